@@ -1,0 +1,31 @@
+# All targets share one virtual environment in .venv; it is made when it is missing or older than what it is made from.
+PY ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench env clean
+env: $(VENV)/.made
+
+$(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
+	$(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+demo: env
+	$(BIN)/python examples/demo.py
+
+test: env
+	$(BIN)/python -m pytest
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: env
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

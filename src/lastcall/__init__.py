@@ -1,0 +1,65 @@
+"""lastcall: just-in-time checkpointing for training runs that can be taken away at any moment.
+
+Importing this package costs milliseconds and changes nothing: no handler, no thread, no framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lastcall.adapters.torch.run import Run, protect
+    from lastcall.errors import (
+        BusyError,
+        CheckpointError,
+        ConfigError,
+        LastcallError,
+        MismatchError,
+        Preempted,
+        SaveError,
+        StateError,
+    )
+    from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BusyError",
+    "CheckpointError",
+    "ConfigError",
+    "JITCheckpointConfig",
+    "LastcallError",
+    "MismatchError",
+    "PeriodicCheckpointConfig",
+    "Preempted",
+    "Run",
+    "SaveError",
+    "StateError",
+    "__version__",
+    "protect",
+]
+
+_HOMES = {
+    "protect": "lastcall.adapters.torch.run",
+    "Run": "lastcall.adapters.torch.run",
+    "JITCheckpointConfig": "lastcall.settings",
+    "PeriodicCheckpointConfig": "lastcall.settings",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lastcall' has no attribute {name!r}")
+    home = _HOMES.get(name, "lastcall.errors")
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name in ("torch", "numpy"):
+            raise ImportError(f"lastcall.{name} needs {error.name}. Install it with: pip install 'lastcall[torch]'") from error
+        raise
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

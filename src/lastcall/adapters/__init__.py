@@ -1,0 +1,1 @@
+"""One package a framework: the only places that import it. Adapters do not know each other."""

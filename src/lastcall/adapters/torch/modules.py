@@ -1,0 +1,149 @@
+"""nn.Module: parameters and buffers under their state_dict names, read and written in place.
+
+For the usual module, `state_dict()` (13 ms for 5,000 tensors) is not called at all: the same names are found by walking
+the modules once, and later only looked at again to see whether they still hold. A module that changes what its state is
+(a state_dict of its own, hooks) is asked through state_dict() each time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lastcall import errors
+from lastcall.adapters.torch import copies, structure, tensors
+from lastcall.adapters.torch.encoding import Stale
+from lastcall.adapters.torch.shelf import place_of
+from lastcall.formats import tree
+
+if TYPE_CHECKING:
+    from lastcall.adapters.torch.encoding import Encoder
+    from lastcall.adapters.torch.restore import Restorer
+
+COPY_LIMIT = 16 << 20  # of the buffers of a module, at most so much is copied at a boundary
+
+
+class Copy:
+    """What is copied of a module at a boundary: tensors by state_dict name, and values that are not tensors."""
+
+    __slots__ = ("lease", "names", "others")
+
+    def __init__(self, names: list[str], lease: copies.Lease | None, others: dict[str, Any]) -> None:
+        self.names = names
+        self.lease = lease
+        self.others = others
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.names, self.lease.tensors, strict=True)) if self.lease is not None else {}
+
+
+class ModulePart:
+    """Looks after one module."""
+
+    tag = "module"
+    rank = 0
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.value = module
+        self.module = structure.unwrapped(module)
+        self.structure = structure.Structure(self.module)
+        self._buffers = copies.Buffers()
+
+    def refresh(self) -> structure.Structure:
+        """The structure as it is now."""
+        if not self.structure.holds():
+            self.structure = structure.Structure(self.module)
+        return self.structure
+
+    def copy(self) -> Copy:
+        found = self.structure
+        if not found.plain:
+            return self._copy_state_dict()
+        names, live, room = [], [], COPY_LIMIT
+        for name, owner, key in found.buffers:
+            buffer = owner.get(key)
+            if buffer is not None and buffer.nbytes <= room:
+                names.append(name)
+                live.append(buffer)
+                room -= buffer.nbytes
+        lease = self._buffers.copy(live) if live else None
+        others = {name: tree.copy(owner.get_extra_state()) for name, owner in found.extras} if found.extras else {}
+        return Copy(names, lease, others)
+
+    def _copy_state_dict(self) -> Copy:
+        """State that a module makes up itself is copied where it is small; parameters stay live, as they do elsewhere."""
+        own = {parameter.data_ptr() for parameter in self.module.parameters()}
+        names, live, others = [], [], {}
+        for name, value in self.module.state_dict().items():
+            if not isinstance(value, torch.Tensor):
+                others[name] = tree.copy(value)
+            elif value.nbytes < copies.LARGE and value.data_ptr() not in own:
+                names.append(name)
+                live.append(value)
+        return Copy(names, copies.Lease([copies.tensor(value) for value in live], []), others)
+
+    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+        mine = copied if isinstance(copied, Copy) else None
+        fragment = encoder.cached.get(id(self.value))
+        if fragment is None:
+            fragment, others = self._fragment(encoder, path, mine)
+        else:
+            others = mine.others if mine is not None else self.structure.extra_states()
+            if mine is not None:
+                _exchange(encoder, fragment, mine)
+        pairs = [[name, encoder.value(value, f"{path}.state_dict()[{name!r}]")] for name, value in others.items()]
+        return {
+            tree.TAG: self.tag,
+            "class": type(self.module).__qualname__,
+            "tensors": fragment,
+            "others": pairs,
+            "versions": self.structure.versions,
+        }
+
+    def fragment(self, encoder: Encoder, path: str) -> list[list[object]] | None:
+        """What may be cached: the references of all tensors, or None for a module that must be asked each time."""
+        return self._fragment(encoder, path, None)[0] if self.refresh().plain else None
+
+    def _fragment(self, encoder: Encoder, path: str, mine: Copy | None) -> tuple[list[list[object]], dict[str, Any]]:
+        found = self.refresh()
+        copied = mine.tensors() if mine is not None else {}
+        group, prefix = place_of(path, whole="")
+        prefix = f"{prefix}." if prefix else ""
+        live, others = found.state()
+        pairs: list[list[object]] = []
+        for name, tensor in live.items():
+            tensors.check(tensor, f"{path}.state_dict()[{name!r}]")
+            frozen = found.is_frozen(name, tensor, encoder.owned)
+            place = (f"{group}.frozen" if frozen else group, prefix + name)
+            pairs.append([name, encoder.put(copied.get(name, tensor), place, mine)])
+        return pairs, others if mine is None else mine.others
+
+    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+        from lastcall.adapters.torch import fitting
+
+        fitting.match_module(self.module, self.refresh(), restorer, document, path)
+
+
+def _exchange(encoder: Encoder, fragment: list[list[Any]], mine: Copy) -> None:
+    """Read the copied buffers from their copies."""
+    if mine.lease is None:
+        return
+    refs = {name: ref for name, ref in fragment if name in set(mine.names)} if mine.names else {}
+    for name, copy in mine.tensors().items():
+        ref = refs.get(name)
+        if ref is None or list(copy.shape) != ref["shape"] or str(copy.dtype) != f"torch.{ref['dtype']}":
+            raise Stale(name)
+        dense = tensors.dense(copy)
+        if list(dense.shape) != ref.get("dense", ref["shape"]):
+            raise Stale(name)
+        encoder.replace((ref["g"], ref["n"]), tensors.source(dense, mine))
+
+
+def check_loadable(value: object, path: str) -> None:
+    """Objects that can give their state but not take it back are refused when protect() is called, not on resume."""
+    if not callable(getattr(value, "load_state_dict", None)):
+        raise errors.StateError(
+            f"{path}: a {type(value).__qualname__} with state_dict() but no load_state_dict() cannot be restored. "
+            "Give it load_state_dict(state)."
+        )

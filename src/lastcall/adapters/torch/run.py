@@ -1,0 +1,312 @@
+"""protect() and Run: what a training script sees.
+
+    with lastcall.protect("runs/exp1", model=model, optimizer=opt) as run:
+        for step in run.steps(10_000):
+            ...
+
+A run has one loop. `steps` ends every pass in a boundary; `epochs`/`batches` end those passes in one in which an optimizer stepped;
+`tick` says so by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from lastcall import errors, settings
+from lastcall.adapters.torch import cuda
+from lastcall.adapters.torch.subject import TorchSubject
+from lastcall.adapters.torch.workers import WorkerShield
+from lastcall.core import exits, logs
+from lastcall.core.session import Session
+from lastcall.notices.signals import SignalListener
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.storage.files import Files
+from lastcall.types import Kind, Notice, Outcome
+
+log = logging.getLogger("lastcall")
+T = TypeVar("T")
+
+
+def protect(
+    directory: str | os.PathLike[str],
+    *,
+    config: JITCheckpointConfig | None = None,
+    periodic: PeriodicCheckpointConfig | None = None,
+    files: Files | None = None,
+    **state: Any,
+) -> Run:
+    """Protect a training run: save `state` into `directory` when the run is told to stop, and go on from there next time.
+
+    `state` is anything with state_dict/load_state_dict, tensors, numpy arrays, DataLoaders and JSON-like values. What cannot be
+    saved is refused here (StateError names it). `files` is for tests: a file system that fails on demand (lastcall.testing).
+    """
+    jit = config if config is not None else JITCheckpointConfig()
+    return Run(Path(directory), jit, periodic if periodic is not None else PeriodicCheckpointConfig(), state, files)
+
+
+class Run:
+    """A protected run; made by protect(), used in a `with` block."""
+
+    def __init__(
+        self,
+        directory: Path,
+        jit: JITCheckpointConfig,
+        periodic: PeriodicCheckpointConfig,
+        state: dict[str, object],
+        files: Files | None = None,
+    ) -> None:
+        self.directory = directory
+        self._jit = jit
+        self._subject = TorchSubject(state)
+        self._session: Session | None = None
+        if jit.enabled:
+            allocate = cuda.buffer_allocator(self._subject.state.tensors())
+            self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate)
+            self._session.metrics = self._subject.numbers
+        self._resumed: int | None = None
+        self._in_pass = False
+        self._stepping = False  # inside run.steps(): batches are the user's own business
+
+    # ---- what a user asks ------------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The number of completed steps."""
+        return self._subject.step
+
+    @property
+    def epoch(self) -> int:
+        """The number of completed epochs."""
+        return self._subject.epoch
+
+    @property
+    def resumed(self) -> int | None:
+        """The step that this incarnation went on from, or None for a fresh start."""
+        return self._resumed
+
+    @property
+    def state(self) -> dict[str, object]:
+        """The values handed to protect(), by name. Values that cannot be changed in place (numbers, text, tuples) are brought back
+        here, and saved from here: `run.state["best"] = 0.93`."""
+        return self._subject.state.values
+
+    def report(self, **metrics: Any) -> None:
+        """Progress: anything that can become a number. Tensors are not waited for. Metrics are kept with the next checkpoints."""
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                metrics[name] = value.detach()  # the graph behind a loss would be kept alive
+        self._subject.metrics = metrics
+        if self._session is not None:
+            self._session.progress.update(self._subject.step, self._subject.epoch, metrics)
+
+    def save(self) -> Path | None:
+        """Save now. Between two steps the checkpoint is exact. Inside a step it is saved at once as it is, marked as not exact, and
+        an exact one follows at the end of the step. Returns the checkpoint's folder; None when lastcall is off."""
+        session = self._session
+        if session is None:
+            log.warning("run.save() does nothing: lastcall is switched off")
+            return None
+        session.wait_for_background()
+        with session.saving:
+            if self._in_pass:
+                session.owe()
+                return session.save(self._subject.unfinished(), Kind.MANUAL, "run.save()").path
+            if session.committed == self._subject.boundary and session.saver.last is not None:
+                return session.saver.last.path
+            return session.save(self._subject.capture(), Kind.MANUAL, "run.save()").path
+
+    # ---- loops -----------------------------------------------------------------------------------------------------------------
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a boundary."""
+        _check_total(total, "steps")
+        self._begin(total)
+        subject, perf = self._subject, time.perf_counter
+        self._stepping = True
+        try:
+            while subject.step < total:
+                self._in_pass = True
+                yield subject.step
+                self._in_pass = False
+                subject.step += 1
+                now = perf()
+                if subject.step >= subject.due or now >= subject.copy_at:
+                    self._boundary(now)
+                else:
+                    subject.skip()
+        finally:
+            self._stepping = False
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs that are left. An epoch that was interrupted comes again, and batches() goes on inside it."""
+        _check_total(total, "epochs")
+        self._begin(None)
+        subject = self._subject
+        while subject.epoch < total:
+            yield subject.epoch
+            subject.settle_randomness()
+            subject.epoch += 1
+            self._in_pass = False
+            self._boundary(time.perf_counter(), epoch_end=True)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """The batches of a DataLoader, from where the last incarnation was. Outside steps(), a pass in which an optimizer stepped
+        is one step and ends in a boundary; passes of an unfinished accumulation window do not."""
+        subject, session = self._subject, self._session
+        if session is None:
+            yield from loader
+            return
+        tracker = subject.tracker(loader)
+        if self._stepping:
+            yield from tracker.iterate()
+            return
+        if not self._begun:
+            self._begin(None)
+        subject.settle_randomness()
+        gate = session.gate
+        for batch in tracker.iterate():
+            self._in_pass = True
+            yield batch
+            if gate.steps != subject.mark:
+                self._in_pass = False
+                subject.step += 1
+                now = time.perf_counter()
+                if subject.step >= subject.due or now >= subject.copy_at:
+                    self._boundary(now)
+                else:
+                    subject.skip()
+
+    def tick(self) -> None:
+        """The end of a step, in a loop of any other shape."""
+        if not self._begun:
+            self._begin(None)
+        self._in_pass = False
+        self._subject.step += 1
+        self._boundary(time.perf_counter())
+        self._in_pass = True
+
+    _begun = False
+
+    def _begin(self, total: int | None) -> None:
+        """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
+        if self._session is not None and not self._entered:
+            raise RuntimeError("use protect() in a with block: with lastcall.protect(...) as run: ...")
+        self._begun = True
+        self._subject.settle_randomness()
+        if self._session is not None:
+            self._session.progress.total = total
+            self._boundary(time.perf_counter())
+
+    def _boundary(self, now: float, *, epoch_end: bool = False) -> None:
+        session, subject = self._session, self._subject
+        if session is None:
+            return
+        subject.arrive(now)
+        if subject.step >= subject.due or epoch_end:
+            session.at_boundary(epoch_end=epoch_end)
+            subject.due = session.next_due()
+            if session.serving.open:  # it opened while we were looking
+                subject.due = 0
+
+    # ---- the block -------------------------------------------------------------------------------------------------------------
+
+    _entered = False
+
+    def __enter__(self) -> Run:
+        session = self._session
+        if session is None:
+            self._entered = True
+            return self
+        self._visible = logs.Visible(self._jit.log_level)
+        self._visible.__enter__()
+        for message in settings.unknown_variables():
+            log.warning("%s", message)
+        self._listener: SignalListener | None = SignalListener(self._jit.signals, self._on_signal)
+        self._shield = WorkerShield()
+        try:
+            self._subject.install(session.gate)
+            self._shield.install([signal.Signals[name] for name in self._jit.signals])
+            self._listen()
+            entry = session.start()
+        except BaseException:
+            self._let_go()
+            raise
+        self._entered = True
+        self._resumed = None if entry is None else entry.record.step
+        self._subject.arrive(time.perf_counter())
+        return self
+
+    def _listen(self) -> None:
+        assert self._listener is not None
+        try:
+            self._listener.start()
+        except RuntimeError as error:
+            log.warning("Signals are not listened to: %s. Notices must come another way", error)
+            self._listener = None
+
+    def _on_signal(self, signum: int, count: int) -> None:
+        session = self._session
+        assert session is not None
+        if signum == signal.SIGINT and count > 1:
+            session.serving.interrupted_again(signum)
+        now = session.clock.now()
+        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        session = self._session
+        if session is None:
+            return
+        left: BaseException | None = error
+        try:
+            if error is None:
+                left = self._leave_well(session)
+            elif not isinstance(error, errors.Preempted):
+                session.outcome = session.outcome or Outcome.FAILED
+        finally:
+            self._close(session)
+        notice = session.latch.notice
+        if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
+            log.error("Nothing was saved: dying of %s", notice.reason)
+            exits.die_of(notice.signum)
+        if error is None and left is not None:
+            raise left
+
+    def _leave_well(self, session: Session) -> BaseException | None:
+        """The block ended without an exception: training is over, unless a notice was served and somebody swallowed Preempted."""
+        try:
+            if session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
+                session.serving.at_boundary()
+            self._in_pass = False
+            self._subject.arrive(time.perf_counter())
+            session.finish()
+        except errors.Preempted as preempted:
+            return preempted
+        return None
+
+    def _close(self, session: Session) -> None:
+        saved = session.outcome is Outcome.SAVED
+        session.stop()
+        self._let_go(ignore=saved)
+
+    def _let_go(self, *, ignore: bool = False) -> None:
+        """Hooks, handlers and trackers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM
+        during the interpreter's shutdown must not turn its exit code into another."""
+        self._subject.remove()
+        self._shield.uninstall()
+        if self._listener is not None:
+            self._listener.stop(ignore=ignore)
+        self._visible.__exit__()
+
+
+def _check_total(total: object, what: str) -> None:
+    if type(total) is not int or total < 0:
+        raise ValueError(f"run.{what}({total!r}): give the number of {what} as a whole number of at least 0")

@@ -1,0 +1,125 @@
+"""What a module is made of, found once and compared cheaply later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Module = torch.nn.Module
+
+
+def unwrapped(module: Module) -> Module:
+    """torch.compile() wraps a module and prefixes its names; a run may be resumed with or without it."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if type(module).__name__ == "OptimizedModule" and isinstance(inner, Module) else module
+
+
+def saves_plainly(module: Module) -> bool:
+    """Whether state_dict() would give this module's parameters and persistent buffers under their names."""
+    kind = type(module)
+    return (
+        kind.state_dict is Module.state_dict
+        and kind._save_to_state_dict is Module._save_to_state_dict
+        and not module._state_dict_hooks
+        and not module._state_dict_pre_hooks
+    )
+
+
+def loads_plainly(module: Module) -> bool:
+    """Whether load_state_dict() would only copy tensors. torch's own norm layers look at versions, which changes nothing."""
+    kind = type(module)
+    own = kind._load_from_state_dict
+    return (
+        kind.load_state_dict is Module.load_state_dict
+        and (own is Module._load_from_state_dict or own.__module__.startswith("torch.nn.modules."))
+        and not module._load_state_dict_pre_hooks
+        and not module._load_state_dict_post_hooks
+    )
+
+
+class Structure:
+    """The tensors of a module by state_dict name, in state_dict order."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.buffers: list[tuple[str, dict[str, torch.Tensor | None], str]] = []  # (name, where it is kept, key)
+        self.extras: list[tuple[str, Any]] = []
+        self.versions: list[list[object]] = []
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._parameters: set[str] = set()
+        self._dicts: list[tuple[dict[str, Any], list[int], list[Any]]] = []
+        self.plain = self.loads_plainly = True
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            self._add(f"{prefix}." if prefix else "", part)
+        self._seen = [
+            (tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad)
+            for tensor in self._tensors.values()
+            if self.plain and not torch.nn.parameter.is_lazy(tensor) and tensor.layout is torch.strided
+        ]
+
+    def _add(self, prefix: str, part: Module) -> None:
+        self.plain = self.plain and saves_plainly(part)
+        self.loads_plainly = self.loads_plainly and loads_plainly(part)
+        for kept in (part._parameters, part._buffers, part._modules):
+            values = list(kept.values())
+            self._dicts.append((kept, [*map(id, values)], values))
+        if part._version != 1:
+            self.versions.append([prefix[:-1], part._version])
+        for key, parameter in part._parameters.items():
+            if parameter is not None:
+                self._tensors[prefix + key] = parameter
+                self._parameters.add(prefix + key)
+        for key, buffer in part._buffers.items():
+            if buffer is not None and key not in part._non_persistent_buffers_set:
+                self._tensors[prefix + key] = buffer
+                self.buffers.append((prefix + key, part._buffers, key))
+        if type(part).get_extra_state is not Module.get_extra_state:
+            self.extras.append((prefix + "_extra_state", part))
+
+    def holds(self) -> bool:
+        """Whether the module still has these very tensors at these very places."""
+        for kept, ids, _ in self._dicts:
+            if [*map(id, kept.values())] != ids:
+                return False
+        for tensor, address, shape, stride, grad in self._seen:
+            if tensor.data_ptr() != address or tensor.shape != shape or tensor.stride() != stride:
+                return False
+            if tensor.requires_grad is not grad:
+                return False
+        return True
+
+    def extra_states(self) -> dict[str, Any]:
+        return {name: part.get_extra_state() for name, part in self.extras}
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors and other values, as state_dict() would give them."""
+        if self.plain:
+            return self._tensors, self.extra_states()
+        live = self.module.state_dict()
+        found = {name: value for name, value in live.items() if isinstance(value, torch.Tensor)}
+        return found, {name: value for name, value in live.items() if name not in found}
+
+    def is_frozen(self, name: str, tensor: torch.Tensor, owned: frozenset[int]) -> bool:
+        """Whether no given optimizer steps this parameter and nothing asks for its gradient."""
+        if not self.plain:
+            return any(
+                parameter.data_ptr() == tensor.data_ptr() and not parameter.requires_grad and id(parameter) not in owned
+                for parameter in self.module.parameters()
+            )
+        return name in self._parameters and not tensor.requires_grad and id(tensor) not in owned
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return dict(self.module.named_parameters(remove_duplicate=True))
+
+    def is_parameter(self, name: str) -> bool:
+        return name in self._parameters
+
+    def aliases(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of state_dict() is the memory of a parameter or buffer, and not a copy."""
+        if self.plain:
+            return True
+        if not hasattr(self, "_addresses"):
+            every = [*self.module.parameters(), *self.module.buffers()]
+            self._addresses = {live.data_ptr() for live in every}
+        return tensor.data_ptr() in self._addresses

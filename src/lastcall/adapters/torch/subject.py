@@ -1,0 +1,285 @@
+"""A PyTorch training process as the core sees it: a position, a state that can be captured at a boundary, rescued from a side
+thread, and restored.
+
+The boundary copy is what makes a rescue exact: everything small that changes outside the optimizer step (randomness, data position,
+scheduler, counters, BatchNorm's buffers) as it was at the last boundary. Large tensors are read live, since they only change inside
+the step. The copy is taken at every boundary that can afford it: it may cost a thousandth of the run's time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from lastcall import errors
+from lastcall.adapters.torch import cuda, data, hooks
+from lastcall.adapters.torch.entries import StateSet
+from lastcall.adapters.torch.rng import Captured, Randomness
+from lastcall.core.gate import Gate
+from lastcall.core.restore import Loading, Stored
+from lastcall.formats import tree
+from lastcall.types import Capture, Group
+
+log = logging.getLogger("lastcall")
+_SHARE = 1000.0  # a copy may cost one part in so many of the time
+_CREDIT = 0.05  # seconds of copies that a run has from the start: short steps are rescued exactly from the first on
+_SAMPLES = 4
+
+
+class Copy(NamedTuple):
+    """The small state at a boundary."""
+
+    boundary: tuple[int, int]
+    small: object
+    randomness: Captured
+    loaders: list[object]
+    fingerprint: list[tuple[int, int, bytes]]
+
+
+class TorchSubject:
+    def __init__(self, state: dict[str, object]) -> None:
+        self.step = 0
+        self.epoch = 0
+        self.mark = 0  # gate.steps at the last boundary
+        self.step_seconds: float | None = None
+        self.copy_at = 0.0  # when the next copy may be taken
+        self.due = 0  # the step whose boundary must be looked at
+        self.loaders: list[data.Tracker] = []  # those that are only known from run.batches(), in order of first use
+        self.waiting = False  # gradients wait for their optimizer at this boundary
+        self.metrics: Mapping[str, object] = {}
+        self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)}
+        self.state = StateSet(state, self._trackers)
+        self._randomness = Randomness()
+        self._resumed_loaders: list[object] = []
+        self.restored_randomness: Captured | None = None
+        self._credit = _CREDIT
+        self._timed: tuple[float, int] | None = None
+        self._samples = _sample(list(self.state.tensors()))
+        self._gate = Gate()
+        self._hooks: hooks.StepHooks | None = None
+        self._copy: Copy | None = None
+
+    def install(self, gate: Gate) -> None:
+        self._gate = gate
+        self._hooks = hooks.StepHooks(gate, any(tensor.is_cuda for tensor in self.state.tensors()))
+        self._hooks.install()
+        for tracker in self._trackers.values():
+            tracker.attach()
+
+    def remove(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
+        for tracker in (*self._trackers.values(), *self.loaders):
+            tracker.detach()
+
+    # ---- position --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def boundary(self) -> tuple[int, int]:
+        return self.step, self.epoch
+
+    def attend(self) -> None:
+        self.due = 0
+
+    def tracker(self, loader: object) -> data.Tracker:
+        """The tracker of a loader that run.batches() is given."""
+        known = self._trackers.get(id(loader))
+        if known is None:
+            known = data.track(loader)
+            known.attach()
+            if self._resumed_loaders:
+                known.load(self._resumed_loaders.pop(0))  # type: ignore[arg-type]
+            self._trackers[id(loader)] = known
+            self.loaders.append(known)
+        return known
+
+    def arrive(self, now: float) -> None:
+        """A boundary: the state belongs together. Taken note of, and copied where that is affordable."""
+        assert self._hooks is not None
+        if self._hooks.learning:
+            self._hooks.end_of_pass()
+        self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
+        self.mark = self._gate.steps
+        self._gate.depth = 0  # an optimizer step that raised never said that it ended
+        if now >= self.copy_at:
+            self.refresh(now)
+
+    def skip(self) -> None:
+        """A boundary in a hurry: steps too short to copy anything."""
+        self.mark = self._gate.steps
+
+    def refresh(self, now: float) -> None:
+        """Take the boundary copy, and say when the next may be taken."""
+        self._copy = Copy(
+            self.boundary,
+            self.state.small(),
+            self._randomness.capture(),
+            [tracker.state() for tracker in self.loaders],
+            self._fingerprint(),
+        )
+        if self._timed is not None and self.step > self._timed[1]:
+            usual = (now - self._timed[0]) / (self.step - self._timed[1])
+            self.step_seconds = usual if self.step_seconds is None else 0.7 * self.step_seconds + 0.3 * usual
+        self._timed = (now, self.step)
+        cost = time.perf_counter() - now
+        self._credit -= cost
+        self.copy_at = now if self._credit > 0 else now + _SHARE * cost
+
+    def settle_randomness(self) -> None:
+        """Put the generators back to where the checkpoint found them. Called where the loop begins, since a script draws from them
+        on its way there (weights, loaders) as it did the first time."""
+        if self.restored_randomness is not None:
+            self._randomness.restore(self.restored_randomness)
+            self.restored_randomness = None
+
+    # ---- captures --------------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> Capture:
+        cuda.settle()
+        document, groups = self.state.capture()
+        groups += self._gradients() if self.waiting else ()
+        loaders = [tracker.state() for tracker in self.loaders]
+        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, "")
+
+    def unfinished(self) -> Capture:
+        """The state in the middle of a pass, for a user who asks: right now, and marked as what it is."""
+        cuda.settle()
+        return self._live("saved in the middle of a step")
+
+    def rescue(self) -> Capture:
+        """The last completed step. Runs on a side thread while the training thread is somewhere between two mutations."""
+        copy = self._copy
+        assert copy is not None
+        if self._gate.steps != self.mark:
+            return self._live("the optimizer has stepped since the last boundary; what follows it in that step is missing")
+        if copy.boundary != self.boundary:
+            return self._live(f"steps are short: randomness and data position were last copied at step {copy.boundary[0]}")
+        document, groups = self.state.capture(copy.small)
+        because = ""
+        if self.waiting and self._gradients():
+            because = "gradients were being accumulated"
+        elif self._gate.steps == 0:
+            because = "no torch optimizer has stepped: nothing tells whether the state is between two updates"
+        return self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because)
+
+    def untouched(self) -> bool:
+        return self._gate.steps == self.mark and self._copy is not None and self._copy.fingerprint == self._fingerprint()
+
+    def unrescuable(self) -> str:
+        if self._copy is None:
+            return "nothing has been copied yet"
+        if hooks.updates_in_backward(self.state.tensors()):
+            return "an optimizer that updates inside backward() leaves no moment at which the state is whole; this is not supported"
+        same_boundary = self._copy.boundary == self.boundary and self._gate.steps == self.mark
+        if same_boundary and self._copy.fingerprint != self._fingerprint():
+            return "the weights were changed outside optimizer.step() (averaged weights swapped in for an evaluation?)"
+        return ""
+
+    def _live(self, because: str) -> Capture:
+        """Everything as it is now. Another thread may be changing small containers: tried a few times."""
+        step = self.step + (self._gate.steps != self.mark)
+        for attempt in range(5):
+            try:
+                document, groups = self.state.capture()
+                loaders = [tracker.state() for tracker in self.loaders]
+                return self._assemble(document, groups, self._randomness.capture(), loaders, step, because)
+            except RuntimeError:  # a dict changed its size while it was walked
+                if attempt == 4:
+                    raise
+                time.sleep(0.01)
+        raise AssertionError
+
+    def _assemble(
+        self, document: dict[str, object], groups: tuple[Group, ...], randomness: Captured, loaders: list[object], step: int, because: str
+    ) -> Capture:
+        run = {
+            "step": step,
+            "epoch": self.epoch,
+            "randomness": self._randomness.to_document(randomness),
+            "loaders": tree.encode(loaders, "loaders", tree.refuse),
+        }
+        return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers())
+
+    def _gradients(self) -> tuple[Group, ...]:
+        group = self.state.gradients()
+        return () if group is None else (group,)
+
+    def numbers(self) -> dict[str, float]:
+        """What was reported last, as plain numbers."""
+        numbers = {}
+        for name, value in self.metrics.items():
+            try:
+                numbers[name] = float(value)  # type: ignore[arg-type]
+            except (TypeError, ValueError, RuntimeError):
+                continue
+        return numbers
+
+    def _fingerprint(self) -> list[tuple[int, int, bytes]]:
+        """A few tensors' address, version and first bytes: `.data` writes do not bump the version."""
+        return [
+            (tensor.data_ptr(), tensor._version, ctypes.string_at(tensor.data_ptr(), nbytes) if nbytes else b"")
+            for tensor, nbytes in self._samples
+        ]
+
+    # ---- restore ---------------------------------------------------------------------------------------------------------------
+
+    def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
+        run = document.get("run")
+        if not isinstance(run, dict):
+            raise errors.CheckpointError("state.json has no position of the run")
+        loading = self.state.prepare(document, stored)
+        return _Restore(self, run, loading)
+
+    def resume_at(self, run: dict[str, Any]) -> None:
+        step, epoch = run.get("step"), run.get("epoch")
+        if type(step) is not int or type(epoch) is not int or step < 0 or epoch < 0:
+            raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}")
+        loaders = tree.decode(run.get("loaders"), _no_foreign)
+        if not isinstance(loaders, list):
+            raise errors.CheckpointError("state.json has no list of loaders")
+        self.restored_randomness = self._randomness.from_document(run.get("randomness"))
+        self.step, self.epoch, self._resumed_loaders = step, epoch, loaders
+
+
+class _Restore:
+    """StateSet's loading, and the position with it."""
+
+    def __init__(self, subject: TorchSubject, run: dict[str, Any], loading: Loading) -> None:
+        self._subject = subject
+        self._run = run
+        self._loading = loading
+        self.targets = loading.targets
+
+    def finish(self) -> None:
+        self._subject.resume_at(self._run)
+        self._loading.finish()
+
+
+def _no_foreign(document: dict[str, object]) -> object:
+    raise errors.CheckpointError(f"state.json holds {document.get('$')!r} where a data position belongs")
+
+
+def _loaders_in(value: object, depth: int = 0) -> list[object]:
+    """DataLoaders handed to protect(), at top level or in containers."""
+    if data.is_loader(value):
+        return [value]
+    if depth > 20:
+        return []
+    items: list[object] = []
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, list | tuple):
+        items = list(value)
+    return [loader for item in items for loader in _loaders_in(item, depth + 1)]
+
+
+def _sample(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """A few large tensors, spread over the state, with the number of their bytes that may be read cheaply."""
+    large = [tensor for tensor in tensors if tensor.numel() > 1 and tensor.is_contiguous()]
+    chosen = large[:: max(1, len(large) // _SAMPLES)][:_SAMPLES]
+    return [(tensor, 0 if tensor.is_cuda else min(64, tensor.nbytes)) for tensor in chosen]

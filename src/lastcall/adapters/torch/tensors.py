@@ -1,0 +1,134 @@
+"""Tensors as sources and targets of bytes, in C order, without a copy of the whole."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from lastcall import errors, memory, types
+from lastcall.adapters.torch import cuda, strided
+
+
+class HostStrided:
+    """A host tensor that is not in C order."""
+
+    __slots__ = ("_walk", "nbytes", "owner")
+
+    def __init__(self, tensor: torch.Tensor, owner: object) -> None:
+        self._walk = strided.Strided(tensor.detach(), tensor.element_size())
+        self.nbytes = self._walk.nbytes
+        self.owner = owner
+
+    def read_into(self, address: int, offset: int, nbytes: int) -> None:
+        self._walk.each(address, offset, nbytes, _gather)
+
+    def write_from(self, address: int, offset: int, nbytes: int) -> None:
+        self._walk.each(address, offset, nbytes, _scatter)
+
+
+def _gather(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:
+    packed = _packed(view)
+    ctypes.memmove(address, packed.data_ptr() + skip, nbytes)
+
+
+def _scatter(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:
+    packed = _packed(view) if nbytes < view.numel() * view.element_size() else torch.empty(view.shape, dtype=view.dtype)
+    ctypes.memmove(packed.data_ptr() + skip, address, nbytes)
+    with torch.no_grad():
+        view.copy_(packed)
+
+
+def _packed(view: torch.Tensor) -> torch.Tensor:
+    packed = torch.empty(view.shape, dtype=view.dtype)
+    with torch.no_grad():
+        return packed.copy_(view)  # and not .contiguous(): conjugate views are resolved here too
+
+
+class Several:
+    """One stored tensor that goes to several live ones: it was shared when it was saved and is not now."""
+
+    __slots__ = ("nbytes", "targets")
+
+    def __init__(self, targets: tuple[types.Target, ...]) -> None:
+        self.targets = targets
+        self.nbytes = targets[0].nbytes
+
+    def write_from(self, address: int, offset: int, nbytes: int) -> None:
+        for target in self.targets:
+            target.write_from(address, offset, nbytes)
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its expanded (stride 0) dimensions narrowed to one: what is really in memory."""
+    if 0 not in tensor.stride():
+        return tensor
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def of(tensor: torch.Tensor, keep: object = None) -> memory.HostMemory | HostStrided | cuda.DeviceMemory:
+    """The bytes of a tensor, both a Source and a Target, in C order. Expanded tensors are to be made dense() before.
+
+    `keep` is held as long as the result is: whatever would give the memory to somebody else when it dies.
+    """
+    kept = (tensor, keep)
+    if tensor.device.type == "cuda":
+        return cuda.DeviceMemory(tensor, kept)
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return memory.HostMemory(tensor.data_ptr(), tensor.nbytes, kept)
+    return HostStrided(tensor, kept)
+
+
+def source(tensor: torch.Tensor, keep: object = None) -> types.Source:
+    return of(tensor, keep)
+
+
+def target(tensor: torch.Tensor) -> types.Target:
+    return of(tensor)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A small device tensor on the host, without waiting for anything but its own copy."""
+    if tensor.device.type == "cpu":
+        return tensor.detach().clone()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    of(tensor).read_into(host.data_ptr(), 0, tensor.nbytes)
+    return host
+
+
+def check(tensor: torch.Tensor, path: str) -> None:
+    """Refuse tensors whose bytes cannot be read or written in place."""
+    problem = _problem(tensor)
+    if problem is not None:
+        what, remedy = problem
+        raise errors.StateError(f"{path}: {what} cannot be saved. {remedy}")
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _problem(tensor: torch.Tensor) -> tuple[str, str] | None:
+    if torch.nn.parameter.is_lazy(tensor):
+        return "a parameter that has no shape yet", "Run one batch through the module before calling protect()."
+    name = type(tensor).__name__
+    if name == "DTensor":
+        return "a DTensor (sharded over several processes)", "This adapter saves one process; pass its .full_tensor()."
+    if name == "FakeTensor" or tensor.device.type == "meta":
+        return (
+            f"a {'FakeTensor' if name == 'FakeTensor' else 'tensor on the meta device'}",
+            "It has no bytes: materialise it first (module.to_empty(device=...)).",
+        )
+    if tensor.is_nested:
+        return "a nested tensor", "Pass the list of its parts (tensor.unbind())."
+    if tensor.layout is not torch.strided:
+        return f"a sparse tensor ({tensor.layout})", "Pass tensor.to_dense(), or its indices() and values()."
+    if tensor.is_quantized:
+        return "a quantized tensor", "Pass its int_repr() with its scale and zero point."
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"a tensor on {tensor.device}", "Only cpu and cuda tensors can be saved: pass tensor.cpu()."
+    if type(tensor) not in _PLAIN and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {name} (a tensor subclass with its own behaviour)", "Pass the plain tensors inside it."
+    return None

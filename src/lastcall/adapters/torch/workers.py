@@ -1,0 +1,159 @@
+"""Keeps DataLoader workers and other multiprocessing children alive until the run has saved.
+
+A launcher, a scheduler or Ctrl-C signals the whole process group. torch lets a worker die of a SIGTERM that its parent
+did not send, and then raises RuntimeError in the parent, in the middle of training.
+
+Discarded: ignoring the signals in the child (torch installs its own handler afterwards, and `Process.terminate()` would
+do nothing); wrapping `_worker_loop` and the iterators' `__init__` (two private names in torch, two more in torchdata,
+and children of other kinds left out). Every child, of whatever loader, pool or executor, comes through `Process.start`,
+so that is the one thing wrapped here: the signals are blocked in the starting thread for as long as it takes (fork and
+spawn both hand the mask on; the other threads of the parent still hear them), and the child finds its Shield with the
+process object that it gets: unpickled when spawned, in multiprocessing's after-fork hook when forked.
+
+What holds where:
+
+- fork, spawn: no gap; a signal is held back from the first instruction of the child on.
+- forkserver: the same, if the server was started while this is installed. One that was started before is not shielded:
+  the group's SIGTERM ends it, and torch's workers follow within five seconds.
+- A plain `os.fork` or a `subprocess` is not touched: lastcall cannot know what it is for, and a program that ignores
+  SIGTERM is worse than one that dies of it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, process, resource_tracker, util
+from typing import Any
+
+from lastcall.adapters.torch import shielded
+
+_REQUEST = "_lastcall_shield"
+_DISMISS_SECONDS = 5.0
+_RESEND_SECONDS = 0.2
+
+_original: Any = process.BaseProcess.start
+_active: frozenset[int] = frozenset()  # what is shielded now
+_server_mask: frozenset[int] = frozenset()  # what a fork server of ours blocks, and so do all its children
+_hook: Request | None = None  # multiprocessing keeps its after-fork hooks for as long as the object lives
+_dismissal_pid = -1
+
+
+class WorkerShield:
+    """Shields the children that are started between install() and uninstall(). One may be installed in a process: a
+    second install() is refused, since two sets of signals would mean two kinds of children."""
+
+    def __init__(self) -> None:
+        self._pid = -1
+
+    def install(self, signals: Sequence[int]) -> None:
+        """In a process that is itself shielded, that is lifted first: who protects a run wants its notices."""
+        if shielded.lift():
+            _uninstall()
+        if _active:
+            raise RuntimeError("a WorkerShield is installed already: uninstall() it first")
+        _install(frozenset(signals))
+        self._pid = os.getpid()
+
+    def uninstall(self) -> None:
+        """Children that live stay shielded. Nothing happens in a forked child, or if it was not installed."""
+        if self._pid == os.getpid():
+            self._pid = -1
+            _uninstall()
+
+
+class Request:
+    """Travels to the child with its Process object. Unpickled there, it is the child's shield at work."""
+
+    def __init__(self, signals: frozenset[int], inherited: frozenset[int], quiet: bool) -> None:
+        self.signals = signals
+        self.inherited = inherited
+        self.quiet = quiet
+
+    def __reduce__(self) -> tuple[Callable[..., Request], tuple[Any, ...]]:
+        return _arrive, (self.signals, self.inherited, self.quiet, os.getpid())
+
+
+def _install(signals: frozenset[int]) -> None:
+    global _active, _hook
+    _active = signals
+    process.BaseProcess.start = _start  # type: ignore[method-assign]
+    _hook = Request(signals, frozenset(), False)
+    util.register_after_fork(_hook, _after_fork)
+    _register_dismissal()
+
+
+def _register_dismissal() -> None:
+    global _dismissal_pid
+    if _dismissal_pid != os.getpid():
+        _dismissal_pid = os.getpid()
+        util.Finalize(None, _dismiss, exitpriority=0)  # just before multiprocessing ends the daemons and waits for them
+
+
+def _uninstall() -> None:
+    global _active, _hook
+    _active = frozenset()
+    _hook = None
+    # Children of a fork server that blocks signals need to be told to unblock them, for as long as that server lives.
+    if process.BaseProcess.start is _start and not _server_mask:
+        process.BaseProcess.start = _original  # type: ignore[method-assign]
+
+
+def _start(self: process.BaseProcess) -> None:
+    """Replaces Process.start."""
+    global _server_mask
+    method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
+    inherited = _server_mask if method == "forkserver" else frozenset()
+    if not _active and not inherited:
+        _original(self)
+        return
+    quiet = getattr(getattr(self, "_target", None), "__name__", "") == "_worker_loop"  # torch's, torchdata's
+    setattr(self, _REQUEST, Request(_active, inherited | _active, quiet))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _active)
+    try:
+        if method != "fork":
+            # Starting the tracker unblocks SIGINT and SIGTERM in this thread (CPython 3.11)
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, _active)
+        if method == "forkserver":
+            _server_mask |= _active
+        _original(self)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _after_fork(hook: Request) -> None:
+    """In a child that multiprocessing forked."""
+    request = getattr(process.current_process(), _REQUEST, None)
+    parent = process.parent_process()
+    if isinstance(request, Request) and request.signals and parent is not None and parent.pid is not None:
+        shielded.Shield(request.signals, request.quiet, parent.pid).begin()
+        _register_dismissal()
+
+
+def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, owner: int) -> Request:
+    """In a child that was spawned, or comes from a fork server."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, inherited - signals)
+    if signals:
+        shielded.Shield(signals, quiet, owner).begin()
+        _install(signals)  # its own children inherit what it blocks
+    return Request(signals, inherited, quiet)
+
+
+def _dismiss() -> None:
+    """End the shielded daemons at exit, as multiprocessing is about to do, but tell them more than once: a SIGTERM of
+    ours is lost when it meets another one that the child has not taken yet, and multiprocessing would wait forever.
+    A DataLoader's worker that does not listen, in a C call that keeps the interpreter lock, is killed at last."""
+    children = [child for child in process.active_children() if child.daemon and hasattr(child, _REQUEST)]
+    deadline = time.monotonic() + _DISMISS_SECONDS
+    while children and time.monotonic() < deadline:
+        for child in children:
+            child.terminate()
+        connection.wait([child.sentinel for child in children], _RESEND_SECONDS)
+        children = [child for child in children if child.is_alive()]
+    for child in children:
+        if getattr(child, _REQUEST).quiet:
+            child.kill()

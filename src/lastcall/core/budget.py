@@ -1,0 +1,51 @@
+"""Bytes to write, bandwidth measured, time left: what may be attempted, and why."""
+
+from __future__ import annotations
+
+from lastcall import clock as clocks
+from lastcall.types import Plan
+
+ASSUMED = 200e6  # bytes a second, until a save or the preparation of spare space has measured it: a slow network disk
+FIXED = 0.25  # seconds of every save that do not depend on its size: planning, fsync, rename
+SAFETY = 1.3  # a disk that has other guests is not always as fast as it was
+
+
+class Budget:
+    def __init__(self, clock: clocks.Clock) -> None:
+        self._clock = clock
+        self._bandwidth: float | None = None
+
+    @property
+    def bandwidth(self) -> float:
+        return self._bandwidth or ASSUMED
+
+    @property
+    def measured(self) -> bool:
+        return self._bandwidth is not None
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        """Learn from a save or a probe. Small writes say more about latency than about bandwidth."""
+        if nbytes < 16 * 1024 * 1024 or seconds <= 0:
+            return
+        seen = nbytes / seconds
+        self._bandwidth = seen if self._bandwidth is None else 0.5 * self._bandwidth + 0.5 * seen
+
+    def seconds(self, nbytes: int) -> float:
+        """What a save of so many bytes is expected to take, cautiously."""
+        return FIXED + SAFETY * nbytes / self.bandwidth
+
+    def kill_wait(self, wanted: float, nbytes: int, deadline: float | None) -> float:
+        """How long to wait before the save, cut short where the grace would not hold both."""
+        if deadline is None:
+            return wanted
+        return max(0.0, min(wanted, deadline - self._clock.now() - self.seconds(nbytes) - 1.0))
+
+    def plan(self, nbytes: int, deadline: float | None) -> Plan:
+        needed = self.seconds(nbytes)
+        if deadline is None:
+            return Plan("full", "no deadline is known", needed)
+        left = deadline - self._clock.now()
+        speed = f"{nbytes / 1e6:.0f} MB at {self.bandwidth / 1e6:.0f} MB/s"
+        if needed <= left:
+            return Plan("full", f"needs about {needed:.1f} s ({speed}), {left:.1f} s left", needed)
+        return Plan("partial", f"needs about {needed:.1f} s ({speed}), only {left:.1f} s left: the most wanted files first", needed)

@@ -1,0 +1,222 @@
+"""The committed checkpoints of a directory: which there are, which may go, and the folder's own house-keeping.
+
+    runs/exp1/checkpoint-1347/        committed: the record is there
+    runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
+    runs/exp1/.lastcall/staging/      under construction; never looked at, removed on start
+    runs/exp1/.lastcall/trash/        pruned; its files become spare space
+    runs/exp1/.lastcall/spare/        space kept ready
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall import errors
+from lastcall.core import record as records
+from lastcall.core.record import Record
+from lastcall.storage import files as storage
+from lastcall.storage.spare import SparePool
+from lastcall.types import Kind
+
+log = logging.getLogger("lastcall")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+PRIVATE = ".lastcall"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A committed checkpoint."""
+
+    path: Path
+    record: Record
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What rotation has to keep."""
+
+    limit: int | None = None
+    monitor: str | None = None
+    mode: str = "min"
+
+
+class Catalog:
+    """One directory of checkpoints. Only the process that holds its lock changes it."""
+
+    def __init__(self, root: Path, files: storage.Files) -> None:
+        self.root = root
+        self.private = root / PRIVATE
+        self.staging = self.private / "staging"
+        self.trash = self.private / "trash"
+        self.files = files
+        self.spares = SparePool(self.private / "spare", files)
+        self._lock: int | None = None
+
+    def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
+        """Make the directory, and make it ours. A predecessor on its way out is waited for."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.private.mkdir(exist_ok=True)
+        self._lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        give_up = clock.now() + patience
+        while True:
+            try:
+                # POSIX locks, not flock: DataLoader workers that outlive a killed trainer must not hold it.
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if clock.now() >= give_up:
+                    owner = os.pread(self._lock, 100, 0).decode(errors="replace").strip()
+                    os.close(self._lock)
+                    self._lock = None
+                    raise errors.BusyError(
+                        f"{self.root} is in use by process {owner or '(unknown)'}. Two runs cannot share a directory: wait for it to end, "
+                        f"stop it (kill {owner or 'PID'}), or give this run a directory of its own."
+                    ) from error
+            clock.sleep(0.1)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def entries(self) -> list[Entry]:
+        """The committed checkpoints, newest first. What cannot be read is left out; `clean` deals with it."""
+        found = []
+        for path in self._folders():
+            try:
+                found.append(Entry(path, records.read(path)))
+            except errors.CheckpointError:
+                continue
+        return sorted(found, key=lambda entry: (entry.record.sequence, entry.record.step), reverse=True)
+
+    def clean(self) -> list[str]:
+        """Remove what is incomplete, set aside what is damaged. Returns what was done, a sentence each."""
+        done = []
+        for leftover in (self.staging, self.trash):
+            if leftover.is_dir():
+                self._throw_away(leftover)
+        for path in self._folders():
+            if (path / records.SENTINEL).exists():
+                self._discard(path)
+                done.append(f"removed {path.name}: it was never completed")
+                continue
+            if not (path / records.NAME).exists():
+                log.debug("%s has no commit record: not ours, left alone", path.name)
+                continue
+            try:
+                records.read(path)
+            except errors.CheckpointError as error:
+                done.append(self.set_aside(path, str(error)))
+        return done
+
+    def set_aside(self, path: Path, why: str) -> str:
+        """Keep a damaged checkpoint under another name; it is never deleted."""
+        new = storage.first_free(self.root, (f"{path.name}.damaged-{n}" for n in range(10_000)))
+        self.files.rename(path, new)
+        self.files.sync_directory(self.root)
+        return f"set {path.name} aside as {new.name}: {why}"
+
+    def publish(self, built: Path, step: int) -> Path:
+        """The commit: give the finished folder its name, in one atomic step, and make the name durable."""
+        final = self.root / f"checkpoint-{step}"
+        if os.path.lexists(final):
+            try:
+                self.files.exchange(built, final)
+            except OSError:
+                # No atomic swap here: the older one of this step steps aside under a name that is still a checkpoint's.
+                aside = storage.first_free(self.root, (f"checkpoint-{step}.replaced-{n}" for n in range(10_000)))
+                self.files.rename(final, aside)
+                self.files.rename(built, final)
+                self.files.sync_directory(self.root)
+                self._discard(aside)
+            else:
+                self.files.sync_directory(self.root)
+                self._discard(built)
+        else:
+            self.files.rename(built, final)
+            self.files.sync_directory(self.root)
+        return final
+
+    def prune(self, keep: Keep) -> list[Path]:
+        """Remove what rotation no longer needs. Never the last two complete ones, nor the best."""
+        entries = self.entries()
+        gone = [entry.path for entry in superfluous(entries, keep)]
+        for path in gone:
+            self._discard(path)
+        if entries:
+            newest = entries[0].record
+            self.spares.trim(len(newest.files), newest.size * 5 // 4)
+        return gone
+
+    def _folders(self) -> list[Path]:
+        with os.scandir(self.root) as entries:
+            return [
+                Path(entry.path)
+                for entry in entries
+                if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+
+    def _discard(self, path: Path) -> None:
+        """Take a folder out of the catalog in one step, then keep its files as spare space."""
+        try:
+            if not self.trash.is_dir():
+                self.files.mkdir(self.trash)
+            gone = storage.first_free(self.trash, (f"{path.name}-{n}" for n in range(10_000)))
+            self.files.rename(path, gone)
+            self.files.sync_directory(self.root)
+            self._recycle(gone)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", path.name, error)
+
+    def _recycle(self, folder: Path) -> None:
+        for entry in list(os.scandir(folder)):
+            path = Path(entry.path)
+            if entry.is_file(follow_symlinks=False) and entry.name.endswith(".safetensors"):
+                self.spares.give(path)
+        storage.remove_tree(self.files, folder)
+
+    def _throw_away(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    self._recycle(Path(entry.path))
+            storage.remove_tree(self.files, folder)
+
+
+def _checkpoint_name(name: str) -> bool:
+    return bool(_CHECKPOINT.fullmatch(name.split(".replaced-")[0]))
+
+
+def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
+    """The entries (newest first) that may go. Without a limit only superseded just-in-time checkpoints go: periodic ones are the
+    user's. The last two complete ones stay whatever the limit says, and so does the best."""
+    kept = {entry.path for entry in [entry for entry in entries if entry.record.complete][:2]}
+    kept |= {entry.path for entry in entries[:1]}
+    if (top := best(entries, keep)) is not None:
+        kept.add(top.path)
+    if keep.limit is not None:
+        kept |= {entry.path for entry in entries[: keep.limit]}
+    else:
+        kept |= {entry.path for entry in entries if entry.record.kind in (Kind.PERIODIC, Kind.MANUAL)}
+    return [entry for entry in entries if entry.path not in kept]
+
+
+def best(entries: Sequence[Entry], keep: Keep) -> Entry | None:
+    """The entry with the best value of the monitored metric."""
+    monitor = keep.monitor
+    if monitor is None:
+        return None
+    scored = [entry for entry in entries if not math.isnan(entry.record.metrics.get(monitor, math.nan))]
+    sign = 1.0 if keep.mode == "min" else -1.0
+    return min(scored, key=lambda entry: sign * entry.record.metrics[monitor], default=None)

@@ -1,0 +1,44 @@
+"""The digest over every byte: xxh3-128, which overlaps with the write for free (17 GB/s on one core, sha256 1.5).
+
+A checkpoint records the algorithm it was written with. Where the xxhash package is missing (a bare image), blake2b from the
+standard library serves, and says so in the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+from lastcall import errors
+
+Digest = Callable[[bytes | memoryview], str]
+
+
+def _blake2b(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+_KNOWN: dict[str, Digest] = {"blake2b-128": _blake2b}
+
+try:
+    import xxhash
+except ImportError:
+    ALGORITHM = "blake2b-128"
+else:
+    _KNOWN["xxh3-128"] = xxhash.xxh3_128_hexdigest
+    ALGORITHM = "xxh3-128"
+
+of: Digest = _KNOWN[ALGORITHM]
+
+
+def named(algorithm: str) -> Digest:
+    """The function that a record's algorithm names."""
+    if algorithm in _KNOWN:
+        return _KNOWN[algorithm]
+    remedy = "Install it with: pip install xxhash" if algorithm == "xxh3-128" else "Was it written by a newer lastcall?"
+    raise errors.CheckpointError(f"digests of the kind {algorithm!r} cannot be checked here. {remedy}")
+
+
+def over(chunks: Iterable[str], function: Digest = of) -> str:
+    """The digest of a file: the digest over the digests of its chunks."""
+    return function("".join(chunks).encode())

@@ -1,0 +1,67 @@
+"""How a process leaves: the code that tells the platform what happened, and two ways out that need no main thread.
+
+`sys.exit` in a side thread only ends that thread, and `signal.signal` is refused there. Both ways out here work from
+any thread, because they are needed exactly when the main thread is stuck in a C call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+from lastcall.types import Notice
+
+_FLUSH_SECONDS = 1.0
+
+
+def code(notice: Notice, saved: bool, exit_code: int) -> int:
+    """The exit code after a notice was served; the table is in DESIGN.md."""
+    if notice.signum == signal.SIGINT:
+        return 128 + signal.SIGINT  # a person asked: no scheduler should bring the run back, saved or not
+    if saved:
+        return exit_code
+    return 1 if notice.signum is None else 128 + notice.signum
+
+
+def die_of(signum: int, *, flush: bool = True) -> NoReturn:
+    """Die of the signal itself, so that the parent sees it in the wait status. From any thread."""
+    if flush:
+        _flush()
+    ctypes.CDLL(None).signal(signum, None)  # SIG_DFL; Python's own signal.signal works in the main thread only
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
+    os.kill(os.getpid(), signum)
+    # PID 1 of a container is not killed by its own signals, and some signals kill nobody: then say it as a shell would
+    os._exit(128 + signum)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now, whatever the main thread is doing: no finalizers, but nothing of the log is lost."""
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    """Flush logging and stdio, but not for long: the stuck main thread may hold one of their locks."""
+    thread = threading.Thread(target=_flush_all, name="lastcall-flush", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # too late for threads: the interpreter is shutting down and flushes by itself
+        return
+    thread.join(_FLUSH_SECONDS)
+
+
+def _flush_all() -> None:
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]
+        handler = reference()
+        if handler is not None:
+            with contextlib.suppress(Exception):
+                handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -1,0 +1,58 @@
+"""The mutation gate: a rescue waits for the optimizer step in progress to end, and keeps the next one out.
+
+`depth`, `closed` and `steps` are plain attributes, because they are touched at every optimizer step. The order matters: the
+training thread announces itself first and looks second, the rescue shuts first and looks second, so under the GIL at least one of
+the two sees the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from lastcall import clock as clocks
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.depth = 0  # optimizer steps in progress; nested ones count
+        self.steps = 0  # optimizer steps completed
+        self.closed = False
+        self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
+        self._opened = threading.Event()
+
+    def enter(self) -> None:
+        """A mutation begins. Does not return while the gate is closed."""
+        self.depth += 1
+        if self.closed:
+            self._hold()
+
+    def leave(self) -> None:
+        """A mutation ended."""
+        self.depth -= 1
+        self.steps += 1
+
+    def close(self, clock: clocks.Clock, until: float) -> bool:
+        """Shut the gate and wait for the mutation in progress to end. False, with the gate open again, if it does not by then."""
+        self._opened.clear()
+        self.closed = True
+        while self.depth > 0:
+            if clock.now() >= until:
+                self.open()
+                return False
+            clock.sleep(0.001)
+        return True
+
+    def open(self) -> None:
+        self.closed = False
+        self._opened.set()
+
+    def _hold(self) -> None:
+        # Outside while it waits: otherwise close() would wait for a step that waits for it.
+        self.depth -= 1
+        while self.closed:
+            self._opened.wait(1.0)
+        self.on_hold()
+        self.depth += 1
+        if self.closed:
+            self._hold()

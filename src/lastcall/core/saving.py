@@ -1,0 +1,258 @@
+"""From a capture to a committed checkpoint: files built in a staging folder, made durable, and published in one step.
+
+The order is what keeps the promise "never torn": the sentinel first, then the files, fsynced, then the record, fsynced, then the
+sentinel goes, then the folder's names are made durable, and only then does the folder get the name of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall import errors, memory
+from lastcall.core import digest, writer
+from lastcall.core import record as records
+from lastcall.core.budget import Budget
+from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.record import Record
+from lastcall.core.space import Method
+from lastcall.formats import safetensors
+from lastcall.storage import files as storage
+from lastcall.types import Capture, Extent, FileLayout, FileRecord, Group, Kind
+
+log = logging.getLogger("lastcall")
+DOCUMENT = "state.json"
+_DIRECT_FROM = 1024 * 1024  # smaller files gain nothing from O_DIRECT
+_COMMIT = 0.3  # seconds kept back before a deadline for fsync, record and rename
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to call the checkpoint, and until when it must be there."""
+
+    kind: Kind
+    reason: str
+    deadline: float | None = None
+    abandoned: Callable[[], bool] = lambda: False  # turns true when nobody wants it any more
+
+
+class Saver:
+    """Builds and publishes checkpoints, one at a time. The caller holds the catalog's lock."""
+
+    def __init__(self, catalog: Catalog, engine: writer.Engine, budget: Budget, clock: clocks.Clock, *, run: str, incarnation: int) -> None:
+        self._catalog = catalog
+        self._files = catalog.files
+        self._engine = engine
+        self._budget = budget
+        self._clock = clock
+        self._run = run
+        self._incarnation = incarnation
+        self._sequence = 0
+        self._layouts: dict[str, tuple[Group, FileLayout]] = {}
+        self._steady: dict[str, bool] = {}  # files that were the same, or not, when last compared
+        self.method = Method.DIRECT
+        self.last: Entry | None = None  # the newest committed one: unchanged files are taken over from it
+
+    def follow(self, entries: list[Entry], resumed: Entry | None) -> None:
+        """Go on after the checkpoints that are there."""
+        self._sequence = max((entry.record.sequence for entry in entries), default=0)
+        self.last = resumed
+
+    def save(self, capture: Capture, request: Request) -> Entry:
+        """Commit this capture. Tries again after an I/O error, with other files, while there is time. SaveError if it cannot."""
+        began = self._clock.now()
+        for attempt in range(1, ATTEMPTS + 1):
+            folder = self._catalog.staging / f"checkpoint-{capture.step}"
+            try:
+                built = self._build(folder, capture, request, recycled=attempt == 1, began=began)
+                path = self._catalog.publish(folder, capture.step)
+                break
+            except (OSError, errors.DeadlineError) as error:
+                self._abandon(folder)
+                if isinstance(error, errors.DeadlineError):
+                    raise
+                self._give_up_or_go_on(error, attempt, capture, request)
+        self.last = Entry(path, built)
+        if attempt == 1 and built.complete:
+            self._budget.observe(built.written, built.seconds)
+        return self.last
+
+    def sizes(self, groups: tuple[Group, ...]) -> list[int]:
+        """The sizes of the files that these groups become."""
+        return [self._layout(group).size for group in groups]
+
+    def unchanged(self, groups: tuple[Group, ...]) -> dict[str, FileRecord]:
+        """The groups whose bytes are those of the newest committed checkpoint, by digest. Only those are compared that can be
+        expected to be: frozen ones, until seen to change, and ones that were the same last time."""
+        if self.last is None or self.last.record.algorithm != digest.ALGORITHM:
+            return {}
+        same: dict[str, FileRecord] = {}
+        for group in groups:
+            name = f"{group.name}.safetensors"
+            before = self.last.record.file(name)
+            layout = self._layout(group)
+            if before is None or before.size != layout.size or not self._steady.get(name, group.frozen):
+                continue
+            output = writer.Output(layout, None)
+            self._engine.write([output])
+            now = output.record
+            self._steady[name] = now is not None and now.chunks == before.chunks
+            if self._steady[name]:
+                same[group.name] = before
+        return same
+
+    def _build(self, folder: Path, capture: Capture, request: Request, *, recycled: bool, began: float) -> Record:
+        if not self._catalog.staging.is_dir():
+            self._files.mkdir(self._catalog.staging)
+        if folder.exists():
+            storage.remove_tree(self._files, folder)
+        self._files.mkdir(folder)
+        storage.write_small(self._files, folder / records.SENTINEL, b"lastcall is writing this checkpoint\n")
+        same = {} if not recycled else self.unchanged(capture.groups)
+        taken = [self._take_over(folder, before) for before in same.values()]
+        groups = sorted((group for group in capture.groups if group.name not in same), key=lambda group: group.rank)
+        document = json.dumps(capture.document).encode()
+        layouts = [FileLayout(DOCUMENT, len(document), (Extent(0, memory.BytesSource(document)),))]
+        layouts += [self._layout(group) for group in groups]
+        written = self._write(folder, layouts, request, recycled=recycled)
+        missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
+        if missing:
+            self._check_worth(missing, groups, capture)
+        self._learn(written)
+        self._sequence += 1
+        record = Record(
+            sequence=self._sequence,
+            step=capture.step,
+            kind=request.kind,
+            reason=request.reason,
+            exact=capture.exact and not missing,
+            because=capture.because if not missing else f"the time did not suffice for {', '.join(missing)}",
+            missing=missing,
+            files=(*written, *taken),
+            run=self._run,
+            incarnation=self._incarnation,
+            created=self._clock.wall(),
+            seconds=round(self._clock.now() - began, 4),
+            written=sum(file.size for file in written),
+            metrics=capture.metrics,
+        )
+        storage.write_small(self._files, folder / records.NAME, record.to_json())
+        self._files.unlink(folder / records.SENTINEL)
+        self._files.sync_directory(folder)
+        return record
+
+    def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
+        outputs: list[writer.Output] = []
+        try:
+            for layout in layouts:
+                outputs.append(self._open(folder / layout.name, layout, recycled=recycled))
+            stop_at = None if request.deadline is None else request.deadline - _COMMIT
+
+            def cancelled() -> bool:
+                return (stop_at is not None and self._clock.now() >= stop_at) or request.abandoned()
+
+            self._engine.write(outputs, cancelled)
+            done = []
+            for output in outputs:
+                assert output.fd is not None
+                if (record := output.record) is not None:
+                    self._files.truncate(output.fd, output.layout.size)
+                    self._files.fsync(output.fd)
+                    done.append(record)
+                else:
+                    self._files.unlink(folder / output.layout.name)
+            return done
+        finally:
+            for output in outputs:
+                if output.fd is not None:
+                    self._files.close(output.fd)
+
+    def _open(self, path: Path, layout: FileLayout, *, recycled: bool) -> writer.Output:
+        large = layout.size >= _DIRECT_FROM
+        spare = large and recycled and self._catalog.spares.take(layout.size, path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        if not large or self.method is not Method.DIRECT:
+            fd, direct = self._files.open(path, flags), False
+        else:
+            fd, direct = writer.open_direct(self._files, path, flags)
+        output = writer.Output(layout, fd, direct, self.method.flags if large and not direct else 0)
+        if large and not spare:
+            try:
+                self._files.allocate(fd, layout.size)
+            except OSError as error:
+                if error.errno not in (errno.ENOTSUP, errno.EINVAL):
+                    self._files.close(fd)
+                    raise
+        return output
+
+    def _layout(self, group: Group) -> FileLayout:
+        cached = self._layouts.get(group.name)
+        if cached is not None and (cached[0] is group or cached[0].entries == group.entries):
+            return cached[1]
+        layout = safetensors.layout(f"{group.name}.safetensors", group.entries, {"format": "pt"})
+        self._layouts[group.name] = (group, layout)
+        return layout
+
+    def _take_over(self, folder: Path, file: FileRecord) -> FileRecord:
+        """The file of the previous checkpoint, under a second name: pruning that one leaves this one whole."""
+        assert self.last is not None
+        old, new = self.last.path / file.name, folder / file.name
+        try:
+            self._files.link(old, new)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
+                raise
+            storage.copy_file(old, new)
+            fd = self._files.open(new, os.O_RDWR)
+            try:
+                self._files.fsync(fd)
+            finally:
+                self._files.close(fd)
+        return file
+
+    def _learn(self, written: list[FileRecord]) -> None:
+        """A file that came out the same although nobody expected it is worth comparing next time."""
+        if self.last is None:
+            return
+        for file in written:
+            before = self.last.record.file(file.name)
+            if file.name != DOCUMENT and before is not None:
+                self._steady[file.name] = before.chunks == file.chunks
+
+    def _check_worth(self, missing: tuple[str, ...], groups: list[Group], capture: Capture) -> None:
+        wanted = {f"{group.name}.safetensors" for group in groups if group.rank == 0}
+        if DOCUMENT in missing or not wanted or wanted & set(missing):
+            raise errors.DeadlineError(f"the time ran out while step {capture.step} was being written; the previous checkpoint stays")
+
+    def _abandon(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            storage.remove_tree(self._files, folder)
+
+    def _give_up_or_go_on(self, error: OSError, attempt: int, capture: Capture, request: Request) -> None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        late = request.deadline is not None and self._clock.now() >= request.deadline - _COMMIT
+        if attempt == ATTEMPTS or late:
+            kept = "nothing was committed before" if self.last is None else f"{self.last.path.name} is intact"
+            what = f"checkpoint-{capture.step} could not be saved ({error.strerror or error}); {kept}"
+            if full:
+                free = self._catalog.files.free_bytes(self._catalog.root)
+                raise errors.NoSpaceError(
+                    f"{what}. It needs {capture.nbytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free: make room in {self._catalog.root}."
+                ) from error
+            raise errors.SaveError(what) from error
+        freed = self._catalog.spares.clear() if full else 0
+        note = f"; gave {freed / 1e6:.0f} MB of spare space back" if freed else ""
+        log.warning("Saving step %d failed (%s)%s; trying again", capture.step, error.strerror or error, note)
+
+
+def with_groups(capture: Capture, groups: tuple[Group, ...]) -> Capture:
+    return dataclasses.replace(capture, groups=groups)

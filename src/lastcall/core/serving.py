@@ -1,0 +1,207 @@
+"""The way of a notice, from its arrival to a committed checkpoint: wait, then the boundary, or the rescue.
+
+Two threads can answer a notice: the training thread at its next boundary, and the agent by a rescue. Both save under
+`session.saving`, and whoever comes second finds that the first has answered. After an exact rescue the training thread may not
+touch the state again: it leaves at the gate or at its boundary, and if it is stuck, the agent leaves for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from lastcall import errors
+from lastcall.core import exits
+from lastcall.types import Kind, Notice, Outcome
+
+if TYPE_CHECKING:
+    from lastcall.core.session import Session
+
+log = logging.getLogger("lastcall")
+_PATIENCE = 1.0  # seconds that a boundary is waited for at least
+_STEPS = 3.0  # ... and how many of the usual steps
+_MARGIN = 0.5  # seconds kept back before the deadline
+_LEAVE = 5.0  # seconds that a stuck training thread gets to leave by itself after an exact rescue
+
+
+class Serving:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.begun = False
+        self.open = False  # the kill wait is over: the next boundary saves
+        self.answered = False  # an exact checkpoint is committed: nothing may change the state any more
+        self.committed = False  # some checkpoint is committed for this notice
+        self._arrived = threading.Event()  # the training thread is at a boundary
+        self._closed = threading.Event()  # the session ends
+
+    def close(self) -> None:
+        self._closed.set()
+        self._arrived.set()
+
+    # ---- the agent's side ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve the notice. Returns when the training thread has taken over, or the session ends; may leave the process."""
+        self.begun = True
+        notice = self._notice()
+        self._wait_before(notice)
+        self.open = True
+        self._session.subject.attend()
+        self._session.gate.on_hold = self._leave_if_answered
+        if self._arrived.wait(max(0.0, self._rescue_at() - self._session.clock.now())):
+            return
+        self._rescue()
+        self._stay_until_the_end()
+
+    def _notice(self) -> Notice:
+        notice = self._session.latch.notice
+        assert notice is not None
+        return notice
+
+    def _deadline(self) -> float:
+        notice = self._notice()
+        return notice.deadline if notice.deadline is not None else notice.at + self._session.jit.grace
+
+    def _wait_before(self, notice: Notice) -> None:
+        session = self._session
+        wanted = session.jit.kill_wait
+        wait = session.budget.kill_wait(wanted, session.expected_bytes, self._deadline())
+        log.info("%s received, initiating JIT checkpoint in %.1fs", notice.reason, wait)
+        if wait < wanted:
+            log.warning(
+                "Kill wait cut from %.1fs to %.1fs: the save needs about %.1fs and %.1fs are left",
+                wanted, wait, session.budget.seconds(session.expected_bytes), self._deadline() - session.clock.now(),
+            )  # fmt: skip
+        until = notice.at + wait
+        while not self._closed.is_set() and (left := min(until, self._deadline()) - session.clock.now()) > 0:
+            self._closed.wait(min(left, 0.5))  # a second notice may have shortened the deadline
+
+    def _rescue_at(self) -> float:
+        """A boundary is waited for as long as a few usual steps take, but never longer than the save can afford."""
+        session = self._session
+        latest = self._deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
+        usual = session.subject.step_seconds
+        if usual is None:  # the first step (compilation, data) takes as long as it takes
+            return latest
+        return min(latest, session.clock.now() + max(_PATIENCE, _STEPS * usual))
+
+    def _rescue(self) -> None:
+        session = self._session
+        why_not = session.subject.unrescuable() if session.jit.rescue else "rescue is switched off"
+        if why_not:
+            log.warning("No boundary in time, and no rescue: %s. Waiting for the boundary until the deadline", why_not)
+            return
+        log.warning("No boundary in time: rescuing the last completed step from a side thread")
+        latest = self._deadline() - session.budget.seconds(session.expected_bytes)
+        if not session.gate.close(session.clock, max(latest, session.clock.now() + 0.2)):
+            log.warning("The optimizer step in progress does not end: waiting for the boundary until the deadline")
+            return
+        try:
+            session.background_in_the_way(self._deadline(), session.expected_bytes)
+            with session.saving:
+                if not self._arrived.is_set():
+                    self._save_rescue()
+        finally:
+            session.gate.open()
+
+    def _save_rescue(self) -> None:
+        session = self._session
+        began = session.clock.now()
+        if session.committed == session.subject.boundary and session.subject.untouched():
+            self._answer(f"step {session.subject.step} is already committed")
+            return
+        try:
+            capture = session.subject.rescue()
+            entry = session.save(capture, Kind.RESCUE, self._notice().reason, self._deadline())
+        except Exception as error:  # whatever it was, the boundary may still come
+            log.error("The rescue failed: %s", error)
+            session.events.emit("not-saved", save="rescue", because=str(error))
+            return
+        self.committed = True
+        log.info("JIT checkpoint completed in %.1fs", session.clock.now() - began)
+        if entry.record.exact:
+            self._answer(f"rescued step {entry.record.step} into {entry.path.name}, exact")
+        else:
+            log.warning("Rescued into %s, not exact: %s", entry.path.name, entry.record.because)
+
+    def _answer(self, how: str) -> None:
+        self.answered = self.committed = True
+        self._session.outcome = Outcome.SAVED
+        log.info("Notice answered: %s", how)
+
+    def _stay_until_the_end(self) -> None:
+        """Give the training thread time to leave by itself; a better checkpoint may come of it while the rescue is not exact."""
+        session = self._session
+        until = self._deadline() - 0.2
+        if self.answered:
+            until = min(until, session.clock.now() + _LEAVE)
+        while not self._closed.is_set() and (left := until - session.clock.now()) > 0:
+            self._closed.wait(min(left, 0.5))
+            until = min(until, self._deadline() - 0.2)
+        if self._closed.is_set():
+            return
+        if self.committed:
+            if not session.saving.acquire(timeout=60.0):  # the training thread is saving at its boundary: let it
+                return
+            code = exits.code(self._notice(), True, session.jit.exit_code)
+            log.info("The training thread does not return: leaving with exit code %d", code)
+            session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
+            session.events.close()
+            exits.leave(code)
+        log.error("The deadline has come and nothing could be saved")
+
+    # ---- the training thread's side --------------------------------------------------------------------------------------------
+
+    def at_boundary(self) -> None:
+        """Save at this boundary, unless a rescue has answered already, and leave."""
+        session = self._session
+        self._arrived.set()
+        session.background_in_the_way(self._deadline(), session.expected_bytes)
+        with session.saving:
+            if not self.answered:
+                self._save_at_boundary()
+        self._leave()
+
+    def _save_at_boundary(self) -> None:
+        session = self._session
+        began = session.clock.now()
+        if session.committed == session.subject.boundary:
+            self._answer(f"step {session.subject.step} is already committed")
+            return
+        try:
+            capture = session.subject.capture()
+            deadline: float | None = self._deadline()
+            if self._deadline() <= session.clock.now():
+                log.warning("The deadline has passed, but this process is still here: saving all the same")
+                deadline = None
+            plan = session.budget.plan(capture.nbytes, deadline)
+            log.info("Saving step %d: %s, %s", capture.step, plan.kind, plan.because)
+            entry = session.save(capture, Kind.JIT, self._notice().reason, deadline)
+        except (errors.SaveError, OSError) as error:
+            log.error("JIT checkpoint failed: %s", error)
+            session.events.emit("not-saved", save="jit", because=str(error))
+            session.outcome = Outcome.SAVED if self.committed else Outcome.NOT_SAVED
+            return
+        log.info("JIT checkpoint completed in %.1fs", session.clock.now() - began)
+        if entry.record.missing:
+            log.warning("%s is partial: %s", entry.path.name, entry.record.because)
+        self._answer(f"saved {entry.path.name}")
+
+    def _leave_if_answered(self) -> None:
+        if self.answered:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Out of the training loop, by an exception that only `finally` and `with` see."""
+        saved = self._session.outcome is Outcome.SAVED
+        notice = self._notice()
+        code = exits.code(notice, saved, self._session.jit.exit_code)
+        what = "saved and stopped" if saved else "stopped without a checkpoint"
+        raise errors.Preempted(code, f"{what} after {notice.reason}")
+
+    def interrupted_again(self, signum: int) -> None:
+        """A second Ctrl-C: leave at once, whatever is being written; it is not committed and will be removed on start."""
+        log.warning("%s again: leaving at once", signal.Signals(signum).name)
+        exits.leave(128 + signum)

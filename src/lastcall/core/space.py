@@ -1,0 +1,130 @@
+"""Preparing space for the next checkpoint, off the training thread: which way of writing is fastest here, and how fast it is.
+
+The answer is measured on the disk that will be written to, while the spare files are being written, never guessed from its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lastcall import memory
+from lastcall.core import writer
+from lastcall.core.budget import Budget
+from lastcall.core.catalog import Catalog
+from lastcall.storage import files as storage
+
+log = logging.getLogger("lastcall")
+_PROBE = 48 * 1024 * 1024  # enough to measure with, written once with each method
+
+
+class Method(enum.Enum):
+    """How large files are written."""
+
+    DIRECT = "direct"  # O_DIRECT: past the page cache
+    DONTCACHE = "dontcache"  # buffered, pages dropped once written (Linux 6.14)
+    BUFFERED = "buffered"  # through the page cache, then fsync
+
+    @property
+    def flags(self) -> int:
+        return storage.RWF_DONTCACHE if self is Method.DONTCACHE else 0
+
+
+class Preparation:
+    """Writes the spare files that a checkpoint of these sizes needs, and measures on the way."""
+
+    def __init__(self, catalog: Catalog, budget: Budget, cancelled: Callable[[], bool]) -> None:
+        self._catalog = catalog
+        self._files = catalog.files
+        self._budget = budget
+        self._cancelled = cancelled
+        self.method: Method | None = None
+
+    def run(self, sizes: Sequence[int]) -> bool:
+        """True when space for a checkpoint of these file sizes is ready. Never raises for a full or failing disk."""
+        try:
+            if not self.check(sizes):
+                return False
+            for size in self._missing(sizes):
+                if not self._spare(size):
+                    return False
+        except OSError as error:
+            log.warning("Space for the next checkpoint could not be prepared: %s", error)
+            return False
+        return True
+
+    def check(self, sizes: Sequence[int]) -> bool:
+        """Warn early when the next checkpoint will not find room."""
+        needed = sum(self._missing(sizes))
+        free = self._files.free_bytes(self._catalog.root)
+        if needed + 1024 * 1024 <= free:
+            return True
+        log.warning(
+            "The next checkpoint needs %.0f MB in %s, but only %.0f MB are free: it will fail unless you make room",
+            sum(sizes) / 1e6, self._catalog.root, free / 1e6,
+        )  # fmt: skip
+        return False
+
+    def _missing(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes that no spare file serves yet, largest first."""
+        missing = sorted((size for size in sizes if size >= 1024 * 1024), reverse=True)
+        for spare in sorted(self._catalog.spares.sizes(), reverse=True):
+            if missing and spare >= missing[0]:
+                missing.pop(0)
+        return missing
+
+    def _spare(self, size: int) -> bool:
+        under = self._catalog.private / "preparing"
+        buffer = memory.PageBuffer(writer.CHUNK)
+        try:
+            position = self._probe(under, size, buffer) if self.method is None and size >= 4 * _PROBE else 0
+            if not self._fill(under, position, size, self.method or Method.DIRECT, buffer):
+                return False
+            return self._catalog.spares.give(under)
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.unlink(under)
+
+    def _probe(self, path: Path, size: int, buffer: memory.Buffer) -> int:
+        """Write a piece with each method; the fastest wins. Returns how far the file is written."""
+        seconds: dict[Method, float] = {}
+        position = 0
+        for method in Method:
+            began = time.perf_counter()
+            try:
+                if not self._fill(path, position, position + _PROBE, method, buffer):
+                    break
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                    raise
+                continue  # this kernel or file system does not know the method
+            seconds[method] = time.perf_counter() - began
+            position += _PROBE
+        if seconds:
+            self.method = min(seconds, key=lambda method: seconds[method])
+            self._budget.observe(_PROBE, seconds[self.method])
+            log.debug("Write methods measured on %s: %s", self._catalog.root, {m.value: round(s, 3) for m, s in seconds.items()})
+        return position
+
+    def _fill(self, path: Path, begin: int, end: int, method: Method, buffer: memory.Buffer) -> bool:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        if method is Method.DIRECT:
+            fd, _ = writer.open_direct(self._files, path, flags)
+        else:
+            fd = self._files.open(path, flags)
+        try:
+            for position in range(begin, end, writer.CHUNK):
+                if self._cancelled():
+                    return False
+                length = -(-min(writer.CHUNK, end - position) // memory.ALIGNMENT) * memory.ALIGNMENT
+                storage.write_all(self._files, fd, buffer.view[:length], position, method.flags)
+            self._files.fsync(fd)
+        finally:
+            self._files.close(fd)
+        return True

@@ -1,0 +1,68 @@
+"""Every error lastcall raises on purpose.
+
+LastcallError
+├── ConfigError        a setting is wrong; also a ValueError; leaves with exit code 78
+├── StateError         the state handed to protect() cannot be saved; also a TypeError
+├── MismatchError      the checkpoint does not fit the live state; also a ValueError
+├── CheckpointError    a checkpoint is damaged or hostile; also a ValueError
+├── SaveError          a save could not be completed; what was committed before is intact
+│   ├── NoSpaceError   ... because the disk is full
+│   └── DeadlineError  ... because the time ran out
+└── BusyError          another process is running in this directory
+Preempted              not an error: leaves the training loop after a notice was served; a SystemExit
+"""
+
+from __future__ import annotations
+
+EXIT_CONFIG = 78  # sysexits.h EX_CONFIG
+
+
+class LastcallError(Exception):
+    """Base of all errors that lastcall raises on purpose."""
+
+
+class ConfigError(LastcallError, ValueError, SystemExit):
+    """A setting is wrong. It is a SystemExit too, so that an uncaught one leaves with code 78, which launchers know not to retry."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = EXIT_CONFIG
+
+
+class StateError(LastcallError, TypeError):
+    """Something handed to protect() cannot be saved; the message names the path of the leaf."""
+
+
+class MismatchError(LastcallError, ValueError):
+    """The checkpoint is whole, but does not fit the live state (another model, another shape)."""
+
+
+class CheckpointError(LastcallError, ValueError):
+    """A checkpoint's files are damaged or were made to do harm."""
+
+
+class SaveError(LastcallError):
+    """A save could not be completed. Checkpoints committed before are intact."""
+
+
+class NoSpaceError(SaveError):
+    """The disk is full."""
+
+
+class DeadlineError(SaveError):
+    """The time ran out before the checkpoint was durable."""
+
+
+class BusyError(LastcallError):
+    """Another process is running in this directory."""
+
+
+class Preempted(SystemExit):
+    """Leaves the training loop after a notice was served. `code` is the exit code that the platform needs."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message

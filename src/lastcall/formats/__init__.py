@@ -1,0 +1,1 @@
+"""The layouts that the writer can lay down."""

@@ -1,0 +1,264 @@
+"""Hears signals within milliseconds, whatever the main thread is doing.
+
+Discarded, with what was measured (research/perf-detail.md, part D):
+
+- A plain Python handler that sets a flag: it runs when the main thread comes back to bytecode, 3 s late inside a 3 s C
+  call, never inside a hung collective.
+- A thread in `sigwait`, or a signalfd: needs the signal blocked in every thread of the process, but importing torch has
+  started threads already. Killed by SIGTERM 32 times out of 32.
+- Work inside the handler itself: an exception or a lock there lands in the middle of an optimizer step.
+
+So `signal.set_wakeup_fd`: CPython's C handler writes the signal's number to a socket at once, and a thread of ours
+reads it (0.3 ms). The Python handler, whenever it runs, writes to the same socket, which covers a library that has
+taken the wakeup fd away from us (asyncio does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+_log = logging.getLogger("lastcall")
+
+_STOP = 0  # no signal has this number
+_TELL = 0x7F  # a chained handler raised: the thread logs it, since logging inside a signal handler may interrupt itself
+_HANDLED = 0x80  # added to the signal's number by the Python handler, to tell its bytes from those of the C handler
+_JOIN_SECONDS = 2.0
+
+_live: SignalListener | None = None
+_kept: list[
+    SignalListener
+] = []  # stopped in a side thread: C still writes to their sockets, which must not be collected
+_fork_hook_registered = False
+
+
+class SignalListener:
+    """Calls `on_signal(signum, count)` on a thread of its own for each signal that comes. One may be live in a process.
+
+    Counting: the C handler reports every delivery, the Python handler once for several that came while the main thread
+    was in C, and each may be missing. The count is the larger of what the two have reported, so a signal reported by
+    both counts once, and a second Ctrl-C counts even while the main thread is stuck.
+    """
+
+    def __init__(self, signals: Sequence[str], on_signal: Callable[[int, int], None]) -> None:
+        unknown = [name for name in signals if name not in signal.Signals.__members__]
+        if unknown:
+            raise ValueError(f"no such signals: {', '.join(unknown)}; use names like SIGTERM or SIGUSR1")
+        self.deferred: BaseException | None = None  # what a chained handler raised last
+        self._signums = tuple(signal.Signals[name] for name in signals)
+        self._on_signal = on_signal
+        self._handler = self._handle  # one object, so that we know our own handler when we see it
+        self._previous: dict[int, Any] = {}
+        self._unblocked: set[int] = set()
+        self._raised: deque[tuple[int, BaseException]] = deque()
+        self._pid = -1
+        self._state = "new"  # then "live", then "stopped" or "ignoring" (or "dead" in a forked child)
+        self._former = -1  # the wakeup fd that was there before us,
+        self._forward = -1  # and a duplicate: its owner may close it, and a checkpoint file may then get the number
+        self._owed: set[int] = set()  # told to on_signal already, but the Python handler has still to run for them
+
+    def start(self) -> None:
+        """Begin to listen. RuntimeError where that is impossible: the caller can go on without notices from signals."""
+        global _live
+        if _live is not None:
+            raise RuntimeError("another SignalListener is live in this process: stop() it first")
+        if self._state != "new":
+            raise RuntimeError("this SignalListener was used already: make a new one")
+        if threading.current_thread() is not threading.main_thread():
+            name = threading.current_thread().name
+            raise RuntimeError(f"signals can only be listened to from the main thread, this is {name!r}: start there")
+        _register_fork_hook()
+        self._pid = os.getpid()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        try:
+            self._install()
+        except (ValueError, OSError) as error:  # a subinterpreter; or a signal like SIGKILL, which nobody can catch
+            with contextlib.suppress(ValueError):
+                self._restore()
+            self._close()
+            names = ", ".join(signum.name for signum in self._signums)
+            raise RuntimeError(f"cannot listen to {names}: {error}") from error
+        self._state = "live"
+        _live = self
+        self._thread = threading.Thread(target=self._listen, name="lastcall-signals", daemon=True)
+        self._thread.start()
+
+    def rearm(self) -> bool:
+        """Take the wakeup fd again if nobody has it now. True if it is ours.
+
+        Main thread only. asyncio clears the fd when it closes a loop that used it; from then on signals are heard late,
+        through the Python handler, until this is called.
+        """
+        if self._state != "live" or os.getpid() != self._pid:
+            return False
+        present = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if present in (-1, self._writer.fileno()):
+            return True
+        signal.set_wakeup_fd(present, warn_on_full_buffer=False)
+        return False
+
+    def stop(self, *, ignore: bool = False) -> None:
+        """Stop, hand on what has come, and put everything back. With `ignore`, the signals are left ignored: for a
+        process that has saved and is on its way out, where a second SIGTERM would only spoil the exit code.
+
+        Outside the main thread Python allows no change of handlers: ours stay, and the next signal puts things back.
+        """
+        global _live
+        if self._state != "live":
+            return
+        here = threading.current_thread()
+        in_main = here is threading.main_thread()
+        if in_main:
+            self._restore(signal.SIG_IGN if ignore else None)
+        else:
+            _kept.append(self)
+        self._state = "ignoring" if ignore else "stopped"
+        self._wake(_STOP)
+        if here is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+        if in_main and not self._thread.is_alive():
+            self._close()
+        if _live is self:
+            _live = None
+
+    def _install(self) -> None:
+        for signum in self._signums:
+            self._previous[signum] = signal.signal(signum, self._handler)
+        self._former = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if self._former != -1:
+            with contextlib.suppress(OSError):
+                self._forward = os.dup(self._former)
+        # A blocked signal would never be heard: a process can inherit that from whoever started it.
+        self._unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signums) & set(self._signums)
+
+    def _restore(self, instead: signal.Handlers | None = None) -> None:
+        """Undo _install, main thread only. What others have put in our place since then is theirs and stays."""
+        former = self._former if _same_file(self._former, self._forward) else -1
+        present = signal.set_wakeup_fd(former)
+        if present != self._writer.fileno():
+            signal.set_wakeup_fd(present)
+        for signum, previous in self._previous.items():
+            if signal.getsignal(signum) is self._handler:
+                # None: C code had installed one, which Python cannot put back
+                signal.signal(signum, instead or (signal.SIG_DFL if previous is None else previous))
+        if instead is None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._unblocked)
+
+    def _close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+        if self._forward != -1:
+            os.close(self._forward)
+            self._forward = -1
+
+    def _wake(self, byte: int) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.send(bytes([byte]))
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """The Python handler, in the main thread."""
+        if os.getpid() != self._pid:
+            return  # a child between fork and its hook
+        if self._state == "live":
+            self._wake(_HANDLED | signum)
+            self._chain(signum, frame)
+        elif self._state == "stopped":  # in a side thread, which could not put the handlers back
+            self._restore()
+            if signum not in self._owed:
+                os.kill(self._pid, signum)
+
+    def _chain(self, signum: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(signum)
+        if not callable(previous) or previous is signal.default_int_handler:
+            return
+        try:
+            previous(signum, frame)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt above all
+            self.deferred = error
+            self._raised.append((signum, error))
+            self._wake(_TELL)
+
+    def _listen(self) -> None:
+        wired: Counter[int] = Counter()
+        handled: Counter[int] = Counter()
+        told: Counter[int] = Counter()
+        # What we forward may go to a socket that nobody reads any more: an error here, never the death of the process
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        while data := self._reader.recv(512):
+            for byte in data:
+                if byte == _STOP:
+                    return
+                if byte == _TELL:
+                    self._log_raised()
+                    continue
+                signum = byte & ~_HANDLED
+                if byte & _HANDLED:
+                    handled[signum] += 1
+                    self._owed.discard(signum)
+                else:
+                    self._pass_on(byte)
+                    wired[signum] += 1
+                    self._owed.add(signum)
+                if signum in self._signums and max(handled[signum], wired[signum]) > told[signum]:
+                    told[signum] += 1
+                    self._tell(signum, told[signum])
+
+    def _tell(self, signum: int, count: int) -> None:
+        try:
+            self._on_signal(signum, count)
+        except Exception:
+            _log.exception("acting on %s failed; still listening", signal.Signals(signum).name)
+
+    def _pass_on(self, byte: int) -> None:
+        if self._forward != -1:
+            with contextlib.suppress(OSError):  # full, or its reader is gone: CPython itself would drop it as well
+                os.write(self._forward, bytes([byte]))
+
+    def _log_raised(self) -> None:
+        while self._raised:
+            signum, error = self._raised.popleft()
+            _log.warning(
+                "the %s handler that was there before raised %r; deferred: it would tear a step that is under way",
+                signal.Signals(signum).name,
+                error,
+            )
+
+    def _forget_in_child(self) -> None:
+        self._state = "dead"
+        with contextlib.suppress(ValueError):
+            self._former = -1  # the loop it belongs to is the parent's: bytes of ours would wake it there
+            self._restore()
+        self._close()
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False
+
+
+def _register_fork_hook() -> None:
+    global _fork_hook_registered
+    if not _fork_hook_registered:
+        _fork_hook_registered = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _after_fork_in_child() -> None:
+    """A child shares our socket: its signals would be taken for ours (ai2cm/ace#1425)."""
+    global _live
+    if _live is not None:
+        _kept.append(_live)
+        _live = None
+    while _kept:
+        _kept.pop()._forget_in_child()

@@ -1,0 +1,373 @@
+"""The settings of a run: the one place that reads the environment.
+
+Each setting comes from the explicit argument, else from the environment, else from its default; `origins()` says which.
+`JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for misspelt names read them.
+Text and proper values go through the same parser, so that a configuration file which only knows text works too, and
+"false" is never true.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from lastcall import errors
+
+SaveStrategy = Literal["no", "steps", "epoch"]
+Mode = Literal["min", "max"]
+
+DEFAULT_SAVE_STEPS = 500  # what Transformers uses
+PREFIX = "LASTCALL_"
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+_MOST_THREADS = 64
+
+
+def fail(message: str) -> NoReturn:
+    """Raise ConfigError. The message is written here: of an uncaught SystemExit with a code Python prints nothing."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"lastcall: {message}\n")
+    raise errors.ConfigError(message)
+
+
+# Parsers take text or a proper value. Their ValueError ends the sentence that begins with "name=value".
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in _YES + _NO:
+        raise ValueError("is neither yes nor no")
+    return text in _YES
+
+
+def _seconds(value: object) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError("is not a number of seconds") from None
+    if not math.isfinite(number):
+        raise ValueError("is not a finite number of seconds")
+    if number < 0:
+        raise ValueError("is negative")
+    return number
+
+
+def _some_seconds(value: object) -> float:
+    number = _seconds(value)
+    if number == 0:
+        raise ValueError("leaves no time to save anything")
+    return number
+
+
+def _whole(value: object) -> int:
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ValueError
+        return int(value)
+    except ValueError:
+        raise ValueError("is not a whole number") from None
+
+
+def _positive(value: object) -> int:
+    number = _whole(value)
+    if number < 1:
+        raise ValueError("is less than 1")
+    return number
+
+
+def _threads(value: object) -> int:
+    number = _positive(value)
+    if number > _MOST_THREADS:
+        raise ValueError(f"is more than {_MOST_THREADS}")
+    return number
+
+
+def _exit_code(value: object) -> int:
+    number = _whole(value)
+    if number == 0:
+        raise ValueError("would say that training finished, and nothing would bring the run back")
+    if not 1 <= number <= 255:
+        raise ValueError("is not an exit code")
+    return number
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("is not a name")
+    return value.strip()
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
+    """Any case is taken; the result is spelt as in `choices`. Transformers' IntervalStrategy is text, too."""
+
+    def parse(value: object) -> str:
+        text = value.strip().lower() if isinstance(value, str) else None
+        for choice in choices:
+            if choice.lower() == text:
+                return choice
+        raise ValueError("is not one of the choices")
+
+    return parse
+
+
+def _signals(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        names = [name for name in value.split(",") if name.strip()]
+        if not names:
+            raise ValueError("names no signal")
+    elif isinstance(value, list | tuple):
+        names = list(value)
+    else:
+        raise ValueError("is not a list of signal names")
+    known = _one_of(SIGNALS)
+    try:
+        return tuple(dict.fromkeys(known(name) for name in names))
+    except ValueError:
+        raise ValueError("names a signal that lastcall does not listen to") from None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: a field of a configuration, the variable that fills it, and what it may be."""
+
+    field: str
+    variable: str
+    default: object
+    parse: Callable[[object], object]
+    allowed: str  # the end of the sentence "Set it to ..."
+    example: str  # as it is written in a shell
+    alias: str | None = None  # a name that others gave it; ours wins
+
+
+_YES_OR_NO = "1 or 0 (true/false, yes/no, on/off)"
+
+JIT = (
+    Setting("enabled", "LASTCALL_ENABLED", True, _flag, _YES_OR_NO, "1", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED"),
+    Setting(
+        "kill_wait",
+        "LASTCALL_KILL_WAIT_SECONDS",
+        3.0,
+        _seconds,
+        "a number of at least 0",
+        "3.0",
+        "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT",
+    ),
+    Setting("grace", "LASTCALL_GRACE_SECONDS", 30.0, _some_seconds, "a number greater than 0", "30.0"),
+    Setting(
+        "signals",
+        "LASTCALL_SIGNALS",
+        ("SIGTERM",),
+        _signals,
+        f"one or more of {', '.join(SIGNALS)}",
+        "SIGTERM,SIGUSR1",
+    ),
+    Setting("rescue", "LASTCALL_RESCUE", True, _flag, _YES_OR_NO, "1"),
+    Setting("spare", "LASTCALL_SPARE", True, _flag, _YES_OR_NO, "1"),
+    Setting("threads", "LASTCALL_WRITER_THREADS", 4, _threads, f"a whole number from 1 to {_MOST_THREADS}", "4"),
+    Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
+    Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
+)
+
+PERIODIC = (
+    Setting(
+        "save_strategy",
+        "LASTCALL_SAVE_STRATEGY",
+        "no",
+        _one_of(("no", "steps", "epoch")),
+        "one of no, steps, epoch",
+        "steps",
+    ),
+    Setting("save_steps", "LASTCALL_SAVE_STEPS", None, _positive, "a whole number of at least 1", "500"),
+    Setting("save_total_limit", "LASTCALL_SAVE_TOTAL_LIMIT", None, _positive, "a whole number of at least 1", "3"),
+    Setting("monitor", "LASTCALL_MONITOR", None, _text, "the name of a reported metric", "eval_loss"),
+    Setting("mode", "LASTCALL_MODE", "min", _one_of(("min", "max")), "one of min, max", "min"),
+    Setting("save_best_only", "LASTCALL_SAVE_BEST_ONLY", False, _flag, _YES_OR_NO, "1"),
+)
+
+
+@dataclass(frozen=True, init=False)
+class JITCheckpointConfig:
+    """What happens when a notice comes.
+
+    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one
+    of them is a default, both stay as they are: the budget cuts the wait short, with a log line, as it does whenever
+    the grace would not hold the save. No default is bent to fit, so `origins()` never calls a made-up value a default.
+    """
+
+    enabled: bool
+    """Off means off: no thread, no handler, no file."""
+    kill_wait: float
+    """Seconds after the notice before a save may start; training goes on meanwhile."""
+    grace: float
+    """Seconds between the notice and the kill, where the notice itself does not say."""
+    signals: tuple[str, ...]
+    """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP. None at all if empty."""
+    rescue: bool
+    """Save the last completed step from a side thread when no boundary comes in time."""
+    spare: bool
+    """Keep space for the next checkpoint written beforehand: faster saves, for one checkpoint's size of disk."""
+    threads: int
+    """How many threads write a checkpoint."""
+    exit_code: int
+    """How the process leaves after a notice and a committed checkpoint; it asks the platform to run it again."""
+    log_level: str
+    """The least severe log lines that are shown: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
+    _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __init__(
+        self,
+        enabled: bool | None = None,
+        kill_wait: float | None = None,
+        grace: float | None = None,
+        signals: Sequence[str] | None = None,
+        rescue: bool | None = None,
+        spare: bool | None = None,
+        threads: int | None = None,
+        exit_code: int | None = None,
+        log_level: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        given = {
+            "enabled": enabled,
+            "kill_wait": kill_wait,
+            "grace": grace,
+            "signals": signals,
+            "rescue": rescue,
+            "spare": spare,
+            "threads": threads,
+            "exit_code": exit_code,
+            "log_level": log_level,
+        }
+        _fill(self, JIT, given, environ)
+        if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):
+            wait, limit = _name(self, "kill_wait"), _name(self, "grace")
+            fail(
+                f"{wait}={self.kill_wait} is longer than {limit}={self.grace}: "
+                f"the kill would come before the save starts. Lower {wait} or raise {limit}."
+            )
+
+    def origins(self) -> dict[str, str]:
+        """Where each value came from: "argument", the name of the variable, or "default"."""
+        return dict(self._origins)
+
+
+@dataclass(frozen=True, init=False)
+class PeriodicCheckpointConfig:
+    """When checkpoints are made without a notice, and how many are kept."""
+
+    save_strategy: SaveStrategy
+    """When to save: "no", "steps" or "epoch". Not given, it is "steps" where `save_steps` is given, else "no"."""
+    save_steps: int | None
+    """Steps between two saves; read with save_strategy="steps" only, where it is 500 unless given."""
+    save_total_limit: int | None
+    """How many checkpoints are kept; None keeps all. The last two valid ones are never removed, so 1 keeps two."""
+    monitor: str | None
+    """The reported metric by which the best checkpoint is told; the best one is kept beyond the limit."""
+    mode: Mode
+    """Whether the best metric is the lowest ("min") or the highest ("max")."""
+    save_best_only: bool
+    """Make a periodic save only when `monitor` is better than ever before. Just-in-time saves are made regardless."""
+    _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __init__(
+        self,
+        save_strategy: SaveStrategy | None = None,
+        save_steps: int | None = None,
+        save_total_limit: int | None = None,
+        monitor: str | None = None,
+        mode: Mode | None = None,
+        save_best_only: bool | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        given = {
+            "save_strategy": save_strategy,
+            "save_steps": save_steps,
+            "save_total_limit": save_total_limit,
+            "monitor": monitor,
+            "mode": mode,
+            "save_best_only": save_best_only,
+        }
+        origins = _fill(self, PERIODIC, given, environ)
+        if self.save_steps is not None and origins["save_strategy"] == "default":
+            object.__setattr__(self, "save_strategy", "steps")
+            origins["save_strategy"] = origins["save_steps"]  # it was this that decided
+        if self.save_steps is None and self.save_strategy == "steps":
+            object.__setattr__(self, "save_steps", DEFAULT_SAVE_STEPS)
+        if self.save_best_only and self.monitor is None:
+            fail(
+                f"{_name(self, 'save_best_only')}={self.save_best_only} needs to know which metric tells the best. "
+                "Pass monitor='eval_loss' or: export LASTCALL_MONITOR=eval_loss"
+            )
+
+    def origins(self) -> dict[str, str]:
+        """Where each value came from: "argument", the name of the variable, or "default"."""
+        return dict(self._origins)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A message for each LASTCALL_* variable that nothing reads. The values are left out: they may be secret."""
+    known = [setting.variable for setting in JIT + PERIODIC]
+
+    def nearest(name: str) -> str:
+        return max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
+
+    return [
+        f"{name} is not a setting of lastcall and is ignored. Did you mean {nearest(name)}?"
+        for name in sorted(os.environ if environ is None else environ)
+        if name.startswith(PREFIX) and name not in known
+    ]
+
+
+def _fill(
+    config: object, settings: Sequence[Setting], given: Mapping[str, object], environ: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Set every field of a frozen configuration, and return where each value came from."""
+    origins: dict[str, str] = {}
+    for setting in settings:
+        value, origin = _resolve(setting, given[setting.field], os.environ if environ is None else environ)
+        object.__setattr__(config, setting.field, value)
+        origins[setting.field] = origin
+    object.__setattr__(config, "_origins", origins)
+    return origins
+
+
+def _resolve(setting: Setting, given: object, environ: Mapping[str, str]) -> tuple[object, str]:
+    if given is not None:
+        try:
+            return setting.parse(given), "argument"
+        except ValueError as error:
+            example = f"{setting.field}={_literal(setting)}"
+            fail(f"{setting.field}={given!r} {error}. Set it to {setting.allowed}, for example: {example}")
+    for name in filter(None, (setting.variable, setting.alias)):
+        text = environ.get(name, "")
+        if not text.strip():
+            continue
+        try:
+            return setting.parse(text), name
+        except ValueError as error:
+            fail(f"{name}={text!r} {error}. Set it to {setting.allowed}, for example: export {name}={setting.example}")
+    return setting.default, "default"
+
+
+def _literal(setting: Setting) -> str:
+    """The example as it is written in Python."""
+    return repr(setting.parse(setting.example))
+
+
+def _name(config: JITCheckpointConfig | PeriodicCheckpointConfig, field_name: str) -> str:
+    """What the user called a setting: LASTCALL_GRACE_SECONDS or grace."""
+    origin = config.origins()[field_name]
+    return field_name if origin in ("argument", "default") else origin

@@ -1,0 +1,1 @@
+"""Where checkpoints live: the local file system, and space kept ready on it."""

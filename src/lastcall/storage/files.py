@@ -1,0 +1,124 @@
+"""Every file operation of a save or a start, behind one class, so that tests can make any of them fail (lastcall.testing.FaultyFiles).
+
+`Files` is the real thing: thin, no policy. It holds no state and may be shared by threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+RWF_DONTCACHE = 0x80  # Linux 6.14: buffered, but the pages are dropped once written
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+class Files:
+    """The local file system."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int, flags: int = 0) -> int:
+        """May write less than asked for, as the system call may; the caller goes on from there."""
+        return os.pwritev(fd, [data], offset, flags) if flags else os.pwrite(fd, data, offset)
+
+    def pread(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.preadv(fd, [data], offset)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        if size:
+            os.posix_fallocate(fd, 0, size)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        """Swap two names in one atomic step. OSError(ENOSYS/EINVAL) where the file system cannot."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "renameat2"):
+            raise OSError(errno.ENOSYS, "renameat2 is missing")
+        done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+        if done != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(one))
+
+    def link(self, old: Path, new: Path) -> None:
+        os.link(old, new, follow_symlinks=False)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def rmdir(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable. Without it a rename may be lost with the power."""
+        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems refuse it and need none
+                raise
+        finally:
+            self.close(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+
+def write_all(files: Files, fd: int, data: memoryview, offset: int, flags: int = 0) -> None:
+    """Write everything, going on after short writes."""
+    done = 0
+    while done < len(data):
+        written = files.pwrite(fd, data[done:], offset + done, flags)
+        if written <= 0:
+            raise OSError(errno.EIO, "a write made no progress")
+        done += written
+
+
+def write_small(files: Files, path: Path, data: bytes) -> None:
+    """Create a small file and make its bytes durable. The name is durable only after sync_directory()."""
+    fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(files, fd, memoryview(data), 0)
+        files.fsync(fd)
+    finally:
+        files.close(fd)
+
+
+def remove_tree(files: Files, path: Path) -> None:
+    """Remove a folder and what is in it; links are removed, never followed."""
+    for entry in list(os.scandir(path)):
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(files, Path(entry.path))
+        else:
+            files.unlink(Path(entry.path))
+    files.rmdir(path)
+
+
+def first_free(parent: Path, names: Iterable[str]) -> Path:
+    """The first of these names that is not taken."""
+    return next(path for name in names if not (path := parent / name).exists() and not path.is_symlink())
+
+
+def copy_file(old: Path, new: Path) -> None:
+    """A plain copy (copy_file_range where the kernel can share the blocks)."""
+    shutil.copyfile(old, new, follow_symlinks=False)

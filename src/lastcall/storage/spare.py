@@ -1,0 +1,96 @@
+"""Space kept ready: files that are already written over, so that the next checkpoint need not allocate.
+
+Overwriting written blocks is 1.5 to 1.8 times as fast as new ones (ext4 converts unwritten extents as it goes), and space that is
+already ours cannot run out at the worst moment. A spare is only ever a file that nothing else links to or has open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from lastcall.storage import files as storage
+
+_F_SETLEASE = 1024  # Linux; the fcntl module does not export it before 3.13
+
+
+class SparePool:
+    """The folder `.lastcall/spare`. Every method may fail without harm: a missing spare only costs time."""
+
+    def __init__(self, folder: Path, files: storage.Files) -> None:
+        self._folder = folder
+        self._files = files
+
+    def sizes(self) -> list[int]:
+        return sorted(size for _, size in self._all())
+
+    def take(self, size: int, to: Path) -> bool:
+        """Move the best fitting spare to `to`. It still holds old bytes: the caller writes over them and cuts the rest off."""
+        spares = self._all()
+        large_enough = [spare for spare in spares if spare[1] >= size]
+        choice = min(large_enough, key=lambda spare: spare[1]) if large_enough else max(spares, key=lambda spare: spare[1], default=None)
+        if choice is None:
+            return False
+        try:
+            self._files.rename(choice[0], to)
+        except OSError:
+            return False
+        return True
+
+    def give(self, path: Path) -> bool:
+        """Keep a file that is not needed any more as a spare. False (and the file stays) where something else links to or reads it.
+        The caller must have made sure that nobody can open it by name any more."""
+        try:
+            if not os.path.isdir(self._folder):
+                self._files.mkdir(self._folder)
+            if os.lstat(path).st_nlink != 1 or not unread(path):
+                return False
+            self._files.rename(path, storage.first_free(self._folder, (f"spare-{n}" for n in range(10_000))))
+        except OSError:
+            return False
+        return True
+
+    def trim(self, count: int, nbytes: int) -> None:
+        """Keep at most `count` spares and about `nbytes` bytes, the largest first."""
+        kept = total = 0
+        for path, size in sorted(self._all(), key=lambda spare: -spare[1]):
+            if kept < count and total + size <= nbytes:
+                kept, total = kept + 1, total + size
+            else:
+                with contextlib.suppress(OSError):
+                    self._files.unlink(path)
+
+    def clear(self) -> int:
+        """Give the space back to the disk. Returns the bytes freed."""
+        freed = sum(self.sizes())
+        self.trim(0, 0)
+        return freed
+
+    def _all(self) -> list[tuple[Path, int]]:
+        try:
+            with os.scandir(self._folder) as entries:
+                return [
+                    (Path(entry.path), entry.stat(follow_symlinks=False).st_size)
+                    for entry in entries
+                    if entry.is_file(follow_symlinks=False)
+                ]
+        except OSError:
+            return []
+
+
+def unread(path: Path) -> bool:
+    """Whether no process has this file open or mapped. A write lease is only granted then; a file system without leases says no."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

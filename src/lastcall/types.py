@@ -1,0 +1,135 @@
+"""The values that travel between the stages. Frozen, and without behaviour that could fail."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Kind(enum.Enum):
+    """Why a checkpoint was made."""
+
+    PERIODIC = "periodic"  # asked for by PeriodicCheckpointConfig
+    JIT = "jit"  # a notice, saved at a boundary
+    RESCUE = "rescue"  # a notice, saved from a side thread because no boundary came in time
+    MANUAL = "manual"  # run.save()
+    FINAL = "final"  # training finished
+
+
+class Outcome(enum.Enum):
+    """How an incarnation ended."""
+
+    FINISHED = "finished"  # training reached its end
+    SAVED = "saved"  # a notice came and a checkpoint was committed
+    NOT_SAVED = "not saved"  # a notice came and nothing could be committed
+    FAILED = "failed"  # an exception left the block
+
+
+@dataclass(frozen=True)
+class Notice:
+    """News that the run must stop. Times are on the monotonic clock."""
+
+    source: str  # where the news came from: "signal", "request", ...
+    reason: str  # what it said: "SIGTERM"
+    at: float
+    deadline: float | None = None
+    signum: int | None = None  # the signal, where it was one: a run that cannot save dies of it
+
+
+class Source(Protocol):
+    """Bytes that can be copied to host memory piece by piece, from several threads at once, without a full copy in between."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read_into(self, address: int, offset: int, nbytes: int) -> None:
+        """Copy bytes [offset, offset + nbytes) of this source to the host memory at `address`."""
+
+
+class Target(Protocol):
+    """Where bytes of a checkpoint go on restore; the mirror image of Source."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def write_from(self, address: int, offset: int, nbytes: int) -> None:
+        """Copy `nbytes` from the host memory at `address` to [offset, offset + nbytes) of this target."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor as a format sees it: a name, a safetensors dtype code ("F32", "BF16", ...), a shape, and its bytes in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: Source
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where the bytes of a source lie in a file."""
+
+    offset: int
+    source: Source
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """A file as a list of extents: sorted by offset, without gaps or overlaps, from 0 to `size`."""
+
+    name: str
+    size: int
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What the commit record says of a file. Every byte is covered: `chunks` are the digests of consecutive pieces of `chunk` bytes
+    (the last may be shorter), `digest` is the digest over the chunk digests."""
+
+    name: str
+    size: int
+    digest: str
+    chunk: int
+    chunks: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that are saved into one file."""
+
+    name: str  # the file is called <name>.safetensors
+    entries: tuple[TensorEntry, ...]
+    frozen: bool = False  # not expected to change: worth comparing with the previous checkpoint before it is written
+    rank: int = 1  # most wanted first: 0 what a user would want most (weights), 1 the rest, 2 what can be rebuilt (optimizer moments)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.source.nbytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The whole state of a run, ready to be written: groups of tensors and one JSON document that refers to them."""
+
+    step: int
+    document: dict[str, object]
+    groups: tuple[Group, ...]
+    exact: bool = True
+    because: str = ""  # when not exact: why
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(group.nbytes for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the budget decided, and why."""
+
+    kind: str  # "full": everything fits | "partial": the most wanted files first, for as long as the time lasts
+    because: str
+    seconds: float  # what the save is expected to take
