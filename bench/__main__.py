@@ -24,7 +24,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description="Speed of lastcall beside its peers and the raw limit."
     )
-    parser.add_argument("names", nargs="*", default=["all"], choices=[*_SIZES, "all"], help="which benchmarks (all)")
+    parser.add_argument("names", nargs="*", default="all", choices=[*_SIZES, "all"], help="which benchmarks (all)")
     parser.add_argument("--size", type=float, help=f"GB of state; by default {_SIZES}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path(__file__).parent / "out", help="on the disk to measure")

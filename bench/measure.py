@@ -164,8 +164,11 @@ def _measure(method: Method, result: Result, before_each: Callable[[], None]) ->
 
 
 def _guarded(where: str, work: Callable[[], None], result: Result) -> None:
+    """Whatever a method dies of, the others go on, and the table names it."""
     try:
         work()
-    except Exception as error:  # whatever a method dies of, the others go on; the table names it
-        result.failure = f"{type(error).__name__}: {error}"
+    except BaseException as error:  # DCP's CheckpointException is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, Exception):
+            raise
+        result.failure = f"{type(error).__name__}: {error}".partition("\n")[0]  # DCP puts its whole traceback there
         progress(f"{where}, {result.name}: not measured, {result.failure}")

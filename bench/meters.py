@@ -44,7 +44,7 @@ def _reset_high_water() -> bool:
         _CLEAR.write_text("5")
     except OSError:
         return False
-    return True
+    return "VmHWM" in _STATUS.read_text()  # gVisor's has none
 
 
 class _Sampler(threading.Thread):

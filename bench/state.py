@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-import xxhash
 from torch import nn
 
 _LAYERS = 24
@@ -55,6 +54,8 @@ class State:
             tensor.zero_()
 
     def digests(self) -> dict[str, str]:
+        import xxhash  # comes with lastcall, which a machine that only measures the peers may lack
+
         return {
             name: xxhash.xxh3_128_hexdigest(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
             for name, tensor in self.tensors().items()

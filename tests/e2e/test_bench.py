@@ -93,8 +93,15 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--size", "-1"], ["nonsense"]])
+def test_without_a_name_everything_is_measured(tmp_path: Path) -> None:
+    done = small(tmp_path, *(part for name in ("lastcall", "dcp", "raw", "torch.save") for part in ("--without", name)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for title in ("Save: ", "many small", "frozen", "Stall", "Resume", "Cost of a step", "from a GPU|from NVIDIA"):
+        assert any(word in done.stdout for word in title.split("|"))
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["nonsense"]])
 def test_wrong_arguments_are_refused(wrong: list[str]) -> None:
     done = bench(*wrong)
     assert done.returncode == 2
-    assert wrong[-1] in done.stderr
+    assert f"not {wrong[-1]}" in done.stderr or f"invalid choice: {wrong[-1]!r}" in done.stderr

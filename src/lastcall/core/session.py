@@ -104,8 +104,9 @@ class Session:
         self._background: threading.Thread | None = None
         self._abandon_background = False
         self._prepared = False
+        self._preparation: threading.Thread | None = None
         self._wake = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self.serving = Serving(self)
 
     # ---- start -------------------------------------------------------------------------------------------------------------
@@ -122,7 +123,9 @@ class Session:
             self.catalog.close()
             raise
         self._agent = threading.Thread(target=self._watch, name="lastcall-agent", daemon=True)
+        self._scribe = threading.Thread(target=self._write_down, name="lastcall-scribe", daemon=True)
         self._agent.start()
+        self._scribe.start()
         return resumed
 
     def _resume(self) -> catalogs.Entry | None:
@@ -179,16 +182,21 @@ class Session:
         self._wake.set()
 
     def _watch(self) -> None:
-        """The agent's life: sleep; write down events; serve the notice when it comes."""
-        while not self._stopping:
-            self._wake.wait(1.0)
+        """The agent's life: sleep until there is a notice, serve it."""
+        while not self._stopping.is_set():
+            self._wake.wait()
             self._wake.clear()
-            if self._stopping:
-                return
-            if self.latch.raised and not self.serving.begun:
+            if self.latch.raised and not self.serving.begun and not self._stopping.is_set():
                 self.serving.run()
+
+    def _write_down(self) -> None:
+        """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may hold it up for long,
+        and the agent must not wait for that."""
+        while not self._stopping.wait(1.0):
             self.events.flush()
             self.progress.flush()
+        self.events.close()
+        self.progress.flush()
 
     # ---- boundaries ------------------------------------------------------------------------------------------------------------
 
@@ -196,8 +204,8 @@ class Session:
         """The training thread is at a boundary and something may be due. Raises Preempted once a notice has been served."""
         if self.serving.open:
             self.serving.at_boundary()
-        elif self._due(epoch_end) and self._better():
-            self.save_in_background()
+        elif self._owed or (self._due(epoch_end) and self._better()):
+            self._save_what_is_due()
         if not self._prepared and self.subject.step > 0:
             self._prepare()
 
@@ -213,8 +221,6 @@ class Session:
     def _due(self, epoch_end: bool) -> bool:
         if self.committed == self.subject.boundary:
             return False
-        if self._owed:
-            return True
         if self.periodic.save_strategy == "epoch":
             return epoch_end
         if self.periodic.save_strategy == "steps" and self.periodic.save_steps and not epoch_end:
@@ -264,6 +270,14 @@ class Session:
         for path in self.catalog.prune(self._keep):
             self.events.emit("pruned", path=path.name)
 
+    def _save_what_is_due(self) -> None:
+        if self.periodic.save_strategy != "no":
+            self.save_in_background()
+            return
+        self._owed = False  # owed after run.save(): there is no memory set aside for a copy, and the user is waiting anyway
+        with self.saving:
+            self._write(self.subject.capture(), self.subject.boundary, Request(Kind.MANUAL, "run.save()"))
+
     def save_in_background(self) -> None:
         """A periodic save: stop training for the copy only. If one is still being written, this one comes right after it."""
         if self._background is not None and self._background.is_alive():
@@ -284,7 +298,7 @@ class Session:
         if staged is None:
             log.warning("Not enough memory for a copy of the state: training waits until this periodic checkpoint is written")
             with self.saving:
-                self._write_periodic(capture, boundary, Request(Kind.PERIODIC, reason))
+                self._write(capture, boundary, Request(Kind.PERIODIC, reason))
             return
         groups = tuple(group for group in capture.groups if group.name in same) + staged.groups
         request = Request(Kind.PERIODIC, reason, None, lambda: self._abandon_background)
@@ -296,18 +310,19 @@ class Session:
 
     def _periodic(self, capture: Capture, boundary: Boundary, request: Request) -> None:
         with self.saving:
-            self._write_periodic(capture, boundary, request)
+            self._write(capture, boundary, request)
 
-    def _write_periodic(self, capture: Capture, boundary: Boundary, request: Request) -> None:
+    def _write(self, capture: Capture, boundary: Boundary, request: Request) -> None:
         began = self.clock.now()
         try:
             entry = self.saver.save(capture, request)
         except (errors.SaveError, OSError) as error:
-            log.error("Periodic checkpoint of step %d was not saved: %s", capture.step, error)
-            self.events.emit("not-saved", save="periodic", step=capture.step, because=str(error))
+            log.error("%s checkpoint of step %d was not saved: %s", request.kind.value.capitalize(), capture.step, error)
+            self.events.emit("not-saved", save=request.kind.value, step=capture.step, because=str(error))
             return
-        self._committed(entry, boundary, self.clock.now() - began)
-        log.info("Periodic checkpoint of step %d completed in %.1fs", capture.step, self.clock.now() - began)
+        seconds = self.clock.now() - began
+        self._committed(entry, boundary, seconds)
+        log.info("%s checkpoint of step %d completed in %.1fs", request.kind.value.capitalize(), capture.step, seconds)
 
     def background_in_the_way(self, deadline: float | None, nbytes: int) -> None:
         """A notice wants to save while a periodic save is being written: that one is finished first where there is time for both."""
@@ -332,7 +347,7 @@ class Session:
     def _prepare_space(self, sizes: list[int], nbytes: int) -> None:
         if self.periodic.save_strategy != "no" and not self._arena.reserve(nbytes):
             log.warning("No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write", nbytes / 1e6)
-        preparation = space.Preparation(self.catalog, self.budget, lambda: self._stopping or self.latch.raised)
+        preparation = space.Preparation(self.catalog, self.budget, lambda: self._stopping.is_set() or self.latch.raised)
         if self.jit.spare:
             preparation.run(sizes)
         else:
@@ -372,15 +387,15 @@ class Session:
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
-        self._stopping = True
+        self.wait_for_background()
+        self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
+        self._stopping.set()
         self.serving.close()
         self._wake.set()
-        self.wait_for_background()
-        if self._agent is not threading.current_thread():
-            self._agent.join()
-        self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
-        self.events.close()
-        self.progress.flush()
+        self._agent.join()
+        self._scribe.join(2.0)
+        if self._preparation is not None:
+            self._preparation.join()
         self.engine.close()
         self.catalog.close()
 

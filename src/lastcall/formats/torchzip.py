@@ -355,7 +355,7 @@ _UTF8, _DESCRIPTOR = 0x0800, 0x0008
 
 
 class _Archive:
-    """A zip as torch writes it: stored, sizes and CRC after the data, the data aligned by padding in the extra field."""
+    """A zip as torch writes it: stored, sizes and CRC after the data, the data aligned through the extra field."""
 
     def __init__(self, crc: bool) -> None:
         self._buffer = PageBuffer(_PIECE) if crc else None
@@ -367,7 +367,7 @@ class _Archive:
         path = f"archive/{record}".encode()
         start, size, crc = self._pieces.size, source.nbytes, self._crc(source)
         flags = _UTF8 | _DESCRIPTOR if size else _UTF8
-        # As in torch: before the data the compressed size is 0, and the offset is given though zip has no use for it.
+        # As in torch: before the data the compressed size is 0, and the offset is there though zip has no use for it.
         extra = _zip64(*((size, 0) if size >= _LIMIT else ()), *((start,) if start >= _LIMIT else ()))
         begin = start + 30 + len(path) + len(extra) + 4
         padding = -begin % _ALIGNMENT

@@ -138,7 +138,7 @@ class _Encoder:
 
     def members(self, values: Iterable[object], path: str) -> list[object]:
         """The members of a set in an order that does not depend on this process's hash seed."""
-        members = [(value, self.value(value, f"{path}{{{value!r}}}")) for value in values]
+        members = [(value, self.value(value, f"{path}{{{_shown(value)}}}")) for value in values]
         if {type(value) for value, _ in members} in ({int}, {str}, {bytes}):
             members.sort(key=lambda pair: pair[0])  # type: ignore[arg-type, return-value]
         else:
@@ -147,22 +147,22 @@ class _Encoder:
 
     def pairs(self, value: dict[object, object], path: str) -> list[object]:
         return [
-            [self.value(key, f"{path} key {key!r}"), self.value(item, f"{path}[{key!r}]")]
+            [self.value(key, f"{path} key {_shown(key)}"), self.value(item, f"{path}[{_shown(key)}]")]
             for key, item in value.items()
         ]
 
     def mapping(self, value: dict[object, object], path: str) -> object:
         if all(type(key) is str and not key.startswith(TAG) and _clean(key) for key in value):
-            return {key: self.value(item, f"{path}[{key!r}]") for key, item in value.items()}
+            return {key: self.value(item, f"{path}[{_shown(key)}]") for key, item in value.items()}
         return {TAG: "dict", "pairs": self.pairs(value, path)}
 
     def attributed(self, value: dict[object, object], path: str) -> object:
         """OrderedDict and Counter can carry attributes; torch keeps a module's versions in `_metadata` of its state."""
+        for name in vars(value):
+            if hasattr(type(value), name):
+                raise errors.StateError(f"{path}.{name}: hides a method and cannot be saved. Use another name.")
         document: dict[str, object] = {TAG: type(value).__name__, "pairs": self.pairs(value, path)}
         if vars(value):
-            for name in vars(value):
-                if hasattr(type(value), name):
-                    raise errors.StateError(f"{path}.{name}: hides a method and cannot be saved. Use another name.")
             document["attributes"] = {name: self.value(item, f"{path}.{name}") for name, item in vars(value).items()}
         return document
 
@@ -181,6 +181,13 @@ class _Encoder:
 
     def slice(self, value: slice, path: str) -> object:
         return {TAG: "slice", "items": self.items((value.start, value.stop, value.step), path)}
+
+
+def _shown(key: object) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return hex(key) if isinstance(key, int) else f"<{type(key).__name__} of huge numbers>"
 
 
 def _clean(text: str) -> bool:
@@ -333,9 +340,9 @@ class _Decoder:
             raise ValueError("it is longer than its maxlen")
         return collections.deque(items, maxlen)
 
-    def exactly(self, parts: dict[str, object], kind: type, count: int) -> list[Any]:
+    def exactly(self, parts: dict[str, object], count: int, kind: type | None = None) -> list[Any]:
         items = self.items(parts)
-        if len(items) != count or any(not isinstance(item, kind) or isinstance(item, bool) for item in items):
+        if len(items) != count or any(type(item) is not kind for item in items if kind):
             raise ValueError(f"it does not have {count} parts of the right kind")
         return items
 
@@ -370,9 +377,9 @@ _TAG_DECODERS: dict[str, Callable[[_Decoder, dict[str, object]], object]] = {
     "str": lambda _, parts: _unbase64(parts).decode("utf-8", "surrogatepass"),
     "bytes": lambda _, parts: _unbase64(parts),
     "bytearray": lambda _, parts: bytearray(_unbase64(parts)),
-    "complex": lambda decoder, parts: complex(*decoder.exactly(parts, float, 2)),
-    "range": lambda decoder, parts: range(*decoder.exactly(parts, int, 3)),
-    "slice": lambda decoder, parts: slice(*decoder.exactly(parts, object, 3)),
+    "complex": lambda decoder, parts: complex(*decoder.exactly(parts, 2, float)),
+    "range": lambda decoder, parts: range(*decoder.exactly(parts, 3, int)),
+    "slice": lambda decoder, parts: slice(*decoder.exactly(parts, 3)),
     "tuple": lambda decoder, parts: tuple(decoder.items(parts)),
     "set": _Decoder.members,
     "frozenset": lambda decoder, parts: frozenset(decoder.members(parts)),
@@ -398,6 +405,11 @@ def _copy_dict(value: dict[Any, Any], leaf: Leaf | None) -> dict[Any, Any]:
     return {key: item if type(item) in _IMMUTABLE else copy(item, leaf) for key, item in value.items()}
 
 
+def _pairs(value: dict[Any, Any], leaf: Leaf | None) -> dict[Any, Any]:
+    """What a subclass of dict is to be filled with: itself where it is flat, which saves a copy."""
+    return value if _flat(map(type, value.values())) else _copy_dict(value, leaf)
+
+
 def _copy_list(value: list[Any], leaf: Leaf | None) -> list[Any]:
     return value.copy() if _flat(map(type, value)) else list(_copies(value, leaf))
 
@@ -419,22 +431,22 @@ def _copy_deque(value: collections.deque[Any], leaf: Leaf | None) -> collections
 
 
 def _copy_ordered(value: collections.OrderedDict[Any, Any], leaf: Leaf | None) -> collections.OrderedDict[Any, Any]:
-    result = collections.OrderedDict(_copy_dict(value, leaf))
+    result = collections.OrderedDict(_pairs(value, leaf))
     if vars(value):
         vars(result).update(_copy_dict(vars(value), leaf))
     return result
 
 
 def _copy_counter(value: collections.Counter[Any], leaf: Leaf | None) -> collections.Counter[Any]:
-    result: collections.Counter[Any] = collections.Counter()
-    dict.update(result, _copy_dict(value, leaf))
+    result = collections.Counter.__new__(collections.Counter)  # its __init__ and copy() are slow, and count
+    dict.update(result, _pairs(value, leaf))
     if vars(value):
         vars(result).update(_copy_dict(vars(value), leaf))
     return result
 
 
 def _copy_defaulting(value: collections.defaultdict[Any, Any], leaf: Leaf | None) -> collections.defaultdict[Any, Any]:
-    return collections.defaultdict(value.default_factory, _copy_dict(value, leaf))
+    return collections.defaultdict(value.default_factory, _pairs(value, leaf))
 
 
 _COPIERS: dict[type, Callable[[Any, Leaf | None], Any]] = {

@@ -43,9 +43,10 @@ _fork_hook_registered = False
 class SignalListener:
     """Calls `on_signal(signum, count)` on a thread of its own for each signal that comes. One may be live in a process.
 
-    Counting: the C handler reports every delivery, the Python handler once for several that came while the main thread
-    was in C, and each may be missing. The count is the larger of what the two have reported, so a signal reported by
-    both counts once, and a second Ctrl-C counts even while the main thread is stuck.
+    Counting: the C handler reports every delivery at once, the Python handler later, and once for several that came
+    while the main thread was in C. So a report of the Python handler counts only if the C handler has not reported
+    since the last one. One signal never counts twice, and a second Ctrl-C counts even while the main thread is stuck;
+    two within microseconds may count as three, which changes nothing: two is when a person is taken at their word.
     """
 
     def __init__(self, signals: Sequence[str], on_signal: Callable[[int, int], None]) -> None:
@@ -188,9 +189,7 @@ class SignalListener:
             self._wake(_TELL)
 
     def _listen(self) -> None:
-        wired: Counter[int] = Counter()
-        handled: Counter[int] = Counter()
-        told: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         # What we forward may go to a socket that nobody reads any more: an error here, never the death of the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         while data := self._reader.recv(512):
@@ -201,16 +200,15 @@ class SignalListener:
                     self._log_raised()
                     continue
                 signum = byte & ~_HANDLED
-                if byte & _HANDLED:
-                    handled[signum] += 1
-                    self._owed.discard(signum)
-                else:
+                if not byte & _HANDLED:
                     self._pass_on(byte)
-                    wired[signum] += 1
                     self._owed.add(signum)
-                if signum in self._signums and max(handled[signum], wired[signum]) > told[signum]:
-                    told[signum] += 1
-                    self._tell(signum, told[signum])
+                elif signum in self._owed:
+                    self._owed.discard(signum)
+                    continue
+                if signum in self._signums:
+                    counts[signum] += 1
+                    self._tell(signum, counts[signum])
 
     def _tell(self, signum: int, count: int) -> None:
         try:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 
 import pytest
-from processes import Script
 
 from lastcall.core import exits
 from lastcall.types import Notice
+from processes import Script
 
 STUCK = """
     import ctypes, threading
@@ -122,7 +121,3 @@ def test_a_closed_stdout_does_not_keep_a_process_from_leaving(tmp_path):
     """
     with Script(tmp_path, source) as script:
         assert script.wait() == 75
-
-
-def test_the_tests_run_on_the_platform_that_the_statuses_are_for():
-    assert sys.platform == "linux"

@@ -56,6 +56,6 @@ def check(array: Array, path: str) -> None:
         )
     if type(array) not in (np.ndarray, np.memmap):
         raise errors.StateError(
-            f"{path}: a {type(array).__name__} (a subclass of numpy.ndarray) cannot be saved, since it may hold more than "
+            f"{path}: a {type(array).__name__} (a subclass of numpy.ndarray) cannot be saved: it may hold more than "
             "its numbers. Save numpy.asarray(value), and its mask if it has one."
         )

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from lastcall.adapters.torch import parts, tensors
-from lastcall.formats import tree
 
 LARGE = 1 << 20  # a copy of less costs microseconds
 
@@ -41,11 +40,6 @@ def copier(known: parts.Parts) -> Callable[[Any], Any]:
         return value if part is None else parts.Held(part, part.copy())
 
     return leaf
-
-
-def state(value: object, known: parts.Parts) -> Any:
-    """A copy of a state of any shape, whose large tensors are the live ones."""
-    return tree.copy(value, copier(known))
 
 
 class Buffers:

@@ -1,7 +1,7 @@
 """Bytes of CUDA tensors, copied piece by piece on a side stream of each thread.
 
-The side stream waits for the latest `fence()` and for nothing else: work that the training thread launches afterwards, a hung collective
-included, does not hold a save up. Without a fence it waits for what is on the default stream at that moment.
+The side stream waits for the latest `fence()` and for nothing else: work that the training thread launches afterwards,
+a hung collective included, does not hold a save up. Without a fence it waits for what is on the default stream then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _mine = threading.local()
 
 
 def fence() -> None:
-    """Everything launched up to now on the current streams belongs to the state; copies wait for it and for nothing later.
+    """Everything launched up to now on the current streams belongs to the state; copies wait for it, for nothing later.
 
     Called by the training thread. No device is waited for here.
     """
@@ -32,7 +32,7 @@ def fence() -> None:
 
 
 def settle() -> None:
-    """Wait for all devices: before live tensors are written to, nothing that was launched may still use their memory."""
+    """Wait for all devices: before live tensors are written to, nothing launched may still use their memory."""
     for device in tuple(_used):
         torch.cuda.synchronize(device)
 
@@ -58,7 +58,7 @@ def _host(address: int, nbytes: int) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous device tensor. By way of its storage, since view(dtype) does not know every element type."""
+    """The bytes of a contiguous device tensor. By its storage, since view(dtype) does not know every element type."""
     nbytes = tensor.numel() * tensor.element_size()
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return flat.set_(tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (nbytes,), (1,))

@@ -1,12 +1,14 @@
 """The exact position inside a DataLoader, saved and brought back bit for bit.
 
-A loader is followed by swapping its instance's class for a subclass, so that every way of iterating over it counts: `for batch in loader`,
-`iter(loader)`, a generator of the user's, or `run.batches(loader)`. Batches and the consumption of random numbers are the same as
-without it. The state that comes back: the order of the samples, the number of batches delivered, the generators of the loader and its
-samplers, and those of the worker processes. What a dataset or a collate function keeps in its own attributes is not part of it.
+A loader is followed by swapping its instance's class for a subclass, so that every way of iterating over it counts:
+`for batch in loader`, `iter(loader)`, a generator of the user's, or `run.batches(loader)`. Batches and the consumption
+of random numbers are the same as without it. The state that comes back: the order of the samples, the number of
+batches delivered, the generators of the loader and its samplers, and those of the worker processes. What a dataset or
+a collate function keeps in its own attributes is not part of it.
 
-With an IterableDataset there are no indices to skip: the delivered batches are made again and thrown away, which is exact if the dataset is
-deterministic given the seeds. With in_order=False the order depends on time, and no position can be exact.
+With an IterableDataset there are no indices to skip: the delivered batches are made again and thrown away, which is
+exact if the dataset is deterministic given the seeds. With in_order=False the order depends on time, and no position
+can be exact.
 """
 
 from __future__ import annotations
@@ -18,25 +20,28 @@ from typing import Any
 from torch.utils import data as torch_data
 
 from lastcall import errors
+from lastcall.adapters.torch import data_classes
+from lastcall.adapters.torch import data_facts as facts
 from lastcall.adapters.torch import data_iterators as iterators
+from lastcall.adapters.torch import data_opening as opening
 from lastcall.adapters.torch import data_position as position
 from lastcall.adapters.torch import data_rng as rng
 from lastcall.adapters.torch.data_stateful import StatefulTracker, is_stateful
 
-__all__ = ["LoaderTracker", "StatefulTracker", "is_loader", "track"]
+__all__ = ["LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "track"]
 
 log = logging.getLogger("lastcall")
 
 
 class _FollowedLoader(torch_data.DataLoader[Any]):
-    """Goes into the class hierarchy right above DataLoader, so that what a user's subclass overrides still comes first."""
+    """Stands right above DataLoader in the hierarchy, so that what a user's subclass overrides still comes first."""
 
     _lc_ledger: position.Ledger
 
     def _get_iterator(self) -> Any:
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        return iterators.open_iterator(self, self._lc_ledger)
+        return opening.open_iterator(self, self._lc_ledger)
 
     def __iter__(self) -> Any:
         iterator = super().__iter__()
@@ -48,9 +53,10 @@ class _FollowedLoader(torch_data.DataLoader[Any]):
 class LoaderTracker:
     """Follows one torch.utils.data.DataLoader while attached.
 
-    The position is that of the iterator begun last and not dropped since: with two iterators alive at once on one loader, the younger
-    one counts, and it is the only one that a resume brings back. A pass that was left early (`break`) is over as soon as its iterator is
-    gone, so `state()` belongs to the boundary: taken after an exception has left the loop, it says that the pass was left.
+    The position is that of the iterator begun last and not dropped since: with two iterators alive at once on one
+    loader, the younger one counts, and it is the only one that a resume brings back. A pass that was left early
+    (`break`) is over as soon as its iterator is gone, so `state()` belongs to the boundary: taken after an exception
+    has left the loop, it says that the pass was left.
 
     A copy or a pickle of an attached loader is a plain loader that nobody follows.
     """
@@ -61,8 +67,9 @@ class LoaderTracker:
         self._attached = False
         if loader.num_workers > 0 and not getattr(loader, "in_order", True):
             log.warning(
-                "in_order=False delivers batches in the order in which the workers finish: after an interruption some batches of the pass "
-                "may be repeated or missed. Use in_order=True for an exact resume."
+                "in_order=False delivers batches in the order in which the workers finish: after an "
+                "interruption some batches of the pass may be repeated or missed. Use in_order=True for an "
+                "exact resume."
             )
 
     def attach(self) -> None:
@@ -127,7 +134,8 @@ class LoaderTracker:
             self._ledger = iterator._lc_ledger
         elif iterator is not None:
             log.warning(
-                "The loader's persistent workers were started before lastcall followed it: they are started anew for the next pass."
+                "The loader's persistent workers were started before lastcall followed it: they are started "
+                "anew for the next pass."
             )
             self.loader._iterator = None
 
@@ -135,36 +143,43 @@ class LoaderTracker:
         if state["facts"] is None:
             return
         length, batch_size, workers, _ = state["facts"]
-        length_now, batch_size_now, workers_now, _ = iterators.facts(self.loader)
+        length_now, batch_size_now, workers_now, _ = facts.facts(self.loader)
         inside = state["phase"] == position.INSIDE
         if len(state["generators"]) != len(self._ledger.generators):
             log.warning(
-                "The loader and its samplers had %d random generators of their own and now have %d: the order of the samples will differ.",
+                "The loader and its samplers had %d random generators of their own and now have %d: the "
+                "order of the samples will differ.",
                 len(state["generators"]),
                 len(self._ledger.generators),
             )
         if workers != workers_now and (inside or state["pool"] is not None):
             log.warning(
-                "num_workers was %d and is now %d: the order of the samples stays the same, but the workers' random numbers cannot be "
-                "carried over, so random augmentation will differ. Use num_workers=%d for an exact resume.",
+                "num_workers was %d and is now %d: the order of the samples stays the same, but the workers' "
+                "random numbers cannot be carried over, so random augmentation will differ. Use "
+                "num_workers=%d for an exact resume.",
                 workers,
                 workers_now,
                 workers,
             )
         if inside and batch_size != batch_size_now:
             log.warning(
-                "batch_size was %s and is now %s: the pass goes on at batch %d, which is at other samples, so some will be repeated or missed.",
+                "batch_size was %s and is now %s: the pass goes on at batch %d, which is at other samples, "
+                "so some will be repeated or missed.",
                 batch_size,
                 batch_size_now,
                 state["delivered"],
             )
         elif inside and length != length_now:
             log.warning(
-                "A pass had %s batches and now has %s: the pass goes on at batch %d of another order, so some samples will be repeated or missed.",
+                "A pass had %s batches and now has %s: the pass goes on at batch %d of another order, so "
+                "some samples will be repeated or missed.",
                 length,
                 length_now,
                 state["delivered"],
             )
+
+
+Tracker = LoaderTracker | StatefulTracker
 
 
 def is_loader(obj: object) -> bool:
@@ -172,41 +187,22 @@ def is_loader(obj: object) -> bool:
     return isinstance(obj, torch_data.DataLoader) or is_stateful(obj)
 
 
-def track(loader: object) -> LoaderTracker | StatefulTracker:
+def track(loader: object) -> Tracker:
     if is_stateful(loader):
         return StatefulTracker(loader)
     if isinstance(loader, torch_data.DataLoader):
         return LoaderTracker(loader)
     raise errors.StateError(
-        f"{type(loader).__module__}.{type(loader).__qualname__} is not a data loader whose position can be saved: it is neither a "
-        "torch.utils.data.DataLoader nor a torchdata StatefulDataLoader. Pass the DataLoader that is underneath it, or give it state_dict() "
-        "and load_state_dict() and pass it as ordinary state."
+        f"{type(loader).__module__}.{type(loader).__qualname__} is not a data loader whose position can be "
+        f"saved: it is neither a torch.utils.data.DataLoader nor a torchdata StatefulDataLoader. Pass the "
+        f"DataLoader that is underneath it, or give it state_dict() and load_state_dict() and pass it as "
+        f"ordinary state."
     )
 
 
 def _followed_class(own: type[Any], ledger: position.Ledger) -> type[Any]:
     bases = (_FollowedLoader,) if own is torch_data.DataLoader else (own, _FollowedLoader)
-
-    def reduce_as_own_class(self: Any, protocol: Any) -> Any:
-        reduced = super(followed, self).__reduce_ex__(protocol)
-        if not isinstance(reduced, tuple):
-            return reduced
-        arguments = tuple(own if argument is followed else argument for argument in reduced[1])
-        return (own if reduced[0] is followed else reduced[0], arguments, *reduced[2:])
-
-    followed: type[Any] = type(
-        own.__name__,
-        bases,
-        {
-            "__module__": own.__module__,
-            "__qualname__": own.__qualname__,
-            "__doc__": own.__doc__,
-            "__reduce_ex__": reduce_as_own_class,
-            "_lc_ledger": ledger,
-            "_lc_own_class": own,
-        },
-    )
-    return followed
+    return data_classes.derive(own, bases, {"_lc_ledger": ledger, "_lc_own_class": own})
 
 
 def _own_class(followed: type[Any]) -> type[Any]:

@@ -1,13 +1,15 @@
-"""torch's own DataLoader iterators, followed: they count what they deliver, and one of them can begin in the middle of a pass.
+"""torch's own DataLoader iterators, followed: they count what they deliver, and one of them can begin in the middle of
+a pass.
 
-The order of events that has to be repeated bit for bit (torch 2.4 to 2.13): the index sampler's iterator is made, the workers' base seed
-is drawn, and with workers the sampler's iterator is made once more and drawn from at once; without workers its first draw comes with
-the first batch, any amount of training later. So three moments are remembered: `created` (before the iterator), `begin` (before
-the sampler's last iterator), `draw` (before its first draw). Going back to them is done behind the back of the training loop: its
-generators are put back afterwards, since an uninterrupted run draws nothing at that point.
+The order of events that has to be repeated bit for bit (torch 2.4 to 2.13): the index sampler's iterator is made, the
+workers' base seed is drawn, and with workers the sampler's iterator is made once more and drawn from at once; without
+workers its first draw comes with the first batch, any amount of training later. So three moments are remembered:
+`created` (before the iterator), `begin` (before the sampler's last iterator), `draw` (before its first draw). Going
+back to them is done behind the back of the training loop: its generators are put back afterwards, since an
+uninterrupted run draws nothing at that point.
 
-Discarded: a wrapper around DataLoader, which code that holds the loader would not see; wrapping the sampler, which is an attribute users
-look at; and pickling sampler iterators, most of which are running generators.
+Discarded: a wrapper around DataLoader, which code that holds the loader would not see; wrapping the sampler, which is
+an attribute users look at; and pickling sampler iterators, most of which are running generators.
 """
 
 from __future__ import annotations
@@ -18,20 +20,22 @@ from typing import Any
 
 from torch.utils.data import dataloader as torch_dataloader
 
+from lastcall.adapters.torch import data_facts as facts
 from lastcall.adapters.torch import data_position as position
 from lastcall.adapters.torch import data_rng as rng
 from lastcall.adapters.torch import data_workers as workers
 
 log = logging.getLogger("lastcall")
 
-_LOOKED_AT = 4  # draws of a pass over a foreign sampler that are checked for lazy use of global generators; each costs about 200 µs
+# Draws of a pass over a foreign sampler that are checked for lazy use of global generators. Each costs about 200 µs.
+_LOOKED_AT = 4
 
 _Single: Any = torch_dataloader._SingleProcessDataLoaderIter
 _Multi: Any = torch_dataloader._MultiProcessingDataLoaderIter
 
 
 class _WorkerView:
-    """The loader as the iterator's constructor shall see it. The loader itself is not touched, not even for a moment."""
+    """The loader as the iterator's constructor shall see it. The loader itself is not touched, not for a moment."""
 
     def __init__(self, loader: Any, saved: list[rng.Parts | None]) -> None:
         self._loader = loader
@@ -54,7 +58,7 @@ class _Followed:
     def _lc_start(self, passage: position.Pass, loader: Any) -> None:
         self._lc_pass = passage
         self._lc_drawn = False
-        self._lc_looked_at = 1 if passage.iterable or _trusted(loader) else _LOOKED_AT
+        self._lc_looked_at = 1 if passage.iterable or facts.trusted(loader) else _LOOKED_AT
 
     def __next__(self) -> Any:
         if self._lc_replay:
@@ -96,9 +100,9 @@ class _Followed:
         if not ledger.warned and rng.take_parts() != before:
             ledger.warned = True
             log.warning(
-                "The sampler draws from a global random generator during the pass, mixed with what training draws from it: after an "
-                "interruption the order of the rest of that pass will differ. Give the sampler a torch.Generator of its own, or draw "
-                "the whole order at the start of each pass."
+                "The sampler draws from a global random generator during the pass, mixed with what training "
+                "draws from it: after an interruption the order of the rest of that pass will differ. Give "
+                "the sampler a torch.Generator of its own, or draw the whole order at the start of each pass."
             )
         return index
 
@@ -127,8 +131,8 @@ class _Followed:
         except StopIteration:
             if skip:
                 log.warning(
-                    "%d batches of this pass were delivered before the interruption, but the loader now has only %d in a pass: the pass "
-                    "counts as ended, and training goes on with the next one.",
+                    "%d batches of this pass were delivered before the interruption, but the loader now has "
+                    "only %d in a pass: the pass counts as ended, and training goes on with the next one.",
                     skip,
                     done,
                 )
@@ -169,8 +173,8 @@ class FollowedSingle(_Followed, _Single):  # type: ignore[misc]
 
 
 class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
-    """Worker processes. `resumed`: the pass to continue. `meanwhile`: the generators to go back to before a first pass is begun
-    with workers that, without the interruption, would have been there already."""
+    """Worker processes. `resumed`: the pass to continue. `meanwhile`: the generators to go back to before a first pass
+    is begun with workers that, without the interruption, would have been there already."""
 
     _lc_draining = False
     _lc_rotate = 0
@@ -216,7 +220,7 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
         return new_pass(loader, rng.take(self._lc_ledger.generators), self._lc_pool)
 
     def _lc_drop_pass(self) -> None:
-        """The workers finish what was prefetched before they begin the next pass: their generators move on with it, delivered or not."""
+        """Workers finish what was prefetched before they begin the next pass; their generators move on, delivered or not."""
         if self._lc_pass is not None:
             self._lc_ledger.leave(self._lc_pass)
         self._lc_replay = 0
@@ -238,7 +242,7 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
         return message
 
     def _try_put_index(self) -> None:
-        # Batch j belongs to worker j % num_workers; the cycle is made anew in _reset(), just before the first call of this.
+        # Batch j belongs to worker j % num_workers; _reset() makes the cycle anew just before the first call of this.
         for _ in range(self._lc_rotate):
             next(self._worker_queue_idx_cycle)
         self._lc_rotate = 0
@@ -251,7 +255,7 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
 
 
 class PassHandle:
-    """One pass of a persistent iterator. torch hands out the same iterator for every pass, so that only the handle's end tells of a `break`."""
+    """One pass of a persistent iterator. torch hands out one iterator for all passes, so only a handle can tell of a `break`."""
 
     def __init__(self, iterator: FollowedMulti) -> None:
         self._iterator = iterator
@@ -274,120 +278,5 @@ class PassHandle:
             self._iterator._lc_ledger.leave(self._pass)
 
 
-def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
-    """A new iterator over the loader: a fresh one, or the continuation of the pass that was loaded."""
-    ledger.generators = rng.find_generators(loader)
-    resume = ledger.pending
-    if resume is None:
-        return _open_fresh(loader, ledger)
-    inside = resume.phase == position.INSIDE
-    # Persistent workers that were there at the time of the interruption are made again, with the generators they had.
-    same_workers = (
-        resume.persistent and loader.num_workers > 0 and loader.persistent_workers and _same_count(resume, loader)
-    )
-    ledger.pending = None
-    try:
-        if inside or (resume.phase == position.LEFT and same_workers):
-            return _open_inside(loader, ledger, resume)
-        if resume.phase == position.BETWEEN and same_workers:
-            return _open_between(loader, ledger, resume)
-        return _open_fresh(loader, ledger)
-    except BaseException:
-        ledger.pending = resume
-        raise
-
-
-def _open_fresh(loader: Any, ledger: position.Ledger) -> Any:
-    now = rng.take(ledger.generators)
-    if loader.num_workers == 0:
-        return FollowedSingle(loader, ledger, new_pass(loader, now, None), resumed=False)
-    return FollowedMulti(loader, ledger, position.Pool(now, [None] * loader.num_workers, loader.persistent_workers))
-
-
-def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) -> Any:
-    left = resume.phase == position.LEFT
-    told = sampler_epochs(loader)
-    set_sampler_epochs(loader, resume.state["epochs"], quiet=left)
-    saved = rng.take(ledger.generators)
-    rng.put(resume.created, ledger.generators)
-    iterator: Any
-    try:
-        if loader.num_workers == 0:
-            passage = resume.to_pass(facts(loader), None)
-            if passage.iterable and not passage.delivered:
-                passage.draw = None  # nothing to replay: its first draw is an ordinary one
-            iterator = FollowedSingle(loader, ledger, passage, resumed=True)
-        else:
-            pool = position.Pool(resume.created, resume.workers(loader.num_workers), loader.persistent_workers)
-            iterator = FollowedMulti(loader, ledger, pool, resume.to_pass(facts(loader), pool))
-        if left and iterator._lc_replay:
-            iterator._lc_make_again()
-    finally:
-        rng.put(saved, ledger.generators)
-    if left:
-        # That pass was over; only its prefetched batches were still to be drawn from by the workers. Now comes the next one.
-        set_sampler_epochs(loader, told, quiet=True)
-        iterator._reset(loader)
-    return iterator
-
-
-def _open_between(loader: Any, ledger: position.Ledger, resume: position.Resume) -> Any:
-    now = rng.take(ledger.generators)
-    rng.put(resume.created, ledger.generators)
-    try:
-        pool = position.Pool(resume.created, resume.workers(loader.num_workers), persistent=True)
-        return FollowedMulti(loader, ledger, pool, meanwhile=now)
-    except BaseException:
-        rng.put(now, ledger.generators)
-        raise
-
-
-def _same_count(resume: position.Resume, loader: Any) -> bool:
-    return bool(resume.state["facts"][2] == loader.num_workers)
-
-
 def new_pass(loader: Any, begin: rng.State, pool: position.Pool | None) -> position.Pass:
-    return position.Pass(facts(loader), sampler_epochs(loader), begin, pool=pool)
-
-
-def facts(loader: Any) -> position.Facts:
-    iterable = isinstance(loader.dataset, torch_dataloader.IterableDataset)
-    batch_size = loader.batch_size
-    if batch_size is None:
-        batch_size = getattr(loader.batch_sampler, "batch_size", None)
-    length = None
-    if not iterable:  # len() of a loader over an iterable dataset makes torch warn about lengths later
-        try:
-            length = len(loader)
-        except (TypeError, NotImplementedError):
-            pass
-    return (length, batch_size if isinstance(batch_size, int) else None, loader.num_workers, iterable)
-
-
-def sampler_epochs(loader: Any) -> tuple[int, ...]:
-    """What set_epoch() of the samplers was last told (DistributedSampler and its kind)."""
-    return tuple(sampler.epoch for sampler in _epoch_samplers(loader))
-
-
-def set_sampler_epochs(loader: Any, epochs: tuple[int, ...], quiet: bool) -> None:
-    for sampler, epoch in zip(_epoch_samplers(loader), epochs, strict=False):
-        if sampler.epoch != epoch:
-            if not quiet:
-                log.warning(
-                    "%s.set_epoch(%d) was called, but the interrupted pass was of epoch %d: it is continued as epoch %d. Count epochs with "
-                    "run.epochs(), or from the number that was saved.",
-                    type(sampler).__name__,
-                    sampler.epoch,
-                    epoch,
-                    epoch,
-                )
-            sampler.set_epoch(epoch)
-
-
-def _epoch_samplers(loader: Any) -> list[Any]:
-    return [s for s in rng.samplers(loader) if hasattr(s, "set_epoch") and isinstance(getattr(s, "epoch", None), int)]
-
-
-def _trusted(loader: Any) -> bool:
-    """torch's own samplers draw from global generators on their first draw only."""
-    return all(type(sampler).__module__.startswith("torch.utils.data") for sampler in rng.samplers(loader))
+    return position.Pass(facts.facts(loader), facts.sampler_epochs(loader), begin, pool=pool)

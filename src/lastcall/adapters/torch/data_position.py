@@ -1,7 +1,7 @@
 """Where a loader stands: the passes over it, and what is needed to make the latest one again.
 
-Kept apart from the loader itself: iterators hold the ledger, and a ledger that held the loader would close a cycle around persistent
-workers, which then would live until the next garbage collection instead of ending with the loader.
+Kept apart from the loader itself: iterators hold the ledger, and a ledger that held the loader would close a cycle
+around persistent workers, which then would live until the next garbage collection instead of ending with the loader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Facts = tuple[int | None, int | None, int, bool]  # batches, batch size, workers
 
 
 class Pool:
-    """The worker processes of one iterator: the generators they were seeded from, and each one's own as of its last delivered batch."""
+    """The workers of one iterator: the generators that seeded them, and their own as of their last delivered batches."""
 
     def __init__(self, created: rng.State, saved: Sequence[rng.Parts | None], persistent: bool) -> None:
         self.created = created
@@ -96,7 +96,7 @@ class Resume:
         return found
 
     def workers(self, count: int) -> list[rng.Parts | None]:
-        """Each worker's generators; nothing at all when there were more or fewer workers, since no batch would go to the same one."""
+        """Each worker's generators; none if there were more or fewer workers, since no batch would go to the same one."""
         pool = self.state["pool"]
         saved = [] if pool is None else list(pool[2])
         return saved if len(saved) == count else [None] * count
@@ -117,7 +117,7 @@ class Resume:
 
 @dataclass(eq=False)
 class Ledger:
-    """All passes over one loader. Where several iterators are alive at once, the one begun last is the loader's position."""
+    """All passes over one loader. Of several iterators alive at once, the one begun last is the loader's position."""
 
     generators: list[Any] = field(default_factory=list)
     begun: int = 0
@@ -190,9 +190,10 @@ class Ledger:
 def check(state: dict[str, Any]) -> None:
     if state.get("kind") != KIND or state.get("version") != VERSION:
         raise errors.MismatchError(
-            f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, but this loader needs kind {KIND!r}, "
-            f"version {VERSION}. It was saved with another loader class or another release of lastcall: use the same loader class, "
-            "or leave the loader out of protect() to start its data from the beginning."
+            f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, but "
+            f"this loader needs kind {KIND!r}, version {VERSION}. It was saved with another loader class or "
+            f"another release of lastcall: use the same loader class, or leave the loader out of protect() to "
+            f"start its data from the beginning."
         )
 
 

@@ -1,7 +1,7 @@
 """Random generators as plain values: what a loader's order and its workers' augmentation are drawn from.
 
-A state is made of tuples, bytes, ints and strings only, so that it is immutable, cheap to compare, safe to share between copies,
-and can be written without pickle.
+A state is made of tuples, bytes, ints and strings only, so that it is immutable, cheap to compare, safe to share
+between copies, and can be written without pickle.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ def put_generators(states: Iterable[Any], generators: Iterable[Any]) -> None:
 
 
 def find_generators(loader: Any) -> list[Any]:
-    """The generators that belong to this loader and its samplers, each once, in an order that does not change between incarnations.
+    """The generators that belong to this loader and its samplers, each once, in an order that does not change between
+    incarnations.
 
-    torch's default generator is left out wherever it was passed explicitly: it belongs to the process, not to the loader.
+    torch's default generator is left out wherever it was passed explicitly: it belongs to the process, not to the
+    loader.
     """
     found: list[Any] = []
     for candidate in _candidates(loader):

@@ -1,9 +1,10 @@
 """torchdata's StatefulDataLoader, followed through its own state_dict().
 
-It is known by the name of its class, so that torchdata is imported only by those who use it. What is exact is what torchdata saves: the
-order of the samples and the state of datasets that have one. It does not save the workers' random generators. Three things are set right here:
-making an iterator from a loaded state draws from the training loop's generators, which an uninterrupted run does not do at that point;
-the generator of its sampler loses the draw of the workers' seed; and asking for the state before the first pass would start the workers.
+It is known by the name of its class, so that torchdata is imported only by those who use it. What is exact is what
+torchdata saves: the order of the samples and the state of datasets that have one. It does not save the workers' random
+generators. Three things are set right here: making an iterator from a loaded state draws from the training loop's
+generators, which an uninterrupted run does not do at that point; the generator of its sampler loses the draw of the
+workers' seed; and asking for the state before the first pass would start the workers.
 
 A pass that was left with `break` counts as unfinished until the next one is begun: torchdata keeps the iterator alive.
 """
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from lastcall import errors
+from lastcall.adapters.torch import data_classes
 from lastcall.adapters.torch import data_rng as rng
 
 VERSION = 1
@@ -58,9 +60,9 @@ class StatefulTracker:
     def load(self, state: dict[str, Any]) -> None:
         if state.get("kind") != KIND or state.get("version") != VERSION:
             raise errors.MismatchError(
-                f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, but a StatefulDataLoader needs "
-                f"kind {KIND!r}, version {VERSION}. Use the loader class that it was saved with, or leave the loader out of protect() to "
-                "start its data from the beginning."
+                f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, "
+                f"but a StatefulDataLoader needs kind {KIND!r}, version {VERSION}. Use the loader class that "
+                f"it was saved with, or leave the loader out of protect() to start its data from the beginning."
             )
         self.loader.load_state_dict({} if state["inner"] is None else _thaw(state["inner"]))
         rng.put_generators(state["generators"], rng.find_generators(self.loader))
@@ -70,7 +72,7 @@ class StatefulTracker:
 
     @property
     def delivered(self) -> int:
-        """Batches delivered in the latest pass. After load() and before the first batch: 0, since only torchdata can read its state."""
+        """Batches delivered in the latest pass; 0 between load() and iter(), since only torchdata can read its state."""
         return int(getattr(self.loader._iterator, "_num_yielded", 0))
 
     @property
@@ -91,18 +93,12 @@ def _followed_class(own: type[Any]) -> type[Any]:
         finally:
             rng.put(saved, generators)
 
-    def reduce_as_own_class(self: Any, protocol: Any) -> Any:
-        reduced = super(followed, self).__reduce_ex__(protocol)
-        return (reduced[0], tuple(own if item is followed else item for item in reduced[1]), *reduced[2:])
-
-    body = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    methods = {"_get_iterator": get_iterator, "__reduce_ex__": reduce_as_own_class}
-    followed: type[Any] = type(own.__name__, (own,), {**body, **methods})
+    followed = data_classes.derive(own, (own,), {"_get_iterator": get_iterator})
     return followed
 
 
 def _freeze(value: Any) -> Any:
-    """A copy that shares nothing with torchdata's live state, with tensors and arrays as bytes (sampler states hold a few)."""
+    """A copy that shares nothing with torchdata's live state; tensors and arrays (samplers' generators) become bytes."""
     if isinstance(value, dict):
         return {key: _freeze(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,14 +1,16 @@
 """What runs inside a DataLoader's worker processes: each batch comes back with the generators that it left behind.
 
-A worker's generators can only be known from the worker, and only its batches come back from there. So a batch travels in an Envelope
-with the states that changed since that worker's previous one, and a resumed worker starts from the last states that were *delivered*:
-batches loaded ahead, but never handed to the training loop, are loaded again with the same random numbers.
+A worker's generators can only be known from the worker, and only its batches come back from there. So a batch travels
+in an Envelope with the states that changed since that worker's previous one, and a resumed worker starts from the last
+states that were *delivered*: batches loaded ahead, but never handed to the training loop, are loaded again with the
+same random numbers.
 
-Discarded: seeding each worker anew from (seed, epoch, batch), which is cheaper but gives other random numbers than a DataLoader that
-nobody follows; and asking the workers for their state at the time of the notice, when they are batches ahead and may be dying.
+Discarded: seeding each worker anew from (seed, epoch, batch), which is cheaper but gives other random numbers than a
+DataLoader that nobody follows; and asking the workers for their state at the time of the notice, when they are batches
+ahead and may be dying.
 
-Everything here is picklable by name, for the "spawn" and "forkserver" start methods. Generators that a dataset keeps in its own
-attributes are not seen.
+Everything here is picklable by name, for the "spawn" and "forkserver" start methods. Generators that a dataset keeps
+in its own attributes are not seen.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from torch.utils.data._utils import worker as torch_worker
 
 from lastcall.adapters.torch import data_rng as rng
 
+_pin_memory: Any = torch_pin_memory.pin_memory
 _StopIteration: Any = getattr(torch_worker, "_IterableDatasetStopIteration", object)
 
 
 class Envelope:
-    """A batch, the worker that made it, and that worker's generator states where they changed since its previous batch."""
+    """A batch, the worker that made it, and those of its generator states that changed since its previous batch."""
 
     __slots__ = ("batch", "parts", "worker")
 
@@ -36,7 +39,7 @@ class Envelope:
         self.parts = parts
 
     def pin_memory(self) -> Envelope:
-        return Envelope(torch_pin_memory.pin_memory(self.batch), self.worker, self.parts)
+        return Envelope(_pin_memory(self.batch), self.worker, self.parts)
 
     def __reduce__(self) -> tuple[type[Envelope], tuple[Any, ...]]:
         return (Envelope, (self.batch, self.worker, self.parts))
@@ -45,7 +48,8 @@ class Envelope:
 class WorkerStop(_StopIteration):  # type: ignore[misc]
     """torch's message that a worker's IterableDataset has ended, with the states it ended with.
 
-    Without them, what a worker drew for a last batch that drop_last threw away would be unknown to the next epoch of a persistent worker.
+    Without them, what a worker drew for a last batch that drop_last threw away would be unknown to the next epoch of a
+    persistent worker.
     """
 
     def __init__(self, worker_id: int) -> None:

@@ -1,7 +1,7 @@
 """Element types: what torch and numpy call them, and what safetensors calls them.
 
-An element type without a safetensors code (complex128, float8_e5m2fnuz, a numpy record) is stored as plain numbers with one more dimension;
-its true name stands in the document. So every state fits into a file that any safetensors reader opens.
+An element type without a safetensors code (complex128, float8_e5m2fnuz, a numpy record) is stored as plain numbers with
+one more dimension; its true name stands in the document. So every state fits into a file that any reader opens.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def by_name(name: object) -> torch.dtype:
     dtype = _BY_NAME.get(f"torch.{name}")
     if dtype is None or str(dtype) in _QUANTIZED:
         raise errors.CheckpointError(
-            f"the document names a dtype {name!r} that torch {torch.__version__} does not have: it is damaged or from a newer torch"
+            f"the document names a dtype {name!r:.40} that torch {torch.__version__} does not have: it is damaged, or from "
+            "a newer torch"
         )
     return dtype
 
@@ -65,7 +66,7 @@ def numpy_stored_as(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> tupl
 
 
 def numpy_descr(dtype: np.dtype[np.generic]) -> object:
-    """What stands in the document: a string for simple types, numpy's own description (tuples in a list) for records."""
+    """What stands in the document: a string for simple types, numpy's own list of tuples for records."""
     return np.lib.format.dtype_to_descr(dtype)
 
 

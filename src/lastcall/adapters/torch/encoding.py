@@ -27,6 +27,7 @@ class Encoder:
         self.cached = cached
         self.seen: dict[int, tuple[parts.Part, str]] = {}
         self.ranks: dict[str, int] = {}
+        self._rank = 1
 
     def value(self, value: object, path: str) -> object:
         return tree.encode(value, path, self.foreign)
@@ -58,15 +59,14 @@ class Encoder:
         self.shelf.replace(place, source)
 
     def _place(self, path: str) -> Place:
+        """Where a leaf goes. Its group is wanted as much as the most wanted thing in it."""
         place = place_of(path)
-        self.ranks[place[0]] = min(self.ranks.get(place[0], 1), 1)
+        self.ranks[place[0]] = min(self.ranks.get(place[0], self._rank), self._rank)
         return place
 
     def _tensor(self, tensor: torch.Tensor, original: torch.Tensor, path: str) -> object:
         tensors.check(original, path)
-        ref = self.shelf.put(tensor, place_of(path))
-        group = str(ref["g"])
-        self.ranks[group] = min(self.ranks.get(group, 2), 2)
+        ref = self.shelf.put(tensor, self._place(path))
         if isinstance(original, torch.nn.Parameter):
             ref["kind"] = "parameter"
         if original.requires_grad:
@@ -74,7 +74,10 @@ class Encoder:
         return ref
 
     def _part(self, part: parts.Part, path: str, copied: object) -> object:
-        group = place_of(path)[0]
-        self.ranks[group] = min(self.ranks.get(group, part.rank), part.rank)
         self.seen.setdefault(id(part.value), (part, path))
-        return part.encode(self, path, copied)
+        outer, self._rank = self._rank, part.rank
+        try:
+            self._place(path)
+            return part.encode(self, path, copied)
+        finally:
+            self._rank = outer

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lastcall import errors
-from lastcall.adapters.torch import copies, structure, tensors
+from lastcall.adapters.torch import copies, fitting, structure, tensors
 from lastcall.adapters.torch.encoding import Stale
 from lastcall.adapters.torch.shelf import place_of
 from lastcall.formats import tree
@@ -72,7 +71,7 @@ class ModulePart:
         return Copy(names, lease, others)
 
     def _copy_state_dict(self) -> Copy:
-        """State that a module makes up itself is copied where it is small; parameters stay live, as they do elsewhere."""
+        """State that a module makes up itself is copied where it is small; parameters stay live, as elsewhere."""
         own = {parameter.data_ptr() for parameter in self.module.parameters()}
         names, live, others = [], [], {}
         for name, value in self.module.state_dict().items():
@@ -111,17 +110,17 @@ class ModulePart:
         group, prefix = place_of(path, whole="")
         prefix = f"{prefix}." if prefix else ""
         live, others = found.state()
-        pairs: list[list[object]] = []
+
         for name, tensor in live.items():
             tensors.check(tensor, f"{path}.state_dict()[{name!r}]")
-            frozen = found.is_frozen(name, tensor, encoder.owned)
-            place = (f"{group}.frozen" if frozen else group, prefix + name)
+        pairs: list[list[object]] = []
+        frozen = found.frozen(live, encoder.owned)
+        for name, tensor in live.items():
+            place = (f"{group}.frozen" if name in frozen else group, prefix + name)
             pairs.append([name, encoder.put(copied.get(name, tensor), place, mine)])
         return pairs, others if mine is None else mine.others
 
     def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
-        from lastcall.adapters.torch import fitting
-
         fitting.match_module(self.module, self.refresh(), restorer, document, path)
 
 
@@ -138,12 +137,3 @@ def _exchange(encoder: Encoder, fragment: list[list[Any]], mine: Copy) -> None:
         if list(dense.shape) != ref.get("dense", ref["shape"]):
             raise Stale(name)
         encoder.replace((ref["g"], ref["n"]), tensors.source(dense, mine))
-
-
-def check_loadable(value: object, path: str) -> None:
-    """Objects that can give their state but not take it back are refused when protect() is called, not on resume."""
-    if not callable(getattr(value, "load_state_dict", None)):
-        raise errors.StateError(
-            f"{path}: a {type(value).__qualname__} with state_dict() but no load_state_dict() cannot be restored. "
-            "Give it load_state_dict(state)."
-        )

@@ -1,7 +1,7 @@
 """The things in a state that are more than values: modules, optimizers, schedulers, generators, loaders.
 
-Each is looked after by a Part, which knows how to copy what is small in it at a boundary, how to write it into the document,
-and how to bring it back. A registry keeps one Part for each live object, since some of them cache what they found out.
+Each is looked after by a Part, which knows how to copy what is small in it at a boundary, how to write it into the
+document, and how to bring it back. A registry keeps one Part for each live object, since some cache what they found.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Part(Protocol):
         """Its place in the document. `copied` is None when everything is to be read from the live object."""
 
     def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
-        """Check that the saved one fits, name the targets of its tensors, and say what is left to be done at the end."""
+        """Check that the saved one fits, name the targets of its tensors, and say what is left for the end."""
 
 
 class Held(NamedTuple):
@@ -78,18 +78,18 @@ class Parts:
         tracker = self._trackers.get(id(value))
         if tracker is not None:
             return objects.LoaderPart(value, tracker)
-        if isinstance(value, type) or isinstance(value, torch.Tensor):
+        if isinstance(value, type | torch.Tensor):
             return None
         if isinstance(value, torch.nn.Module):
             return modules.ModulePart(value)
         if isinstance(value, torch.optim.Optimizer):
             plain = optimizers.is_plain(value)
-            return optimizers.OptimizerPart(value) if plain else objects.ObjectPart(value, rank=2)
+            return optimizers.OptimizerPart(value) if plain else objects.ObjectPart(value, self, rank=2)
         if isinstance(value, torch.amp.grad_scaler.GradScaler):
-            return objects.ScalerPart(value)
+            return objects.ScalerPart(value, self)
         numpy_kinds = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
         if isinstance(value, (torch.Generator, random.Random, *numpy_kinds)):
             return generators.GeneratorPart(value)
         if callable(getattr(value, "state_dict", None)):
-            return objects.ObjectPart(value)
+            return objects.ObjectPart(value, self)
         return None

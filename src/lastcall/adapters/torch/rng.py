@@ -1,9 +1,9 @@
 """The randomness of the process: python's `random`, numpy's global generator, torch's CPU and CUDA generators.
 
 It is copied at boundaries, so it must cost microseconds. The official getters of python and numpy build tuples of 624
-integers (11 to 70 µs); here the raw words of the generators are copied instead (0.6 µs each). Where they lie in memory is
-found out once and proved against the official getters; where the proof fails, the official getters are used. Restoring
-is rare and uses the official setters only.
+integers (11 to 70 µs); here the raw words of the generators are copied instead (0.6 µs each). Where they lie in memory
+is found out once and proved against the official getters; where the proof fails, those are used. Restoring is rare and
+uses the official setters only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Randomness:
         self._numpy: twisters.Numpy | None = None
 
     def capture(self) -> Captured:
-        """The numbers that the generators would give next. No device is waited for: a CUDA generator's state is on the host."""
+        """What the generators would give next. No device is waited for: a CUDA generator's state is on the host."""
         numpy = None
         if "numpy" in sys.modules:
             if self._numpy is None:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import cuda
+from lastcall.adapters.torch import pinned
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.torch.workers import WorkerShield
 from lastcall.core import exits, logs
@@ -69,7 +69,7 @@ class Run:
         self._subject = TorchSubject(state)
         self._session: Session | None = None
         if jit.enabled:
-            allocate = cuda.buffer_allocator(self._subject.state.tensors())
+            allocate = pinned.allocator(self._subject.state.tensors())
             self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate)
             self._session.metrics = self._subject.numbers
         self._resumed: int | None = None
@@ -143,6 +143,10 @@ class Run:
                     self._boundary(now)
                 else:
                     subject.skip()
+        except GeneratorExit:  # the user's `break`: what the pass has done so far is all it will do
+            if self._session is not None and self._session.gate.steps != subject.mark:
+                subject.step += 1
+            raise
         finally:
             self._stepping = False
 
@@ -155,8 +159,8 @@ class Run:
             yield subject.epoch
             subject.settle_randomness()
             subject.epoch += 1
-            self._in_pass = False
-            self._boundary(time.perf_counter(), epoch_end=True)
+            unfinished, self._in_pass = self._in_pass, False
+            self._boundary(time.perf_counter(), passed=unfinished, epoch_end=True)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The batches of a DataLoader, from where the last incarnation was. Outside steps(), a pass in which an optimizer stepped
@@ -190,11 +194,13 @@ class Run:
         if not self._begun:
             self._begin(None)
         self._in_pass = False
+        self._ticking = True
         self._subject.step += 1
         self._boundary(time.perf_counter())
         self._in_pass = True
 
     _begun = False
+    _ticking = False
 
     def _begin(self, total: int | None) -> None:
         """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
@@ -204,13 +210,13 @@ class Run:
         self._subject.settle_randomness()
         if self._session is not None:
             self._session.progress.total = total
-            self._boundary(time.perf_counter())
+            self._boundary(time.perf_counter(), passed=False)
 
-    def _boundary(self, now: float, *, epoch_end: bool = False) -> None:
+    def _boundary(self, now: float, *, passed: bool = True, epoch_end: bool = False) -> None:
         session, subject = self._session, self._subject
         if session is None:
             return
-        subject.arrive(now)
+        subject.arrive(now, passed=passed)
         if subject.step >= subject.due or epoch_end:
             session.at_boundary(epoch_end=epoch_end)
             subject.due = session.next_due()
@@ -242,7 +248,7 @@ class Run:
             raise
         self._entered = True
         self._resumed = None if entry is None else entry.record.step
-        self._subject.arrive(time.perf_counter())
+        self._subject.arrive(time.perf_counter(), passed=False)
         return self
 
     def _listen(self) -> None:
@@ -285,8 +291,8 @@ class Run:
         try:
             if session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
                 session.serving.at_boundary()
-            self._in_pass = False
-            self._subject.arrive(time.perf_counter())
+            unfinished, self._in_pass = self._in_pass, False
+            self._subject.arrive(time.perf_counter(), passed=unfinished and not self._ticking)
             session.finish()
         except errors.Preempted as preempted:
             return preempted

@@ -38,6 +38,7 @@ class Shield:
         self.owner = owner  # its parent, except under a fork server, where the parent is the server
         self._served = os.getppid() != owner
         self._held: int | None = None
+        self._told = False
         self._lifted = False
 
     def begin(self) -> None:
@@ -94,6 +95,9 @@ class Shield:
         handler = signal.getsignal(signum)
         # torch gives its workers a C handler, which Python does not see: only one set since then is their own
         if callable(handler) and (not self.quiet or handler is not self._handlers[signum]):
+            if signum == signal.SIGTERM and self._told:
+                return  # workers.py says it more than once: the second would break into what the first began
+            self._told = signum == signal.SIGTERM
             _thread.interrupt_main(signal.Signals(signum))
             if self._interruptible:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)

@@ -1,8 +1,8 @@
 """Tensors and arrays whose memory is not in C order (transposed, channels_last, slices), read and written in C order.
 
-A whole `.contiguous()` would double the memory of a tensor at the worst moment. Here a range of bytes is cut into pieces
-of at most PIECE bytes, each a view, and only a piece is ever copied. The pieces are taken at elements; where a range
-starts or ends inside an element, that element is handled on its own under a lock, since two threads may hold its halves.
+A whole `.contiguous()` would double the memory of a tensor at the worst moment. Here a range of bytes is cut into
+pieces of at most PIECE bytes, each a view, and only a piece is ever copied. The pieces are taken at elements; where a
+range starts or ends inside one, that element is handled on its own under a lock, since two threads may hold its halves.
 """
 
 from __future__ import annotations

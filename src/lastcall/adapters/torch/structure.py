@@ -27,7 +27,7 @@ def saves_plainly(module: Module) -> bool:
 
 
 def loads_plainly(module: Module) -> bool:
-    """Whether load_state_dict() would only copy tensors. torch's own norm layers look at versions, which changes nothing."""
+    """Whether load_state_dict() would only copy tensors. torch's norm layers look at versions, which changes nothing."""
     kind = type(module)
     own = kind._load_from_state_dict
     return (
@@ -100,17 +100,16 @@ class Structure:
         found = {name: value for name, value in live.items() if isinstance(value, torch.Tensor)}
         return found, {name: value for name, value in live.items() if name not in found}
 
-    def is_frozen(self, name: str, tensor: torch.Tensor, owned: frozenset[int]) -> bool:
-        """Whether no given optimizer steps this parameter and nothing asks for its gradient."""
-        if not self.plain:
-            return any(
-                parameter.data_ptr() == tensor.data_ptr() and not parameter.requires_grad and id(parameter) not in owned
-                for parameter in self.module.parameters()
-            )
-        return name in self._parameters and not tensor.requires_grad and id(tensor) not in owned
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return dict(self.module.named_parameters(remove_duplicate=True))
+    def frozen(self, live: dict[str, torch.Tensor], owned: frozenset[int]) -> set[str]:
+        """The parameters that no given optimizer steps and whose gradient nobody asks for."""
+        still = [p for p in self.module.parameters() if not p.requires_grad and id(p) not in owned]
+        if not still:
+            return set()
+        if self.plain:
+            ids = {id(parameter) for parameter in still}
+            return {name for name in self._parameters if id(live[name]) in ids}
+        addresses = {parameter.data_ptr() for parameter in still}
+        return {name for name, tensor in live.items() if tensor.numel() and tensor.data_ptr() in addresses}
 
     def is_parameter(self, name: str) -> bool:
         return name in self._parameters

@@ -37,7 +37,7 @@ class Copy(NamedTuple):
     boundary: tuple[int, int]
     small: object
     randomness: Captured
-    loaders: list[object]
+    loaders: list[dict[str, Any]]
     fingerprint: list[tuple[int, int, bytes]]
 
 
@@ -55,7 +55,7 @@ class TorchSubject:
         self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)}
         self.state = StateSet(state, self._trackers)
         self._randomness = Randomness()
-        self._resumed_loaders: list[object] = []
+        self._resumed_loaders: list[Any] = []
         self.restored_randomness: Captured | None = None
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
@@ -93,17 +93,19 @@ class TorchSubject:
             known = data.track(loader)
             known.attach()
             if self._resumed_loaders:
-                known.load(self._resumed_loaders.pop(0))  # type: ignore[arg-type]
+                known.load(self._resumed_loaders.pop(0))
             self._trackers[id(loader)] = known
             self.loaders.append(known)
         return known
 
-    def arrive(self, now: float) -> None:
-        """A boundary: the state belongs together. Taken note of, and copied where that is affordable."""
+    def arrive(self, now: float, *, passed: bool = True) -> None:
+        """A boundary: the state belongs together. Taken note of, and copied where that is affordable. `passed`: something was done
+        since the last one."""
         assert self._hooks is not None
-        if self._hooks.learning:
+        if self._hooks.learning and passed:
             self._hooks.end_of_pass()
-        self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
+        if passed:
+            self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
         self.mark = self._gate.steps
         self._gate.depth = 0  # an optimizer step that raised never said that it ended
         if now >= self.copy_at:
@@ -195,7 +197,7 @@ class TorchSubject:
         raise AssertionError
 
     def _assemble(
-        self, document: dict[str, object], groups: tuple[Group, ...], randomness: Captured, loaders: list[object], step: int, because: str
+        self, document: dict[str, object], groups: tuple[Group, ...], randomness: Captured, loaders: list[dict[str, Any]], step: int, because: str
     ) -> Capture:
         run = {
             "step": step,
@@ -239,7 +241,7 @@ class TorchSubject:
         step, epoch = run.get("step"), run.get("epoch")
         if type(step) is not int or type(epoch) is not int or step < 0 or epoch < 0:
             raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}")
-        loaders = tree.decode(run.get("loaders"), _no_foreign)
+        loaders = tree.decode(run.get("loaders"), tree.refuse_tag)
         if not isinstance(loaders, list):
             raise errors.CheckpointError("state.json has no list of loaders")
         self.restored_randomness = self._randomness.from_document(run.get("randomness"))
@@ -258,10 +260,6 @@ class _Restore:
     def finish(self) -> None:
         self._subject.resume_at(self._run)
         self._loading.finish()
-
-
-def _no_foreign(document: dict[str, object]) -> object:
-    raise errors.CheckpointError(f"state.json holds {document.get('$')!r} where a data position belongs")
 
 
 def _loaders_in(value: object, depth: int = 0) -> list[object]:

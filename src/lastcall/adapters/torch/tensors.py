@@ -101,19 +101,24 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def check(tensor: torch.Tensor, path: str) -> None:
     """Refuse tensors whose bytes cannot be read or written in place."""
-    problem = _problem(tensor)
-    if problem is not None:
-        what, remedy = problem
+    found = problem(tensor)
+    if found is not None:
+        what, remedy = found
         raise errors.StateError(f"{path}: {what} cannot be saved. {remedy}")
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_DEVICES = frozenset({"cpu", "cuda"})
 
 
-def _problem(tensor: torch.Tensor) -> tuple[str, str] | None:
+def problem(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Why a tensor cannot be saved, and what to do, or None."""
+    kind = type(tensor)
+    if kind in _PLAIN and tensor.device.type in _DEVICES and tensor.layout is torch.strided and not tensor.is_quantized:
+        return None  # nearly all of them
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that has no shape yet", "Run one batch through the module before calling protect()."
-    name = type(tensor).__name__
+    name = kind.__name__
     if name == "DTensor":
         return "a DTensor (sharded over several processes)", "This adapter saves one process; pass its .full_tensor()."
     if name == "FakeTensor" or tensor.device.type == "meta":
@@ -127,8 +132,8 @@ def _problem(tensor: torch.Tensor) -> tuple[str, str] | None:
         return f"a sparse tensor ({tensor.layout})", "Pass tensor.to_dense(), or its indices() and values()."
     if tensor.is_quantized:
         return "a quantized tensor", "Pass its int_repr() with its scale and zero point."
-    if tensor.device.type not in ("cpu", "cuda"):
+    if tensor.device.type not in _DEVICES:
         return f"a tensor on {tensor.device}", "Only cpu and cuda tensors can be saved: pass tensor.cpu()."
-    if type(tensor) not in _PLAIN and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"a {name} (a tensor subclass with its own behaviour)", "Pass the plain tensors inside it."
     return None

@@ -143,8 +143,8 @@ def set_numpy(captured: Words | dict[str, object]) -> None:
         np.random.set_state(state)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise errors.MismatchError(
-            f"numpy's global generator does not take the saved state ({error}): the checkpoint was made with another bit "
-            "generator. Call np.random.set_bit_generator() with the same one before protect()."
+            f"numpy's global generator does not take the saved state ({error}): the checkpoint was made with another "
+            "bit generator. Call np.random.set_bit_generator() with the same one before protect()."
         ) from error
 
 

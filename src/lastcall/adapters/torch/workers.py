@@ -24,7 +24,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, process, resource_tracker, util
 from typing import Any
@@ -32,8 +31,8 @@ from typing import Any
 from lastcall.adapters.torch import shielded
 
 _REQUEST = "_lastcall_shield"
-_DISMISS_SECONDS = 5.0
 _RESEND_SECONDS = 0.2
+_KILL_SECONDS = 1.0
 
 _original: Any = process.BaseProcess.start
 _active: frozenset[int] = frozenset()  # what is shielded now
@@ -145,15 +144,22 @@ def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, own
 
 def _dismiss() -> None:
     """End the shielded daemons at exit, as multiprocessing is about to do, but tell them more than once: a SIGTERM of
-    ours is lost when it meets another one that the child has not taken yet, and multiprocessing would wait forever.
-    A DataLoader's worker that does not listen, in a C call that keeps the interpreter lock, is killed at last."""
+    ours is lost when it meets another one that the child has not taken yet, and multiprocessing would wait forever."""
     children = [child for child in process.active_children() if child.daemon and hasattr(child, _REQUEST)]
-    deadline = time.monotonic() + _DISMISS_SECONDS
-    while children and time.monotonic() < deadline:
+    patience = _RESEND_SECONDS
+    while children:
         for child in children:
             child.terminate()
-        connection.wait([child.sentinel for child in children], _RESEND_SECONDS)
+        connection.wait([child.sentinel for child in children], patience)
         children = [child for child in children if child.is_alive()]
-    for child in children:
-        if getattr(child, _REQUEST).quiet:
-            child.kill()
+        patience *= 2
+        if patience > _KILL_SECONDS:
+            _kill([child for child in children if getattr(child, _REQUEST).quiet])
+
+
+def _kill(workers: list[process.BaseProcess]) -> None:
+    """End DataLoader workers that do not listen: still importing torch, or in a C call that keeps the interpreter lock."""
+    if workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each of them as an error
+    for worker in workers:
+        worker.kill()

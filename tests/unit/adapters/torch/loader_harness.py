@@ -80,7 +80,11 @@ def digest(value: Any) -> str:
 
 def digest_rng(loader: Any) -> str:
     own = getattr(loader, "generator", None)
-    words = [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()]
+    words = [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+    ]
     return digest([words, None if own is None else own.get_state().tolist()])
 
 

@@ -1,0 +1,163 @@
+"""Whether a saved module or optimizer fits the live one, and how it gets there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lastcall import errors
+from lastcall.adapters.torch import nodes, tensors
+from lastcall.adapters.torch.structure import Structure
+
+if TYPE_CHECKING:
+    from lastcall.adapters.torch.restore import Build, Restorer
+
+_REMEDY = "Build it as it was when it was saved, or start in another directory."
+
+
+def match_module(
+    module: torch.nn.Module, found: Structure, restorer: Restorer, document: dict[str, object], path: str
+) -> None:
+    """Parameters and buffers are read in place. load_state_dict() is called only where it would do more than copy."""
+    saved = {name: nodes.ref(ref) for name, ref in nodes.pairs(document, "tensors")}
+    live, extras = found.state()
+    others = {
+        name: restorer.fill(None, restorer.decode(value), f"{path}.state_dict()[{name!r}]")
+        for name, value in nodes.pairs(document, "others")
+    }
+    plainly = found.plain and found.loads_plainly
+    if plainly:
+        _check_names(set(saved) | set(others), set(live) | set(extras), path)
+    _check_ties(found, live, saved, path)
+    read: dict[str, torch.Tensor] = {}
+    for name, ref in saved.items():
+        if name in live and plainly:
+            _check_tensor(live[name], ref, f"{path}.{name}")
+        read[name] = restorer.tensor(ref, live.get(name))
+    if not plainly or others or not all(found.aliases(tensor) for tensor in live.values()):
+        versions = nodes.pairs(document, "versions")
+        restorer.later(0, path, lambda: _load(module, read, others, versions))
+
+
+def _check_names(then: set[str], now: set[str], path: str) -> None:
+    missing, unexpected = sorted(now - then), sorted(then - now)
+    if missing or unexpected:
+        parts = []
+        if missing:
+            parts.append(f"{len(missing)} that the checkpoint does not have ({_some(missing)})")
+        if unexpected:
+            parts.append(f"{len(unexpected)} only in the checkpoint ({_some(unexpected)})")
+        raise errors.MismatchError(f"{path}: the names of its tensors differ: {' and '.join(parts)}. {_REMEDY}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _check_tensor(live: torch.Tensor, ref: nodes.Ref, path: str) -> None:
+    if tuple(live.shape) != ref.shape:
+        raise errors.MismatchError(
+            f"{path}: its shape is {ref.shape} in the checkpoint and {tuple(live.shape)} now. {_REMEDY}"
+        )
+    if live.dtype != ref.dtype:
+        raise errors.MismatchError(
+            f"{path}: its dtype is {ref.dtype} in the checkpoint and {live.dtype} now, so it would not be exact. "
+            f"{_REMEDY}"
+        )
+    dense = tuple(tensors.dense(live).shape)
+    if dense != ref.dense:
+        raise errors.MismatchError(
+            f"{path}: {ref.dense} of its {ref.shape} numbers were in memory when it was saved, and {dense} are now "
+            f"(expand()). {_REMEDY}"
+        )
+
+
+def _check_ties(found: Structure, live: dict[str, torch.Tensor], saved: dict[str, nodes.Ref], path: str) -> None:
+    """One live parameter cannot be read from two stored ones: which of them would be right?"""
+    known: dict[int, tuple[str, nodes.Ref]] = {}
+    for name, ref in saved.items():
+        if found.is_parameter(name) and name in live:
+            other, first = known.setdefault(id(live[name]), (name, ref))
+            if first.place != ref.place:
+                raise errors.MismatchError(
+                    f"{path}.{name}: is the same parameter as {path}.{other} now, and was not when it was saved. "
+                    f"{_REMEDY}"
+                )
+
+
+def _load(
+    module: Any, read: dict[str, torch.Tensor], others: dict[str, Build], versions: list[tuple[Any, Any]]
+) -> None:
+    state = module.state_dict().__class__()
+    state.update({name: tensor.detach() for name, tensor in read.items()})
+    state.update({name: build() for name, build in others.items()})
+    metadata = {name: {"version": 1} for name, _ in module.named_modules(remove_duplicate=False)}
+    metadata.update({str(name): {"version": version} for name, version in versions})
+    if type(state) is not dict:
+        state._metadata = metadata
+    module.load_state_dict(state)
+
+
+def match_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[torch.Tensor],
+    restorer: Restorer,
+    document: dict[str, object],
+    path: str,
+) -> None:
+    """State tensors are read in place where they exist already; load_state_dict() gets the whole."""
+    restorer.same_class(optimizer, document, path)
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if document.get("sizes") != sizes:
+        raise errors.MismatchError(
+            f"{path}: it has parameter groups of {sizes} now, and of {document.get('sizes')!r:.200} in the checkpoint. "
+            f"{_REMEDY}"
+        )
+    groups = restorer.fill(None, restorer.decode(document.get("groups")), f"{path}.param_groups")
+    state: dict[int, dict[str, Build]] = {}
+    for index, row in nodes.pairs(document, "state"):
+        if type(index) is not int or not 0 <= index < len(parameters):
+            raise errors.CheckpointError(f"{path}: the document holds state for parameter {index!r:.40}, which is none")
+        live: dict[str, Any] = optimizer.state.get(parameters[index], {})
+        state[index] = {
+            key: restorer.fill(live.get(key), restorer.decode(value), f"{path}.state[{index}][{key!r}]", fresh=True)
+            for key, value in nodes.pairs({"row": row}, "row")
+        }
+        _check_moments(state[index], parameters[index], path, index)
+    restorer.later(0, path, lambda: _load_optimizer(optimizer, parameters, sizes, groups, state, path))
+
+
+def _check_moments(row: dict[str, Build], parameter: torch.Tensor, path: str, index: int) -> None:
+    """Moments have the shape of their parameter. Reordered parameters would otherwise be found only by a worse loss."""
+    for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+        value = row[key]() if key in row else None
+        if isinstance(value, torch.Tensor) and value.shape != parameter.shape:
+            raise errors.MismatchError(
+                f"{path}: its {key} for parameter {index} has shape {tuple(value.shape)} in the checkpoint, and the "
+                f"parameter {tuple(parameter.shape)} now: were the parameters given in another order? {_REMEDY}"
+            )
+
+
+def _load_optimizer(
+    optimizer: Any, parameters: list[torch.Tensor], sizes: list[int], groups: Build, state: Any, path: str
+) -> None:
+    built = groups()
+    if not isinstance(built, list) or len(built) != len(sizes) or not all(isinstance(group, dict) for group in built):
+        raise errors.CheckpointError(f"{path}: the saved parameter groups are no list of {len(sizes)} dicts")
+    start = 0
+    for group, size in zip(built, sizes, strict=True):
+        group["params"] = list(range(start, start + size))
+        start += size
+    saved = {index: {key: build() for key, build in row.items()} for index, row in state.items()}
+    optimizer.load_state_dict({"state": {index: dict(row) for index, row in saved.items()}, "param_groups": built})
+    for index, row in saved.items():
+        _undo_casts(optimizer.state[parameters[index]], row)
+
+
+def _undo_casts(loaded: dict[str, Any], saved: dict[str, Any]) -> None:
+    """load_state_dict() casts moments to the dtype of their parameter: fp32 moments of a bf16 model would lose bits."""
+    for key, value in saved.items():
+        now = loaded.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+            loaded[key] = value.to(now.device)

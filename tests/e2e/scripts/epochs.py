@@ -1,0 +1,46 @@
+"""run.epochs and run.batches: a shuffled loader with two workers, accumulation of four, the last window of an epoch
+unfinished. LOADER=persistent keeps the workers between the epochs."""
+
+from __future__ import annotations
+
+import os
+
+import common
+import torch
+from torch.utils.data import DataLoader
+
+import lastcall
+
+EPOCHS, WINDOW = 3, 4
+
+if __name__ == "__main__":
+    common.seed()
+    loader = DataLoader(
+        common.Sentences(108),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=os.environ.get("LOADER") == "persistent",
+    )
+    model = common.Block()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
+    ema = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    counters = {"batches": 0}
+    with lastcall.protect(
+        common.DIRECTORY, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, counters=counters, data=loader
+    ) as run:
+        for _ in run.epochs(EPOCHS):
+            for tokens in run.batches(loader):
+                common.say(counters["batches"])
+                (model.loss(tokens) / WINDOW).backward()
+                counters["batches"] += 1
+                if counters["batches"] % WINDOW == 0:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+                    common.average(ema, model)
+
+    common.finish(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, counters=counters)

@@ -1,0 +1,69 @@
+"""A process that has imported torch and forks a fresh child for each request, so that a test pays milliseconds for a
+process and not the seconds that the import takes. What the child does from then on is what `python script.py` does:
+its own session, its own output files, the script as `__main__`, and the interpreter's own way out.
+
+    python nursery_server.py FD        requests and answers are JSON lines on the socket FD
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy  # noqa: F401
+import torch
+import torch.utils.data
+import torchdata.stateful_dataloader  # noqa: F401
+
+import lastcall
+
+
+def become(request: dict[str, Any]) -> Path:
+    """In the child: everything that exec would have changed."""
+    os.setsid()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        fd = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    script = Path(request["argv"][0])
+    sys.argv = list(request["argv"])
+    sys.path.insert(0, str(script.parent))
+    return script
+
+
+def poll(pid: int) -> int | None:
+    """Its return code as subprocess gives it, or None while it runs."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def serve(channel: socket.socket) -> Path | None:
+    """Returns in each child with its script, and in the parent with None once nobody asks any more."""
+    lines = channel.makefile("r")
+    for line in lines:
+        request = json.loads(line)
+        if "poll" in request:
+            answer: dict[str, Any] = {"code": poll(request["poll"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                lines.close()
+                channel.close()
+                return become(request)
+            answer = {"pid": pid}
+        channel.sendall((json.dumps(answer) + "\n").encode())
+    return None
+
+
+assert lastcall.protect is not None  # imported here, once for all children
+torch.set_num_threads(1)
+chosen = serve(socket.socket(fileno=int(sys.argv[1])))
+if chosen is not None:
+    runpy.run_path(str(chosen), run_name="__main__")
