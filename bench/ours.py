@@ -1,10 +1,10 @@
-"""The only file here that touches lastcall, through its public names and what DESIGN.md says of the files on disk."""
+"""The only file here that touches lastcall: its public names, and what DESIGN.md says of the files on disk."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,61 @@ from torch import nn
 _WAIT_S = 300.0
 
 
+class _Over(Exception):
+    """Leaves the block as a failed run would: a run that ends well would save once more."""
+
+
 class _Session:
-    """A protected run that stays open between measurements. Imported here, so that `--without lastcall` works
-    without it."""
+    """A protected run that stays open between measurements. Imported here, so that `--without lastcall` works without
+    it."""
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **periodic: Any) -> None:
         import lastcall
 
-        self._scope: AbstractContextManager[Any] = lastcall.protect(
+        self._scope: Any = lastcall.protect(
             folder,
             config=lastcall.JITCheckpointConfig(enabled=True, log_level="WARNING"),
             periodic=lastcall.PeriodicCheckpointConfig(save_total_limit=2, **(periodic or {"save_strategy": "no"})),
             model=model,
             optimizer=optimizer,
         )
+        self._folder = folder
+        self._optimizer = optimizer
         self.run = self._scope.__enter__()
 
     def close(self) -> None:
-        self._scope.__exit__(None, None, None)
+        over = _Over()
+        self._scope.__exit__(_Over, over, None)
+
+    def _settle(self) -> None:
+        """Until what lastcall does on the side is done: preparing space and memory after the first step, pruning after
+        a periodic save. Training goes on meanwhile in a real run; here it would be in the time of the next method."""
+        for thread in threading.enumerate():
+            if thread.name in ("lastcall-space", "lastcall-periodic"):
+                thread.join()
 
 
 class Saver(_Session):
     """Saves when told to."""
 
-    def save(self, step: int) -> float:
+    def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(folder, model, optimizer)
+        self._one_step()
+        self._settle()
+
+    def save(self) -> float:
         """Seconds from the boundary to the commit."""
-        self.run.tick()
+        self._one_step()
         start = time.perf_counter()
         self.run.save()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self._settle()
+        return seconds
+
+    def _one_step(self) -> None:
+        """A whole step, so that save() stands at a boundary. Without gradients the optimizer changes nothing."""
+        for _ in self.run.steps(self.run.step + 1):
+            self._optimizer.step()
 
 
 class Periodic(_Session):
@@ -50,13 +76,10 @@ class Periodic(_Session):
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(folder, model, optimizer, save_strategy="steps", save_steps=1)
-        self._folder = folder
-        self._optimizer = optimizer
 
     def stall(self) -> float:
-        """Seconds that a boundary with a save keeps training from its next optimizer step. The step is in it,
-        since a saver could return at once and hold the mutation back instead; without gradients it changes
-        nothing and costs microseconds."""
+        """Seconds that a boundary with a save keeps training from its next optimizer step. The step is in it, since a
+        saver could return at once and hold the mutation back instead; without gradients it costs microseconds."""
         start = time.perf_counter()
         self.run.tick()
         self._optimizer.step()
@@ -64,6 +87,7 @@ class Periodic(_Session):
 
     def wait(self) -> None:
         """Until the save that `stall` began is committed."""
+        self._settle()
         record = self._folder / f"checkpoint-{self.run.step}" / "lastcall.json"
         deadline = time.monotonic() + _WAIT_S
         while not record.exists():
@@ -76,7 +100,12 @@ class Steps(_Session):
     """The plain training loop, for the cost of a step."""
 
     def iterate(self) -> Iterator[int]:
-        return iter(self.run.steps(10**12))
+        """Begun, and past what is prepared once after the first step."""
+        passes = iter(self.run.steps(10**12))
+        for _ in range(3):
+            next(passes)
+        self._settle()
+        return passes
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
@@ -96,6 +125,6 @@ def fill(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
     """Leave a committed checkpoint of this state behind."""
     saver = Saver(folder, model, optimizer)
     try:
-        saver.save(1)
+        saver.save()
     finally:
         saver.close()

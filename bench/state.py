@@ -8,7 +8,7 @@ and step counters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ class State:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     described: str
-    steps: int = field(default=0)
 
     def nested(self) -> dict[str, object]:
         """As a training script would hand it to torch.save."""
@@ -45,7 +44,6 @@ class State:
     def touch(self) -> None:
         """Stand in for a training step: every trained byte range changes, and is hot afterwards, as it is in a
         real run."""
-        self.steps += 1
         for tensor in self.trained():
             tensor.add_(1.0 if tensor.ndim == 0 else 1e-3)
 

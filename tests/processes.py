@@ -106,9 +106,14 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
+def state(pid: int) -> str:
+    """The process's state letter as in ps; "" if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def gone(pid: int) -> bool:
     """No such process, or nothing but a zombie that its parent (in a container often nobody) has not collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return state(pid) in ("", "Z")

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import errno as errnos
+import fcntl
 import os
 import signal
 import threading
@@ -87,9 +88,16 @@ class FaultyFiles(storage.Files):
         fault = self._strike("pwrite")
         if fault is not None and not fault.short:
             raise OSError(fault.errno, os.strerror(fault.errno))
-        if fault is not None and len(data) > 4096:
-            data = data[: len(data) // 2 // 4096 * 4096 or 4096]  # O_DIRECT is only ever short by whole blocks
+        if fault is not None and len(data) > 1:
+            half = len(data) // 2
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                half = half // 4096 * 4096 or 4096  # only ever short by whole blocks
+            data = data[:half]
         return super().pwrite(fd, data, offset, flags)
+
+    def close(self, fd: int) -> None:
+        super().close(fd)  # as the kernel does: a failed close is a close all the same
+        self._check("close")
 
 
 def _checked(operation: str) -> Callable[..., Any]:
@@ -104,7 +112,7 @@ def _checked(operation: str) -> Callable[..., Any]:
 
 
 for _operation in OPERATIONS:
-    if _operation != "pwrite":
+    if _operation not in ("pwrite", "close"):
         setattr(FaultyFiles, _operation, _checked(_operation))
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS":
 def environment(**more: str) -> dict[str, str]:
     """The environment of a child: ours, without settings of lastcall that somebody may have exported."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LASTCALL_")}
-    return {**inherited, **QUIET, "PYTHONPATH": str(ROOT / "src"), **more}
+    return {**inherited, **QUIET, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **more}
 
 
 def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
@@ -67,7 +68,9 @@ class Child:
                 os.kill(self.pid, signum)
 
     def lines(self) -> list[str]:
-        return self._stdout.read_text(errors="replace").splitlines() if self._stdout.exists() else []
+        """What it has said, whole lines only."""
+        text = self._stdout.read_text(errors="replace") if self._stdout.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()
 
     def log(self) -> str:
         return self._stderr.read_text(errors="replace") if self._stderr.exists() else ""
@@ -141,6 +144,12 @@ class Nursery:
         child = Child(self, answer["pid"], stdout, stderr)
         self._children.append(child)
         return child
+
+    def write(self, folder: Path, source: str) -> Path:
+        """A script of its own for one test."""
+        script = folder / "script.py"
+        script.write_text(textwrap.dedent(source))
+        return script
 
     def run(self, folder: Path, script: Path, *arguments: object, **env: str) -> Child:
         """Run a script to its end."""

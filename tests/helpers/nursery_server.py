@@ -7,6 +7,7 @@ its own session, its own output files, the script as `__main__`, and the interpr
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -62,8 +63,21 @@ def serve(channel: socket.socket) -> Path | None:
     return None
 
 
-assert lastcall.protect is not None  # imported here, once for all children
-torch.set_num_threads(1)
+def warm_up() -> None:
+    """What every script would import or build by itself. No backward(): its engine's threads do not survive a fork."""
+    assert lastcall.protect is not None
+    torch.set_num_threads(1)
+    parameter = torch.zeros(2, requires_grad=True)
+    parameter.grad = torch.zeros(2)
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        optimizer = kind([parameter], lr=0.1)
+        optimizer.step()  # the first one imports torch._dynamo, for seconds
+        optimizer.zero_grad()
+    gc.collect()
+    gc.freeze()  # the collector of a child must not touch, and so copy, the pages of all these modules
+
+
+warm_up()
 chosen = serve(socket.socket(fileno=int(sys.argv[1])))
 if chosen is not None:
     runpy.run_path(str(chosen), run_name="__main__")

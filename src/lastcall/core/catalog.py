@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import math
@@ -28,8 +29,9 @@ from lastcall.storage.spare import SparePool
 from lastcall.types import Kind
 
 log = logging.getLogger("lastcall")
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-\d+(\.replaced-\d+)?")
 PRIVATE = ".lastcall"
+_held: dict[Path, int] = {}  # the directories that this process (a fork has another number) holds
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Catalog:
         self.private = root / PRIVATE
         self.staging = self.private / "staging"
         self.trash = self.private / "trash"
+        self.preparing = self.private / "preparing"  # a spare that is being written
         self.files = files
         self.spares = SparePool(self.private / "spare", files)
         self._lock: int | None = None
@@ -65,6 +68,9 @@ class Catalog:
         """Make the directory, and make it ours. A predecessor on its way out is waited for."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(exist_ok=True)
+        # POSIX locks do not keep out a second run in this process, and opening the file again would let go of the first one's.
+        if _held.get(self.root.resolve()) == os.getpid():
+            raise errors.BusyError(f"{self.root} is in use by this process already: give each run a directory of its own.")
         self._lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         give_up = clock.now() + patience
         while True:
@@ -73,6 +79,9 @@ class Catalog:
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror)
+                    break
                 if clock.now() >= give_up:
                     owner = os.pread(self._lock, 100, 0).decode(errors="replace").strip()
                     os.close(self._lock)
@@ -84,11 +93,13 @@ class Catalog:
             clock.sleep(0.1)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        _held[self.root.resolve()] = os.getpid()
 
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+            _held.pop(self.root.resolve(), None)
 
     def entries(self) -> list[Entry]:
         """The committed checkpoints, newest first. What cannot be read is left out; `clean` deals with it."""
@@ -104,10 +115,12 @@ class Catalog:
         """Remove what is incomplete, set aside what is damaged. Returns what was done, a sentence each."""
         done = []
         for leftover in (self.staging, self.trash):
-            if leftover.is_dir():
+            if os.path.lexists(leftover):
                 self._throw_away(leftover)
+        with contextlib.suppress(OSError):
+            self.files.unlink(self.preparing)
         for path in self._folders():
-            if (path / records.SENTINEL).exists():
+            if os.path.lexists(path / records.SENTINEL):
                 self._discard(path)
                 done.append(f"removed {path.name}: it was never completed")
                 continue
@@ -130,12 +143,16 @@ class Catalog:
     def publish(self, built: Path, step: int) -> Path:
         """The commit: give the finished folder its name, in one atomic step, and make the name durable."""
         final = self.root / f"checkpoint-{step}"
+        if os.path.lexists(final) and not _committed(final):
+            aside = self._beside(step)
+            self.files.rename(final, aside)
+            log.warning("%s is not a checkpoint of ours: it is kept as %s", final.name, aside.name)
         if os.path.lexists(final):
             try:
                 self.files.exchange(built, final)
             except OSError:
                 # No atomic swap here: the older one of this step steps aside under a name that is still a checkpoint's.
-                aside = storage.first_free(self.root, (f"checkpoint-{step}.replaced-{n}" for n in range(10_000)))
+                aside = self._beside(step)
                 self.files.rename(final, aside)
                 self.files.rename(built, final)
                 self.files.sync_directory(self.root)
@@ -147,6 +164,9 @@ class Catalog:
             self.files.rename(built, final)
             self.files.sync_directory(self.root)
         return final
+
+    def _beside(self, step: int) -> Path:
+        return storage.first_free(self.root, (f"checkpoint-{step}.replaced-{n}" for n in range(10_000)))
 
     def prune(self, keep: Keep) -> list[Path]:
         """Remove what rotation no longer needs. Never the last two complete ones, nor the best."""
@@ -160,12 +180,15 @@ class Catalog:
         return gone
 
     def _folders(self) -> list[Path]:
-        with os.scandir(self.root) as entries:
-            return [
-                Path(entry.path)
-                for entry in entries
-                if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)
-            ]
+        try:
+            with os.scandir(self.root) as entries:
+                return [
+                    Path(entry.path)
+                    for entry in entries
+                    if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)
+                ]
+        except FileNotFoundError:
+            return []
 
     def _discard(self, path: Path) -> None:
         """Take a folder out of the catalog in one step, then keep its files as spare space."""
@@ -188,14 +211,23 @@ class Catalog:
 
     def _throw_away(self, folder: Path) -> None:
         with contextlib.suppress(OSError):
-            for entry in list(os.scandir(folder)):
-                if entry.is_dir(follow_symlinks=False):
-                    self._recycle(Path(entry.path))
+            if not folder.is_symlink():
+                for entry in list(os.scandir(folder)):
+                    if entry.is_dir(follow_symlinks=False):
+                        self._recycle(Path(entry.path))
             storage.remove_tree(self.files, folder)
 
 
 def _checkpoint_name(name: str) -> bool:
-    return bool(_CHECKPOINT.fullmatch(name.split(".replaced-")[0]))
+    return bool(_CHECKPOINT.fullmatch(name))
+
+
+def _committed(path: Path) -> bool:
+    try:
+        records.read(path)
+    except errors.CheckpointError:
+        return False
+    return not path.is_symlink()
 
 
 def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:

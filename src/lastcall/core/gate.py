@@ -24,7 +24,7 @@ class Gate:
     def enter(self) -> None:
         """A mutation begins. Does not return while the gate is closed."""
         self.depth += 1
-        if self.closed:
+        if self.closed and self.depth == 1:  # a nested one belongs to the step that close() is waiting for
             self._hold()
 
     def leave(self) -> None:

@@ -92,13 +92,18 @@ def read_regular(path: Path, largest: int) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise errors.CheckpointError(f"{path.name} cannot be opened: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise errors.CheckpointError(f"{path.name} is not a plain file")
         if info.st_size > largest:
             raise errors.CheckpointError(f"{path.name} has {info.st_size} bytes, more than the {largest} that are read")
-        return file.read()
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(info.st_size)
+    except OSError as error:
+        raise errors.CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
 
 
 def _canonical(body: dict[str, Any]) -> bytes:
@@ -114,6 +119,15 @@ def _check(record: Record) -> None:
             raise ValueError(f"{number!r} is not a count")
     if type(record.exact) is not bool or not isinstance(record.metrics, dict):
         raise TypeError("a field has the wrong type")
+    for text in (record.reason, record.because, record.run):
+        _text(text)
+    for value in (record.created, record.seconds, *record.metrics.values()):
+        if type(value) not in (int, float):
+            raise TypeError(f"{value!r} is not a number")
+    function = digest.named(record.algorithm)
+    for file in record.files:
+        if file.digest != digest.over(file.chunks, function):
+            raise ValueError(f"{file.name}: its digest is not the one over its chunks")
 
 
 def _text(value: object) -> str:

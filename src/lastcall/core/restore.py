@@ -43,10 +43,13 @@ class Restorable(Protocol):
 def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entry | None:
     """Restore the newest checkpoint that is whole. Damaged ones are set aside, with the reason logged."""
     entries = catalog.entries()
-    candidates = [entry for entry in entries if entry.record.complete] or entries
+    complete = [entry for entry in entries if entry.record.complete]
+    partial = [entry for entry in entries if not entry.record.complete]
     spoiled = False
-    for position, entry in enumerate(candidates):
-        way_out = position + 1 < len(candidates)
+    for position, entry in enumerate([*complete, *partial]):
+        if spoiled and not entry.record.complete:
+            break  # it would not overwrite everything that the damaged one has left
+        way_out = position + 1 < len(complete)
         try:
             load(entry, engine, subject, verify_first=not way_out)
         except _Spoiled as error:
@@ -91,9 +94,9 @@ def load(entry: Entry, engine: writer.Engine, subject: Restorable, *, verify_fir
                 inputs.append(writer.Input(fd, file, pieces, direct, function))
         try:
             engine.read(inputs)
+            loading.finish()
         except errors.CheckpointError as error:
             raise _Spoiled(str(error)) from error
-        loading.finish()
 
 
 def verify(entry: Entry, engine: writer.Engine) -> None:

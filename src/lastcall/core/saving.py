@@ -12,7 +12,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class Request:
     reason: str
     deadline: float | None = None
     abandoned: Callable[[], bool] = lambda: False  # turns true when nobody wants it any more
+    # What unchanged() found before training went on: taken over as it is, never read again, since it may change by now.
+    same: Mapping[str, FileRecord] | None = None
 
 
 class Saver:
@@ -76,9 +78,9 @@ class Saver:
                 built = self._build(folder, capture, request, recycled=attempt == 1, began=began)
                 path = self._catalog.publish(folder, capture.step)
                 break
-            except (OSError, errors.DeadlineError) as error:
+            except (OSError, errors.SaveError) as error:
                 self._abandon(folder)
-                if isinstance(error, errors.DeadlineError):
+                if isinstance(error, errors.SaveError):
                     raise
                 self._give_up_or_go_on(error, attempt, capture, request)
         self.last = Entry(path, built)
@@ -93,7 +95,7 @@ class Saver:
     def unchanged(self, groups: tuple[Group, ...]) -> dict[str, FileRecord]:
         """The groups whose bytes are those of the newest committed checkpoint, by digest. Only those are compared that can be
         expected to be: frozen ones, until seen to change, and ones that were the same last time."""
-        if self.last is None or self.last.record.algorithm != digest.ALGORITHM:
+        if self.last is None or self.last.record.algorithm != digest.ALGORITHM or not self._there(self.last):
             return {}
         same: dict[str, FileRecord] = {}
         for group in groups:
@@ -110,6 +112,23 @@ class Saver:
                 same[group.name] = before
         return same
 
+    def _there(self, entry: Entry) -> bool:
+        """Whether the folder still is that checkpoint: a save of the same step that failed late may have put another in its place."""
+        try:
+            return records.read(entry.path).files == entry.record.files
+        except errors.CheckpointError:
+            return False
+
+    def _same(self, capture: Capture, request: Request, *, recycled: bool) -> Mapping[str, FileRecord]:
+        if request.same is None:
+            return self.unchanged(capture.groups) if recycled else {}
+        for file in request.same.values():
+            if self.last is None or self.last.record.file(file.name) != file or not self._there(self.last):
+                raise errors.SaveError(
+                    f"checkpoint-{capture.step} could not be saved: {file.name} was to be taken over from a checkpoint that is gone"
+                )
+        return request.same
+
     def _build(self, folder: Path, capture: Capture, request: Request, *, recycled: bool, began: float) -> Record:
         if not self._catalog.staging.is_dir():
             self._files.mkdir(self._catalog.staging)
@@ -117,7 +136,7 @@ class Saver:
             storage.remove_tree(self._files, folder)
         self._files.mkdir(folder)
         storage.write_small(self._files, folder / records.SENTINEL, b"lastcall is writing this checkpoint\n")
-        same = {} if not recycled else self.unchanged(capture.groups)
+        same = self._same(capture, request, recycled=recycled)
         taken = [self._take_over(folder, before) for before in same.values()]
         groups = sorted((group for group in capture.groups if group.name not in same), key=lambda group: group.rank)
         document = json.dumps(capture.document).encode()
@@ -126,7 +145,7 @@ class Saver:
         written = self._write(folder, layouts, request, recycled=recycled)
         missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
         if missing:
-            self._check_worth(missing, groups, capture)
+            self._check_worth(missing, capture, request)
         self._learn(written)
         self._sequence += 1
         record = Record(
@@ -152,9 +171,12 @@ class Saver:
 
     def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
         outputs: list[writer.Output] = []
-        try:
+        with contextlib.ExitStack() as opened:  # closes them all, also when closing one fails
             for layout in layouts:
-                outputs.append(self._open(folder / layout.name, layout, recycled=recycled))
+                output = self._open(folder / layout.name, layout, recycled=recycled)
+                assert output.fd is not None
+                opened.callback(self._files.close, output.fd)
+                outputs.append(output)
             stop_at = None if request.deadline is None else request.deadline - _COMMIT
 
             def cancelled() -> bool:
@@ -170,11 +192,7 @@ class Saver:
                     done.append(record)
                 else:
                     self._files.unlink(folder / output.layout.name)
-            return done
-        finally:
-            for output in outputs:
-                if output.fd is not None:
-                    self._files.close(output.fd)
+        return done
 
     def _open(self, path: Path, layout: FileLayout, *, recycled: bool) -> writer.Output:
         large = layout.size >= _DIRECT_FROM
@@ -209,7 +227,7 @@ class Saver:
         try:
             self._files.link(old, new)
         except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSYS):
                 raise
             storage.copy_file(old, new)
             fd = self._files.open(new, os.O_RDWR)
@@ -228,8 +246,10 @@ class Saver:
             if file.name != DOCUMENT and before is not None:
                 self._steady[file.name] = before.chunks == file.chunks
 
-    def _check_worth(self, missing: tuple[str, ...], groups: list[Group], capture: Capture) -> None:
-        wanted = {f"{group.name}.safetensors" for group in groups if group.rank == 0}
+    def _check_worth(self, missing: tuple[str, ...], capture: Capture, request: Request) -> None:
+        if request.abandoned():
+            raise errors.DeadlineError(f"step {capture.step} was given up while it was being written")
+        wanted = {f"{group.name}.safetensors" for group in capture.groups if group.rank == 0}
         if DOCUMENT in missing or not wanted or wanted & set(missing):
             raise errors.DeadlineError(f"the time ran out while step {capture.step} was being written; the previous checkpoint stays")
 
@@ -249,6 +269,8 @@ class Saver:
                     f"{what}. It needs {capture.nbytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free: make room in {self._catalog.root}."
                 ) from error
             raise errors.SaveError(what) from error
+        if error.errno in (errno.EINVAL, errno.ENOTSUP):
+            self.method = Method.BUFFERED  # some file systems open a file for direct writes and then refuse them
         freed = self._catalog.spares.clear() if full else 0
         note = f"; gave {freed / 1e6:.0f} MB of spare space back" if freed else ""
         log.warning("Saving step %d failed (%s)%s; trying again", capture.step, error.strerror or error, note)

@@ -10,6 +10,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from lastcall import memory
 from lastcall.core.writer import Engine
@@ -92,7 +93,12 @@ def _copy(bundle: list[tuple[Source, int, int, int]]) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that may still be allocated on this machine, or None where nobody says."""
+    """Bytes that may still be allocated, on this machine and in our container, or None where nobody says."""
+    known = [left for left in (_left_on_machine(), *_left_in_groups()) if left is not None]
+    return min(known, default=None)
+
+
+def _left_on_machine() -> int | None:
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -101,6 +107,28 @@ def available_memory() -> int | None:
     except OSError:
         pass
     return None
+
+
+def _left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What the limits of our control groups leave: past one of them the kernel kills, whatever the machine has."""
+    try:
+        place = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        place = "/"
+    start = root / place.strip("/")
+    groups = [folder for folder in (start, *start.parents) if folder.is_relative_to(root)]
+    found = [_left(folder, "memory.max", "memory.current", "inactive_file") for folder in groups]
+    found.append(_left(root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+    return [left for left in found if left is not None]
+
+
+def _left(folder: Path, limit: str, used: str, cache: str) -> int | None:
+    try:
+        left = int((folder / limit).read_text()) - int((folder / used).read_text())  # "max" is no number: no limit
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, left + int(stat[cache]))
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def without(groups: tuple[Group, ...], names: set[str]) -> tuple[Group, ...]:

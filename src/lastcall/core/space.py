@@ -73,14 +73,17 @@ class Preparation:
 
     def _missing(self, sizes: Sequence[int]) -> list[int]:
         """The sizes that no spare file serves yet, largest first."""
-        missing = sorted((size for size in sizes if size >= 1024 * 1024), reverse=True)
-        for spare in sorted(self._catalog.spares.sizes(), reverse=True):
-            if missing and spare >= missing[0]:
-                missing.pop(0)
+        missing = []
+        spares = sorted(self._catalog.spares.sizes())
+        for size in sorted((size for size in sizes if size >= 1024 * 1024), reverse=True):
+            if spares and spares[-1] >= size:
+                spares.pop()
+            else:
+                missing.append(size)
         return missing
 
     def _spare(self, size: int) -> bool:
-        under = self._catalog.private / "preparing"
+        under = self._catalog.preparing
         buffer = memory.PageBuffer(writer.CHUNK)
         try:
             position = self._probe(under, size, buffer) if self.method is None and size >= 4 * _PROBE else 0

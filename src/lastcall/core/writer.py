@@ -106,10 +106,11 @@ class Engine:
             begin = index * CHUNK
             count = min(CHUNK, output.layout.size - begin)
             _gather(output.layout.extents, starts[id(output)], begin, count, buffer.address)
-            output.chunks[index] = digest.of(buffer.view[:count])
+            seen = digest.of(buffer.view[:count])
             if output.fd is not None:
                 padded = _padded(buffer, count) if output.direct else count
                 storage.write_all(self._files, output.fd, buffer.view[:padded], begin, output.flags)
+            output.chunks[index] = seen  # only now: a chunk that failed must not look complete
 
         self._run(jobs, one, cancelled)
 
@@ -119,7 +120,9 @@ class Engine:
             if source.record.chunk > CHUNK or source.record.chunk % memory.ALIGNMENT:
                 raise errors.CheckpointError(f"{source.record.name}: chunks of {source.record.chunk} bytes are not read here")
         jobs = [(source, index) for source in inputs for index in range(len(source.record.chunks))]
-        starts = {id(source): [piece.offset for piece in source.pieces] for source in inputs}
+        # Without the empty ones: they share their offset with a neighbour, which bisect would then miss.
+        pieces = {id(source): [piece for piece in source.pieces if piece.target.nbytes] for source in inputs}
+        starts = {key: [piece.offset for piece in found] for key, found in pieces.items()}
 
         def one(buffer: memory.Buffer, job: tuple[Input, int]) -> None:
             source, index = job
@@ -130,7 +133,7 @@ class Engine:
                 raise errors.CheckpointError(
                     f"{source.record.name}: the bytes from {begin} to {begin + count} do not match their digest"
                 )
-            _scatter(source.pieces, starts[id(source)], begin, count, buffer.address)
+            _scatter(pieces[id(source)], starts[id(source)], begin, count, buffer.address)
 
         self._run(jobs, one, lambda: False)
 
@@ -142,12 +145,17 @@ class Engine:
         done = 0
         whole = _round_up(count) if source.direct else count
         while done < count:
-            got = self._files.pread(source.fd, buffer.view[done:whole], begin + done)
+            try:
+                got = self._files.pread(source.fd, buffer.view[done:whole], begin + done)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise errors.CheckpointError(f"{source.record.name}: cannot be read at {begin + done}") from error
+            if source.direct and done + got < count:
+                got -= got % memory.ALIGNMENT  # a short direct read goes on from an aligned offset
             if got <= 0:
                 raise errors.CheckpointError(f"{source.record.name}: ends at {begin + done}, {source.record.size} were recorded")
             done += got
-            if source.direct and done < count:
-                done -= done % memory.ALIGNMENT  # a short direct read goes on from an aligned offset
 
     def _serve(self, buffer: memory.Buffer) -> None:
         while (task := self._work.get()) is not None:
@@ -159,7 +167,9 @@ class Engine:
             return
         failures: list[BaseException] = []
         numbers = itertools.count()
-        finished = threading.Semaphore(0)
+        workers = min(len(self._threads), len(jobs))
+        ended = itertools.count(1)
+        all_ended = threading.Event()
 
         def task(buffer: memory.Buffer) -> None:
             try:
@@ -171,14 +181,17 @@ class Engine:
             except BaseException as error:  # handed to the caller below
                 failures.append(error)
             finally:
-                finished.release()
+                if next(ended) == workers:
+                    all_ended.set()
 
         with self._one_at_a_time:
-            workers = min(len(self._threads), len(jobs))
             for _ in range(workers):
                 self._work.put(task)
-            for _ in range(workers):
-                finished.acquire()
+            while not all_ended.is_set():
+                try:
+                    all_ended.wait()
+                except BaseException as error:  # Ctrl-C: the caller closes files that the threads still write to
+                    failures.append(error)
         if failures:
             raise failures[0]
 

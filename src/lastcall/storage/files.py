@@ -106,6 +106,9 @@ def write_small(files: Files, path: Path, data: bytes) -> None:
 
 def remove_tree(files: Files, path: Path) -> None:
     """Remove a folder and what is in it; links are removed, never followed."""
+    if path.is_symlink():
+        files.unlink(path)
+        return
     for entry in list(os.scandir(path)):
         if entry.is_dir(follow_symlinks=False):
             remove_tree(files, Path(entry.path))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 from pathlib import Path
 
 from lastcall.storage import files as storage
 
-_F_SETLEASE = 1024  # Linux; the fcntl module does not export it before 3.13
+_F_SETSIG = 10  # Linux; the fcntl module does not export them before 3.13
+_F_SETLEASE = 1024
 
 
 class SparePool:
@@ -28,24 +30,25 @@ class SparePool:
 
     def take(self, size: int, to: Path) -> bool:
         """Move the best fitting spare to `to`. It still holds old bytes: the caller writes over them and cuts the rest off."""
-        spares = self._all()
-        large_enough = [spare for spare in spares if spare[1] >= size]
-        choice = min(large_enough, key=lambda spare: spare[1]) if large_enough else max(spares, key=lambda spare: spare[1], default=None)
-        if choice is None:
-            return False
-        try:
-            self._files.rename(choice[0], to)
-        except OSError:
-            return False
-        return True
+        # The smallest that is large enough; failing that, the largest.
+        by_fit = sorted(self._all(), key=lambda spare: (spare[1] < size, abs(spare[1] - size)))
+        for path, _ in by_fit:
+            try:
+                if not free(path):  # a backup may have come by since it was given
+                    continue
+                self._files.rename(path, to)
+            except OSError:
+                return False
+            return True
+        return False
 
     def give(self, path: Path) -> bool:
         """Keep a file that is not needed any more as a spare. False (and the file stays) where something else links to or reads it.
         The caller must have made sure that nobody can open it by name any more."""
         try:
-            if not os.path.isdir(self._folder):
+            if not os.path.lexists(self._folder):
                 self._files.mkdir(self._folder)
-            if os.lstat(path).st_nlink != 1 or not unread(path):
+            if self._folder.is_symlink() or not free(path):
                 return False
             self._files.rename(path, storage.first_free(self._folder, (f"spare-{n}" for n in range(10_000))))
         except OSError:
@@ -69,6 +72,8 @@ class SparePool:
         return freed
 
     def _all(self) -> list[tuple[Path, int]]:
+        if self._folder.is_symlink():  # whatever it points to is not ours to write over
+            return []
         try:
             with os.scandir(self._folder) as entries:
                 return [
@@ -80,6 +85,11 @@ class SparePool:
             return []
 
 
+def free(path: Path) -> bool:
+    """Whether this name is all that is left of the file: writing over it changes nothing that anybody can see."""
+    return os.lstat(path).st_nlink == 1 and unread(path)
+
+
 def unread(path: Path) -> bool:
     """Whether no process has this file open or mapped. A write lease is only granted then; a file system without leases says no."""
     try:
@@ -87,6 +97,8 @@ def unread(path: Path) -> bool:
     except OSError:
         return False
     try:
+        # Who opens the file while we hold the lease makes the kernel signal us: with SIGIO, of which a process dies.
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_UNLCK)
     except OSError:

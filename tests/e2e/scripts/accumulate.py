@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import common
 import torch
 
 import lastcall
+from helpers import training
 
-common.seed()
-model = common.Block()
+training.seed()
+model = training.Block()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-with lastcall.protect(common.DIRECTORY, model=model, optimizer=optimizer) as run:
+with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
     for step in run.steps(82):
-        common.say(step)
-        (model.loss(common.batch()) / 4).backward()
+        training.say(step)
+        (model.loss(training.batch()) / 4).backward()
         if step % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
 
 gradients = [value.grad for value in model.parameters()]
-common.finish(model=model, optimizer=optimizer, gradients=gradients)
+training.finish(model=model, optimizer=optimizer, gradients=gradients)

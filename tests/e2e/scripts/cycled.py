@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 
-import common
 import torch
 from torch.utils.data import DataLoader
 
 import lastcall
+from helpers import training
 
 if __name__ == "__main__":
-    common.seed()
+    training.seed()
     workers = int(os.environ.get("WORKERS", "0"))
-    loader = DataLoader(common.Sentences(60), batch_size=4, shuffle=True, num_workers=workers, drop_last=True)
-    model = common.Block()
+    loader = DataLoader(training.Sentences(60), batch_size=4, shuffle=True, num_workers=workers, drop_last=True)
+    model = training.Block()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    with lastcall.protect(common.DIRECTORY, model=model, optimizer=optimizer, data=loader) as run:
-        batches = common.cycle(loader)
+    with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, data=loader) as run:
+        batches = training.cycle(loader)
         for step in run.steps(70):
-            common.say(step)
+            training.say(step)
             optimizer.zero_grad()
             model.loss(next(batches)).backward()
             optimizer.step()
 
-    common.finish(model=model, optimizer=optimizer)
+    training.finish(model=model, optimizer=optimizer)

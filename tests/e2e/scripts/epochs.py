@@ -5,35 +5,41 @@ from __future__ import annotations
 
 import os
 
-import common
 import torch
 from torch.utils.data import DataLoader
 
 import lastcall
+from helpers import training
 
 EPOCHS, WINDOW = 3, 4
 
 if __name__ == "__main__":
-    common.seed()
+    training.seed()
     loader = DataLoader(
-        common.Sentences(108),
+        training.Sentences(108),
         batch_size=4,
         shuffle=True,
         num_workers=2,
         persistent_workers=os.environ.get("LOADER") == "persistent",
     )
-    model = common.Block()
+    model = training.Block()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
     ema = {name: value.detach().clone() for name, value in model.named_parameters()}
 
     counters = {"batches": 0}
     with lastcall.protect(
-        common.DIRECTORY, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, counters=counters, data=loader
+        training.DIRECTORY,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        ema=ema,
+        counters=counters,
+        data=loader,
     ) as run:
         for _ in run.epochs(EPOCHS):
             for tokens in run.batches(loader):
-                common.say(counters["batches"])
+                training.say(counters["batches"])
                 (model.loss(tokens) / WINDOW).backward()
                 counters["batches"] += 1
                 if counters["batches"] % WINDOW == 0:
@@ -41,6 +47,6 @@ if __name__ == "__main__":
                     optimizer.step()
                     optimizer.zero_grad()
                     scheduler.step()
-                    common.average(ema, model)
+                    training.average(ema, model)
 
-    common.finish(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, counters=counters)
+    training.finish(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, counters=counters)

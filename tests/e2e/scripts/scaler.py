@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import common
 import torch
 
 import lastcall
+from helpers import training
 
-common.seed()
-model = common.Block()
+training.seed()
+model = training.Block()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=7)
 
-with lastcall.protect(common.DIRECTORY, model=model, optimizer=optimizer, scaler=scaler) as run:
+with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, scaler=scaler) as run:
     for step in run.steps(60):
-        common.say(step)
+        training.say(step)
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model.loss(common.batch())
+            loss = model.loss(training.batch())
         scaler.scale(loss).backward()
         if step % 17 == 11:
             model.embed.weight.grad.fill_(float("inf"))
@@ -26,4 +26,4 @@ with lastcall.protect(common.DIRECTORY, model=model, optimizer=optimizer, scaler
         scaler.step(optimizer)
         scaler.update()
 
-common.finish(model=model, optimizer=optimizer, scaler=scaler)
+training.finish(model=model, optimizer=optimizer, scaler=scaler)

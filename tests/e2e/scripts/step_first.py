@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import common
 import torch
 
 import lastcall
+from helpers import training
 
-common.seed()
-model = common.Block()
+training.seed()
+model = training.Block()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-with lastcall.protect(common.DIRECTORY, model=model, optimizer=optimizer) as run:
+with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
     for step in run.steps(60):
-        common.say(step)
+        training.say(step)
         optimizer.step()
         optimizer.zero_grad()
-        model.loss(common.batch()).backward()
+        model.loss(training.batch()).backward()
 
-common.finish(model=model, optimizer=optimizer)
+training.finish(model=model, optimizer=optimizer)

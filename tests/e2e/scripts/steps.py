@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import math
 
-import common
 import torch
 
 import lastcall
+from helpers import training
 
-common.seed()
-model = common.Block()
+training.seed()
+model = training.Block()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / 80)))
 ema = {name: value.detach().clone() for name, value in model.named_parameters()}
 extra = {"seen": 0, "words": set(), "pair": (1, b"\x00\xff"), "big": 1 << 80, "losses": []}
 
 with lastcall.protect(
-    common.DIRECTORY, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, extra=extra
+    training.DIRECTORY, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, extra=extra
 ) as run:
     for step in run.steps(80):
-        common.say(step)
-        tokens = common.batch()
+        training.say(step)
+        tokens = training.batch()
         loss = model.loss(tokens)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        common.average(ema, model)
+        training.average(ema, model)
         extra["seen"] += len(tokens)
         extra["words"].add(int(tokens[0, 0]))
         extra["big"] += step
@@ -36,4 +36,4 @@ with lastcall.protect(
         run.report(loss=loss)
 
 extra["words"] = sorted(extra["words"])
-common.finish(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, extra=extra)
+training.finish(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, extra=extra)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import common
 import torch
 
 import lastcall
+from helpers import training
 
-common.seed()
-model = common.Block()
+training.seed()
+model = training.Block()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 seen = {"tokens": 0}
 
-with lastcall.protect(common.DIRECTORY, model=model, optimizer=optimizer, seen=seen) as run:
+with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, seen=seen) as run:
     while seen["tokens"] < 60 * 32:
-        common.say(seen["tokens"] // 32)
-        tokens = common.batch()
+        training.say(seen["tokens"] // 32)
+        tokens = training.batch()
         optimizer.zero_grad()
         model.loss(tokens).backward()
         optimizer.step()
         seen["tokens"] += tokens.numel()
         run.tick()
 
-common.finish(model=model, optimizer=optimizer, seen=seen)
+training.finish(model=model, optimizer=optimizer, seen=seen)

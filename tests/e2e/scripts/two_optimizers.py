@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import common
 import torch
 
 import lastcall
+from helpers import training
 
-common.seed()
-one, other = common.Block(), common.Block()
+training.seed()
+one, other = training.Block(), training.Block()
 first = torch.optim.Adam(one.parameters(), lr=1e-3)
 second = torch.optim.RMSprop(other.parameters(), lr=1e-3)
 
-with lastcall.protect(common.DIRECTORY, models={"one": one, "other": other}, optimizers=[first, second]) as run:
+with lastcall.protect(training.DIRECTORY, models={"one": one, "other": other}, optimizers=[first, second]) as run:
     for step in run.steps(60):
-        common.say(step)
-        tokens = common.batch()
+        training.say(step)
+        tokens = training.batch()
         first.zero_grad()
         one.loss(tokens).backward()
         first.step()
@@ -24,4 +24,4 @@ with lastcall.protect(common.DIRECTORY, models={"one": one, "other": other}, opt
             (other.loss(tokens) + (other(tokens) - one(tokens).detach()).square().mean()).backward()
             second.step()
 
-common.finish(one=one, other=other, first=first, second=second)
+training.finish(one=one, other=other, first=first, second=second)

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils import data as torch_data
 
 from lastcall import errors
@@ -191,6 +192,11 @@ def track(loader: object) -> Tracker:
     if is_stateful(loader):
         return StatefulTracker(loader)
     if isinstance(loader, torch_data.DataLoader):
+        if missing := ", ".join(iterators.missing()):
+            raise errors.StateError(
+                f"The DataLoader of torch {torch.__version__} cannot be followed: its iterators have no {missing}. "
+                "lastcall knows those of torch 2.4 to 2.13; use one of them, or torchdata's StatefulDataLoader."
+            )
         return LoaderTracker(loader)
     raise errors.StateError(
         f"{type(loader).__module__}.{type(loader).__qualname__} is not a data loader whose position can be "

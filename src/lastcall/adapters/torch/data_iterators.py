@@ -30,8 +30,10 @@ log = logging.getLogger("lastcall")
 # Draws of a pass over a foreign sampler that are checked for lazy use of global generators. Each costs about 200 µs.
 _LOOKED_AT = 4
 
-_Single: Any = torch_dataloader._SingleProcessDataLoaderIter
-_Multi: Any = torch_dataloader._MultiProcessingDataLoaderIter
+# Private names, the same from torch 2.4 to 2.13. A torch without them must not make `import lastcall` fail.
+_Single: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", object)
+_Multi: Any = getattr(torch_dataloader, "_MultiProcessingDataLoaderIter", object)
+_OVERRIDDEN = ("_reset", "_next_index", "_get_data", "_try_put_index")
 
 
 class _WorkerView:
@@ -100,9 +102,9 @@ class _Followed:
         if not ledger.warned and rng.take_parts() != before:
             ledger.warned = True
             log.warning(
-                "The sampler draws from a global random generator during the pass, mixed with what training "
-                "draws from it: after an interruption the order of the rest of that pass will differ. Give "
-                "the sampler a torch.Generator of its own, or draw the whole order at the start of each pass."
+                "The sampler draws from a global random generator during the pass, mixed with what training draws "
+                "from it: after an interruption the order of the rest of that pass will differ. Give the sampler "
+                "a torch.Generator of its own, or draw the whole order at the start of each pass."
             )
         return index
 
@@ -220,7 +222,7 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
         return new_pass(loader, rng.take(self._lc_ledger.generators), self._lc_pool)
 
     def _lc_drop_pass(self) -> None:
-        """Workers finish what was prefetched before they begin the next pass; their generators move on, delivered or not."""
+        """Workers finish what was prefetched before the next pass: their generators move on, delivered or not."""
         if self._lc_pass is not None:
             self._lc_ledger.leave(self._lc_pass)
         self._lc_replay = 0
@@ -255,7 +257,7 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
 
 
 class PassHandle:
-    """One pass of a persistent iterator. torch hands out one iterator for all passes, so only a handle can tell of a `break`."""
+    """One pass of a persistent iterator. torch hands out one for all passes: only a handle can tell of a `break`."""
 
     def __init__(self, iterator: FollowedMulti) -> None:
         self._iterator = iterator
@@ -271,6 +273,8 @@ class PassHandle:
         return len(self._iterator)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_iterator", "_pass"):  # not set yet: copy and pickle ask an empty handle
+            raise AttributeError(name)
         return getattr(self._iterator, name)
 
     def __del__(self) -> None:
@@ -280,3 +284,8 @@ class PassHandle:
 
 def new_pass(loader: Any, begin: rng.State, pool: position.Pool | None) -> position.Pass:
     return position.Pass(facts.facts(loader), facts.sampler_epochs(loader), begin, pool=pool)
+
+
+def missing() -> list[str]:
+    """What this torch's iterators lack of what is overridden here."""
+    return [name for name in _OVERRIDDEN if not hasattr(_Multi, name)]

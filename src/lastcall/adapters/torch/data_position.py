@@ -26,7 +26,7 @@ Facts = tuple[int | None, int | None, int, bool]  # batches, batch size, workers
 
 
 class Pool:
-    """The workers of one iterator: the generators that seeded them, and their own as of their last delivered batches."""
+    """The workers of one iterator: the generators that seeded them, and their own as of the last delivered batches."""
 
     def __init__(self, created: rng.State, saved: Sequence[rng.Parts | None], persistent: bool) -> None:
         self.created = created
@@ -96,7 +96,7 @@ class Resume:
         return found
 
     def workers(self, count: int) -> list[rng.Parts | None]:
-        """Each worker's generators; none if there were more or fewer workers, since no batch would go to the same one."""
+        """Each worker's generators; none if the number of workers changed, since no batch would go to the same one."""
         pool = self.state["pool"]
         saved = [] if pool is None else list(pool[2])
         return saved if len(saved) == count else [None] * count

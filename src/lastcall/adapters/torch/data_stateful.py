@@ -72,7 +72,7 @@ class StatefulTracker:
 
     @property
     def delivered(self) -> int:
-        """Batches delivered in the latest pass; 0 between load() and iter(), since only torchdata can read its state."""
+        """Batches delivered in the latest pass; 0 between load() and iter(): only torchdata can read its state."""
         return int(getattr(self.loader._iterator, "_num_yielded", 0))
 
     @property
@@ -98,7 +98,7 @@ def _followed_class(own: type[Any]) -> type[Any]:
 
 
 def _freeze(value: Any) -> Any:
-    """A copy that shares nothing with torchdata's live state; tensors and arrays (samplers' generators) become bytes."""
+    """A copy that shares nothing with torchdata's live state; tensors and arrays (sampler generators) become bytes."""
     if isinstance(value, dict):
         return {key: _freeze(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -54,8 +54,8 @@ def by_name(name: object) -> torch.dtype:
     dtype = _BY_NAME.get(f"torch.{name}")
     if dtype is None or str(dtype) in _QUANTIZED:
         raise errors.CheckpointError(
-            f"the document names a dtype {name!r:.40} that torch {torch.__version__} does not have: it is damaged, or from "
-            "a newer torch"
+            f"the document names a dtype {name!r:.40} that torch {torch.__version__} does not have: it is damaged, or "
+            "from a newer torch"
         )
     return dtype
 

@@ -89,7 +89,7 @@ class StateSet:
         return copied
 
     def capture(self, small: object = None) -> tuple[dict[str, object], tuple[types.Group, ...]]:
-        """The document and the groups of tensors. With `small`, only what is large is read live: on a side thread, then."""
+        """The document and the groups of tensors. With `small`, only what is large is read live."""
         with _without_gc():
             return self._capture(self.values if small is None else small)
 
@@ -102,7 +102,7 @@ class StateSet:
             document = {name: encoder.value(value, name) for name, value in values.items()}
         except Stale:
             return self._afresh(values, index.owned)
-        if encoder.seen.keys() != self._seen.keys():  # a module came or went: what is kept is of others
+        if _heavy(encoder.seen) != _heavy(self._seen):  # a module came or went: what is kept is of others
             self._index, self._seen = None, encoder.seen
             return self._afresh(values, index.owned)
         return {"state": document}, _groups(encoder, values)
@@ -177,7 +177,7 @@ class Loading:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Thousands of new dicts and lists start full collections over all that torch has loaded: two thirds of the time."""
+    """Thousands of new dicts start full collections over all that torch has loaded: two thirds of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -193,6 +193,10 @@ def _check_names(state: Mapping[str, object]) -> None:
             raise errors.StateError(f"{name!r:.120} names a file, so it must be a short ASCII identifier, like `ema`")
         if name in RESERVED:
             raise errors.StateError(f"the name {name!r} is used by lastcall itself. Give the value another one.")
+
+
+def _heavy(seen: Seen) -> set[int]:
+    return {key for key, (part, _) in seen.items() if isinstance(part, modules.ModulePart | optimizers.OptimizerPart)}
 
 
 def _groups(encoder: Encoder, names: Iterable[str]) -> tuple[types.Group, ...]:

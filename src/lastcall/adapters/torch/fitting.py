@@ -114,7 +114,10 @@ def match_optimizer(
             f"{path}: it has parameter groups of {sizes} now, and of {document.get('sizes')!r:.200} in the checkpoint. "
             f"{_REMEDY}"
         )
-    groups = restorer.fill(None, restorer.decode(document.get("groups")), f"{path}.param_groups")
+    kept = restorer.decode(document.get("groups"))
+    if not isinstance(kept, list) or len(kept) != len(sizes) or not all(isinstance(group, dict) for group in kept):
+        raise errors.CheckpointError(f"{path}: the saved parameter groups are no list of {len(sizes)} dicts: damaged")
+    groups = restorer.fill(None, kept, f"{path}.param_groups")
     state: dict[int, dict[str, Build]] = {}
     for index, row in nodes.pairs(document, "state"):
         if type(index) is not int or not 0 <= index < len(parameters):
@@ -125,7 +128,7 @@ def match_optimizer(
             for key, value in nodes.pairs({"row": row}, "row")
         }
         _check_moments(state[index], parameters[index], path, index)
-    restorer.later(0, path, lambda: _load_optimizer(optimizer, parameters, sizes, groups, state, path))
+    restorer.later(0, path, lambda: _load_optimizer(optimizer, parameters, sizes, groups, state))
 
 
 def _check_moments(row: dict[str, Build], parameter: torch.Tensor, path: str, index: int) -> None:
@@ -140,11 +143,9 @@ def _check_moments(row: dict[str, Build], parameter: torch.Tensor, path: str, in
 
 
 def _load_optimizer(
-    optimizer: Any, parameters: list[torch.Tensor], sizes: list[int], groups: Build, state: Any, path: str
+    optimizer: Any, parameters: list[torch.Tensor], sizes: list[int], groups: Build, state: Any
 ) -> None:
-    built = groups()
-    if not isinstance(built, list) or len(built) != len(sizes) or not all(isinstance(group, dict) for group in built):
-        raise errors.CheckpointError(f"{path}: the saved parameter groups are no list of {len(sizes)} dicts")
+    built: list[dict[str, Any]] = groups()
     start = 0
     for group, size in zip(built, sizes, strict=True):
         group["params"] = list(range(start, start + size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class Ref:
     dtype: torch.dtype
     shape: tuple[int, ...]
     dense: tuple[int, ...]  # its shape in the file: expanded dimensions are stored once
-    device: str
+    device: torch.device
     parameter: bool
     grad: bool
 
@@ -102,6 +103,11 @@ def _place(document: dict[str, object]) -> Place:
     return group, name
 
 
+@functools.lru_cache(64)
+def _device(name: str) -> torch.device:
+    return torch.device(name)
+
+
 def _tensor(document: dict[str, object]) -> Ref:
     full = shape(document["shape"])
     dense = shape(document["dense"]) if "dense" in document else full
@@ -114,7 +120,7 @@ def _tensor(document: dict[str, object]) -> Ref:
         dtypes.by_name(document["dtype"]),
         full,
         dense,
-        str(document["device"]),
+        _device(str(document["device"])),
         document["kind"] == "parameter",
         document.get("grad") is True,
     )

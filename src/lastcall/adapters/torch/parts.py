@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lastcall.adapters.torch.encoding import Encoder
     from lastcall.adapters.torch.restore import Restorer
 
+_MANY = 4096
+
 
 class Tracker(Protocol):
     """Keeps the position of a loader (data.py)."""
@@ -69,6 +71,8 @@ class Parts:
             made = self._make(value)
             if made is None:
                 return None
+            if len(self._known) >= _MANY:  # a state_dict() that makes new objects at each call must not fill the memory
+                self._known.clear()
             known = self._known[id(value)] = made
         return known
 

@@ -119,8 +119,10 @@ class Restorer:
         def build() -> Any:
             items = {key: make() for key, make in builds.items()}
             into.clear()
-            dict.update(into, items)  # and not into.update(): a Counter's would add
-            dict.update(into, kept if into is live else {})
+            for key, item in (items | kept if into is live else items).items():
+                into[key] = item  # and not update(): a Counter's would add
+            if into is live and hasattr(saved, "__dict__"):
+                vars(into).update(vars(saved))
             return into
 
         return build
@@ -137,7 +139,7 @@ class Restorer:
         made = self._made.get(ref.place)
         if made is not None and fits(made, ref):  # it was shared when it was saved, and shall be again
             return made if isinstance(made, torch.nn.Parameter) is ref.parameter else _typed(made.detach(), ref)
-        memory = torch.empty(ref.dense, dtype=ref.dtype, device=_device(ref.device))
+        memory = torch.empty(ref.dense, dtype=ref.dtype, device=_available(ref.device))
         self.aim(ref.place, memory)
         tensor = _typed(memory.expand(ref.shape) if ref.dense != ref.shape else memory, ref)
         self._made.setdefault(ref.place, tensor)
@@ -182,13 +184,13 @@ class Restorer:
         targets[place[1]] = target if known is None else tensors.Several((known, target))
 
     def _check(self, place: Place, expected: tuple[str, tuple[int, ...]]) -> None:
-        """The document must say of a tensor what the file says: the file's size has been checked, the document has not."""
+        """The document must say of a tensor what the file says: only the file's sizes have been checked."""
         found = self.stored.get(place[0], {}).get(place[1])
         if found is None or (found.dtype, tuple(found.shape)) != expected:
             what = "is not in the file" if found is None else f"is {found.dtype} {tuple(found.shape)} in the file"
             raise errors.CheckpointError(
-                f"the document refers to a tensor {place[1]!r:.100} in {place[0]!r:.60} of {expected[0]} {expected[1]}, "
-                f"which {what}"
+                f"the document refers to a tensor {place[1]!r:.100} in {place[0]!r:.60} of {expected[0]} "
+                f"{expected[1]}, which {what}"
             )
 
 
@@ -205,15 +207,10 @@ def _typed(tensor: torch.Tensor, ref: nodes.Ref) -> torch.Tensor:
     return tensor.requires_grad_() if ref.grad else tensor
 
 
-def _device(name: str) -> torch.device:
+def _available(device: torch.device) -> torch.device:
     """The device a tensor was saved from, or the host where there is none such."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise errors.CheckpointError(f"the document names a device {name!r:.40} that is none") from error
-    if device.type == "cuda" and (device.index or 0) < torch.cuda.device_count():
-        return device
-    return torch.device("cpu")
+    found = device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+    return device if found else torch.device("cpu")
 
 
 def _article(tag: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the tensors of a capture are put while the document is made: groups of uniquely named entries, no memory twice."""
+"""Where the tensors of a capture are put while the document is made: unique names in groups, no memory twice."""
 
 from __future__ import annotations
 

@@ -22,6 +22,9 @@ from lastcall.core import exits
 
 _POLL_SECONDS = 0.5  # how soon a child that holds a signal back notices that its parent has gone
 
+# Sent by the owner after a SIGTERM of its own. Blocked in the child and, harmlessly, in all that come from it.
+OWNERS_WORD = signal.SIGRTMAX - 5
+
 _current: Shield | None = None  # of this process
 _fork_hook_registered = False
 
@@ -44,7 +47,7 @@ class Shield:
     def begin(self) -> None:
         """Main thread of the child, before any code of the user runs."""
         global _current
-        signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.signals | {OWNERS_WORD})
         self._handlers = {signum: signal.getsignal(signum) for signum in self.signals}
         self._interruptible = _make_interruptible()
         self._thread = threading.Thread(target=self._watch, name="lastcall-shield", daemon=True)
@@ -58,7 +61,7 @@ class Shield:
         _current = None
         self._lifted = True
         if self._thread.ident is not None:
-            signal.pthread_kill(self._thread.ident, min(self.signals))
+            signal.pthread_kill(self._thread.ident, OWNERS_WORD)
         self._thread.join()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.signals)
         if self._held is not None:
@@ -68,13 +71,13 @@ class Shield:
         while True:
             info = self._wait()
             if self._lifted:
-                if info is not None and info.si_pid != os.getpid():
+                if info is not None and info.si_signo in self.signals and info.si_pid != os.getpid():
                     self._held = self._held or info.si_signo
                 return
             if info is not None and info.si_pid in (self.owner, os.getpid()):
-                self._take_effect(info.si_signo)
+                self._take_effect(signal.SIGTERM if info.si_signo == OWNERS_WORD else info.si_signo)
                 continue
-            if info is not None:
+            if info is not None and info.si_signo != OWNERS_WORD:
                 self._held = self._held or info.si_signo
             if self._held is not None and self._orphaned():
                 held, self._held = self._held, None
@@ -82,8 +85,8 @@ class Shield:
 
     def _wait(self) -> signal.struct_siginfo | None:
         if self._held is None:
-            return signal.sigwaitinfo(self.signals)
-        return signal.sigtimedwait(self.signals, _POLL_SECONDS)
+            return signal.sigwaitinfo(self.signals | {OWNERS_WORD})
+        return signal.sigtimedwait(self.signals | {OWNERS_WORD}, _POLL_SECONDS)
 
     def _orphaned(self) -> bool:
         if not self._served:
@@ -96,7 +99,7 @@ class Shield:
         # torch gives its workers a C handler, which Python does not see: only one set since then is their own
         if callable(handler) and (not self.quiet or handler is not self._handlers[signum]):
             if signum == signal.SIGTERM and self._told:
-                return  # workers.py says it more than once: the second would break into what the first began
+                return  # workers.py says it twice: the second would break into what the first began
             self._told = signum == signal.SIGTERM
             _thread.interrupt_main(signal.Signals(signum))
             if self._interruptible:

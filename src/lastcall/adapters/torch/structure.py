@@ -27,7 +27,7 @@ def saves_plainly(module: Module) -> bool:
 
 
 def loads_plainly(module: Module) -> bool:
-    """Whether load_state_dict() would only copy tensors. torch's norm layers look at versions, which changes nothing."""
+    """Whether load_state_dict() would only copy tensors. torch's norm layers look at versions, no more."""
     kind = type(module)
     own = kind._load_from_state_dict
     return (

@@ -21,17 +21,19 @@ What holds where:
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
+import time
+import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, process, resource_tracker, util
+from multiprocessing import process, resource_tracker, util
 from typing import Any
 
 from lastcall.adapters.torch import shielded
 
 _REQUEST = "_lastcall_shield"
-_RESEND_SECONDS = 0.2
 _KILL_SECONDS = 1.0
 
 _original: Any = process.BaseProcess.start
@@ -111,17 +113,21 @@ def _start(self: process.BaseProcess) -> None:
         return
     quiet = getattr(getattr(self, "_target", None), "__name__", "") == "_worker_loop"  # torch's, torchdata's
     setattr(self, _REQUEST, Request(_active, inherited | _active, quiet))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _active)
+    held_back = _active | {shielded.OWNERS_WORD} if _active else _active
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
     try:
         if method != "fork":
             # Starting the tracker unblocks SIGINT and SIGTERM in this thread (CPython 3.11)
             resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, _active)
+            signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
         if method == "forkserver":
             _server_mask |= _active
         _original(self)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if signal.SIGTERM in _active:
+        popen = self._popen  # type: ignore[attr-defined]
+        popen.terminate = functools.partial(_terminate, weakref.proxy(popen))
 
 
 def _after_fork(hook: Request) -> None:
@@ -142,24 +148,24 @@ def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, own
     return Request(signals, inherited, quiet)
 
 
+def _terminate(popen: Any) -> None:
+    """Replaces terminate() of a shielded child. Two SIGTERMs that are pending at once become one, with the sender of
+    the first: ours would be taken for the group's, and who joins the child would wait forever. Real-time ones queue."""
+    popen._send_signal(signal.SIGTERM)
+    popen._send_signal(shielded.OWNERS_WORD)
+
+
 def _dismiss() -> None:
-    """End the shielded daemons at exit, as multiprocessing is about to do, but tell them more than once: a SIGTERM of
-    ours is lost when it meets another one that the child has not taken yet, and multiprocessing would wait forever."""
-    children = [child for child in process.active_children() if child.daemon and hasattr(child, _REQUEST)]
-    patience = _RESEND_SECONDS
-    while children:
-        for child in children:
-            child.terminate()
-        connection.wait([child.sentinel for child in children], patience)
-        children = [child for child in children if child.is_alive()]
-        patience *= 2
-        if patience > _KILL_SECONDS:
-            _kill([child for child in children if getattr(child, _REQUEST).quiet])
-
-
-def _kill(workers: list[process.BaseProcess]) -> None:
-    """End DataLoader workers that do not listen: still importing torch, or in a C call that keeps the interpreter lock."""
-    if workers:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each of them as an error
+    """End DataLoader workers at exit, just before multiprocessing does it, and kill those that do not listen (still
+    importing torch, or in a C call that keeps the interpreter lock): multiprocessing would wait for them."""
+    workers = [child for child in process.active_children() if getattr(getattr(child, _REQUEST, None), "quiet", False)]
     for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + _KILL_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    left = [worker for worker in workers if worker.is_alive()]
+    if left:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each of them as an error
+    for worker in left:
         worker.kill()

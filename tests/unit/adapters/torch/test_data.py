@@ -101,6 +101,11 @@ def stream(size: int = 11, **options: Any) -> Make:
     return lambda: loader_of(Stream(size), **{"batch_size": 2, **options})
 
 
+@functools.cache
+def uninterrupted(make: Make) -> list[str]:
+    return reference(make, EPOCHS)
+
+
 EVERYWHERE: list[Cut] = [
     ("before", 0),
     ("opened", 0),
@@ -146,19 +151,19 @@ WORKERS = {
     "make", [*PLAIN.values(), *WORKERS.values()], ids=[*PLAIN, *(f"{name} (workers)" for name in WORKERS)]
 )
 def test_a_followed_loader_gives_what_an_unfollowed_one_gives(make: Make) -> None:
-    assert interrupted(make, EPOCHS, []) == reference(make, EPOCHS)
+    assert interrupted(make, EPOCHS, []) == uninterrupted(make)
 
 
 @pytest.mark.parametrize("cut", EVERYWHERE, ids=str)
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_interruption_anywhere_changes_nothing(name: str, cut: Cut) -> None:
-    assert interrupted(PLAIN[name], EPOCHS, [cut]) == reference(PLAIN[name], EPOCHS)
+    assert interrupted(PLAIN[name], EPOCHS, [cut]) == uninterrupted(PLAIN[name])
 
 
 @pytest.mark.parametrize("cuts", SOME, ids=str)
 @pytest.mark.parametrize("name", WORKERS)
 def test_interruptions_with_workers_change_nothing(name: str, cuts: list[Cut]) -> None:
-    assert interrupted(WORKERS[name], EPOCHS, cuts) == reference(WORKERS[name], EPOCHS)
+    assert interrupted(WORKERS[name], EPOCHS, cuts) == uninterrupted(WORKERS[name])
 
 
 @pytest.mark.parametrize(
@@ -184,6 +189,11 @@ def test_every_kind_of_sampler_goes_on_where_it_was(kind: str, workers: int) -> 
     assert interrupted(make, 2, cuts) == reference(make, 2)
 
 
+def test_a_sampler_that_shuffles_at_once_goes_on_in_a_later_pass_of_persistent_workers() -> None:
+    make = functools.partial(sampled, "eager batches", num_workers=2, persistent_workers=True)
+    assert interrupted(make, 2, [("batch", 5)]) == reference(make, 2)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_batch_may_be_followed_by_an_interruption(workers: int) -> None:
     make = augmented(shuffle=True, num_workers=workers, seeded=True)
@@ -195,8 +205,8 @@ def test_every_batch_may_be_followed_by_an_interruption(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cycle_over_the_loader_goes_on_where_it_was(workers: int, persistent: bool) -> None:
     make = augmented(shuffle=True, num_workers=workers, persistent_workers=persistent and workers > 0)
-    uninterrupted = cycled(make, 11, [], follow=False)
-    assert cycled(make, 11, [2, BATCHES, BATCHES + 1, 10]) == uninterrupted
+    expected = cycled(make, 11, [], follow=False)
+    assert cycled(make, 11, [2, BATCHES, BATCHES + 1, 10]) == expected
 
 
 def test_workers_that_are_not_forked_come_back_too() -> None:

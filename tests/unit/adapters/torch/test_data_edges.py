@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lastcall import errors
-from lastcall.adapters.torch import data, data_position, data_workers
+from lastcall.adapters.torch import data, data_iterators, data_position, data_workers
 from unit.adapters.torch import loader_harness as harness
 from unit.adapters.torch.loader_harness import Augmented, Stream, loader_of
 
@@ -83,38 +83,42 @@ def shuffled(**options: Any) -> DataLoader[Any]:
     return loader_of(Augmented(8), batch_size=2, shuffle=True, **{"seeded": True, **options})
 
 
-def leave_early(loader: Any, epochs: range, seen: list[str]) -> None:
-    for _ in epochs:
-        for number, batch in enumerate(loader):
+def leave_early(opened: Any, loader: Any, passes: int, seen: list[str]) -> None:
+    for number in range(passes):
+        for taken, batch in enumerate(opened if number == 0 else loader):
             seen.append(harness.digest(batch))
             harness.noise()
-            if number == 1:
+            if taken == 1:
                 break
         harness.noise()
 
 
+@pytest.mark.parametrize("cut", ["after leaving", "after opening the next"])
 @pytest.mark.parametrize("dataset", [Augmented(14), Stream(14)], ids=["map", "iterable"])
 @pytest.mark.parametrize("options", WORKERS, ids=str)
-def test_after_a_pass_left_early_the_next_one_is_fresh(options: dict[str, Any], dataset: Any) -> None:
+def test_after_a_pass_left_early_the_next_one_is_fresh(options: dict[str, Any], dataset: Any, cut: str) -> None:
     def make() -> Any:
         return loader_of(dataset, batch_size=2, **options)
 
     harness.seed()
     expected: list[str] = []
-    leave_early(make(), range(4), expected)
+    loader = make()
+    leave_early(iter(loader), loader, 4, expected)
 
     harness.seed()
     seen: list[str] = []
     loader = make()
     tracker = follow(loader)
-    leave_early(loader, range(2), seen)
+    leave_early(iter(loader), loader, 2, seen)
+    assert tracker.state()["phase"] == data_position.LEFT
+    passage = iter(loader) if cut == "after opening the next" else None
     state, rng = tracker.state(), harness.main_rng()
-    assert state["phase"] == data_position.LEFT
+    del passage
     harness.noise()
-    second = make()
-    resume(second, state)
+    loader = make()
+    resume(loader, state)
     harness.put_main_rng(rng)
-    leave_early(second, range(2, 4), seen)
+    leave_early(iter(loader), loader, 2, seen)
     assert seen == expected
 
 
@@ -450,3 +454,21 @@ def test_only_loaders_are_followed() -> None:
     assert not data.is_loader([1, 2])
     with pytest.raises(errors.StateError, match=r"builtins\.list is not a data loader"):
         data.track([1, 2])
+
+
+def test_a_torch_whose_iterators_are_made_differently_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_iterators, "_Multi", object)
+    with pytest.raises(errors.StateError, match="no _reset, _next_index"):
+        data.track(shuffled())
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinning needs a CUDA device")
+def test_pinned_batches_come_back_pinned_and_the_same() -> None:
+    def make() -> Any:
+        return loader_of(Augmented(11), batch_size=3, shuffle=True, num_workers=2, pin_memory=True)
+
+    assert harness.interrupted(make, 2, [("batch", 2), ("batch", 5)]) == harness.reference(make, 2)
+    loader = make()
+    follow(loader)
+    assert all(batch[0].is_pinned() for batch in loader)

@@ -8,7 +8,7 @@ from multiprocessing import process
 import pytest
 
 from lastcall.adapters.torch.workers import WorkerShield
-from processes import Script, eventually, gone
+from processes import Script, eventually, gone, state
 
 LOADER = """
 import multiprocessing, os, signal, sys, threading, time
@@ -241,25 +241,49 @@ def child(method: str, body: str) -> str:
     return CHILD + "\n".join(lines) + "\n"
 
 
+AWAIT = "signal.sigwait([signal.SIGUSR1])"  # blocked before the child is started, so that none is missed
+
+
 @METHODS
 def test_a_child_outlives_a_signal_from_elsewhere_and_dies_of_its_parents(tmp_path, method):
-    body = """
+    body = f"""
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 process, pipe = start(method, echo)
 print(pipe.recv(), process.pid, flush=True)
-sys.stdin.readline()
+{AWAIT}
 pipe.send('still here')
 print(pipe.recv(), flush=True)
 process.terminate()
 process.join()
 print('status', process.exitcode, flush=True)
-""".replace("sys.stdin.readline()", "signal.sigwait([signal.SIGUSR1])").replace(
-        "process, pipe", "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nprocess, pipe"
-    )
+"""
     with Script(tmp_path, child(method, body)) as script:
         pid = int(script.expect("ready"))
         os.kill(pid, signal.SIGTERM)
         script.send(signal.SIGUSR1)
         script.expect("still here")
+        assert script.expect("status") == str(-signal.SIGTERM)
+        assert script.wait() == 0
+
+
+@METHODS
+def test_a_child_hears_its_parent_even_if_the_groups_signal_was_still_pending(tmp_path, method):
+    body = f"""
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+process, pipe = start(method, echo)
+print(pipe.recv(), process.pid, flush=True)
+{AWAIT}
+process.terminate()
+os.kill(process.pid, signal.SIGCONT)
+process.join()
+print('status', process.exitcode, flush=True)
+"""
+    with Script(tmp_path, child(method, body)) as script:
+        pid = int(script.expect("ready"))
+        os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda: state(pid) == "T")
+        os.kill(pid, signal.SIGTERM)
+        script.send(signal.SIGUSR1)
         assert script.expect("status") == str(-signal.SIGTERM)
         assert script.wait() == 0
 

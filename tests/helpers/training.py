@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from lastcall.storage import files as storage
+
 DIRECTORY, RESULT = sys.argv[1], Path(sys.argv[2])
 PAUSE = 0.004  # seconds of every step in which a signal may fall
 
@@ -74,6 +76,43 @@ def batch() -> torch.Tensor:
     tokens[random.randrange(4), int(np.random.randint(8))] = int(abs(np.random.normal()) * 8) % 32
     tokens[0, 0] = int(abs(random.gauss(0, 1)) * 8) % 32
     return tokens
+
+
+def parts() -> tuple[Block, torch.optim.Optimizer]:
+    """A seeded model and its optimizer."""
+    seed()
+    model = Block()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def step(model: Block, optimizer: torch.optim.Optimizer) -> float:
+    """A whole step on a random batch."""
+    loss = model.loss(batch())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def wait_for(name: str) -> None:
+    """Wait until the test makes this file in the working directory. In short naps, as long as they take: a main thread that runs
+    Python code, but comes to no boundary."""
+    print("waiting for", name, flush=True)
+    while not Path(name).exists():
+        time.sleep(0.01)
+
+
+class SlowFiles(storage.Files):
+    """A disk whose first fsync takes until the test makes the file `disk` in the working directory."""
+
+    def __init__(self) -> None:
+        self.slow = True
+
+    def fsync(self, fd: int) -> None:
+        if self.slow:
+            self.slow = False
+            wait_for("disk")
+        super().fsync(fd)
 
 
 def say(step: int) -> None:
