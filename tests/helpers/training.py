@@ -5,6 +5,7 @@ python script.py DIRECTORY RESULT      trains in DIRECTORY, writes the digest of
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import random
 import sys
@@ -95,11 +96,21 @@ def step(model: Block, optimizer: torch.optim.Optimizer) -> float:
 
 
 def wait_for(name: str) -> None:
-    """Wait until the test makes this file in the working directory. In short naps, as long as they take: a main thread that runs
-    Python code, but comes to no boundary."""
+    """Wait until the test makes this file in the working directory: a main thread that is busy, but comes to no
+    boundary."""
     print("waiting for", name, flush=True)
     while not Path(name).exists():
         time.sleep(0.01)
+
+
+def hang() -> None:
+    """A C call that never returns: a mutex that this thread holds already."""
+    mutex = ctypes.create_string_buffer(64)
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+    print("hanging", flush=True)
+    libc.pthread_mutex_lock(mutex)
 
 
 class SlowFiles(storage.Files):

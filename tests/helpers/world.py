@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
-from collections.abc import Callable, Mapping
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+
+import pytest
 
 from lastcall import clock as clocks
 from lastcall import errors, memory
@@ -140,6 +145,21 @@ class World:
     ) -> None:
         self.engine.close()
         self.catalog.close()
+
+
+@contextlib.contextmanager
+def mounted(kind: str, options: str, at: Path) -> Iterator[Path]:
+    """A file system of its own for a test; skips the test where mounting is not allowed."""
+    at.mkdir()
+    if not shutil.which("mount"):
+        pytest.skip("there is no mount command here")
+    done = subprocess.run(["mount", "-t", kind, "-o", options, kind, str(at)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mounting a {kind} is not possible here: {done.stderr.strip()}")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", str(at)], check=True, capture_output=True)
 
 
 def header_of(path: Path) -> dict[str, safetensors.Stored]:

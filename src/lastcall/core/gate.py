@@ -14,6 +14,8 @@ from lastcall import clock as clocks
 
 
 class Gate:
+    __slots__ = ("_opened", "closed", "depth", "on_hold", "steps")
+
     def __init__(self) -> None:
         self.depth = 0  # optimizer steps in progress; nested ones count
         self.steps = 0  # optimizer steps completed

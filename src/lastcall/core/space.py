@@ -89,7 +89,7 @@ class Preparation:
             position = self._probe(under, size, buffer) if self.method is None and size >= 4 * _PROBE else 0
             if not self._fill(under, position, size, self.method or Method.DIRECT, buffer):
                 return False
-            return self._catalog.spares.give(under)
+            return self._catalog.spares.give(under, fresh=True)
         finally:
             with contextlib.suppress(OSError):
                 self._files.unlink(under)

@@ -16,6 +16,7 @@ from lastcall.storage import files as storage
 
 _F_SETSIG = 10  # Linux; the fcntl module does not export them before 3.13
 _F_SETLEASE = 1024
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
 
 
 class SparePool:
@@ -42,13 +43,14 @@ class SparePool:
             return True
         return False
 
-    def give(self, path: Path) -> bool:
-        """Keep a file that is not needed any more as a spare. False (and the file stays) where something else links to or reads it.
+    def give(self, path: Path, *, fresh: bool = False) -> bool:
+        """Keep a file that is not needed any more as a spare. False (and the file stays) where something else links to or
+        reads it, or may do so unseen, unless the file is `fresh`: made for this, never a part of a checkpoint.
         The caller must have made sure that nobody can open it by name any more."""
         try:
             if not os.path.lexists(self._folder):
                 self._files.mkdir(self._folder)
-            if self._folder.is_symlink() or not free(path):
+            if self._folder.is_symlink() or not (fresh or sees_all_readers(path)) or not free(path):
                 return False
             self._files.rename(path, storage.first_free(self._folder, (f"spare-{n}" for n in range(10_000))))
         except OSError:
@@ -88,6 +90,23 @@ class SparePool:
 def free(path: Path) -> bool:
     """Whether this name is all that is left of the file: writing over it changes nothing that anybody can see."""
     return os.lstat(path).st_nlink == 1 and unread(path)
+
+
+def sees_all_readers(path: Path) -> bool:
+    """Whether the file system of this file is one whose leases know of every reader. An overlay loses sight of who has mapped
+    a file and closed it (as safetensors and torch.load(mmap=True) do), a network file system of other machines."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            facts = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        finally:
+            os.close(fd)
+        number = next(line.split()[1] for line in facts.splitlines() if line.startswith("mnt_id:"))
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        mount = next(mount for mount in mounts if mount[0] == number)
+        return mount[mount.index("-") + 1] in _LOCAL
+    except (OSError, ValueError, StopIteration):
+        return False
 
 
 def unread(path: Path) -> bool:

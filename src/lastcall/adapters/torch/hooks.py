@@ -74,16 +74,17 @@ class StepHooks:
     def _graduate(self) -> None:
         self._lessons = 0
         gate = self._gate
-        fence = cuda.fence if self._device else None
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
-            if fence is not None:
-                fence()
             gate.depth -= 1  # Gate.leave, inlined
             gate.steps += 1
 
+        def after_on_device(_optimizer: object, _args: object, _kwargs: object) -> None:
+            cuda.fence()
+            gate.leave()
+
         self._handles[1].remove()
-        self._handles[1] = register_optimizer_step_post_hook(after)
+        self._handles[1] = register_optimizer_step_post_hook(after_on_device if self._device else after)
 
 
 def updates_in_backward(tensors: Iterable[torch.Tensor]) -> bool:

@@ -26,6 +26,7 @@ from lastcall.adapters.torch import pinned
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.torch.workers import WorkerShield
 from lastcall.core import exits, logs
+from lastcall.core.gate import Gate
 from lastcall.core.session import Session
 from lastcall.notices.signals import SignalListener
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -67,11 +68,14 @@ class Run:
         self.directory = directory
         self._jit = jit
         self._subject = TorchSubject(state)
+        self._gate = Gate()
         self._session: Session | None = None
         if jit.enabled:
             allocate = pinned.allocator(self._subject.state.tensors())
             self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate)
             self._session.metrics = self._subject.numbers
+            self._gate = self._session.gate
+        self._listener: SignalListener | None = None
         self._resumed: int | None = None
         self._in_pass = False
         self._stepping = False  # inside run.steps(): batches are the user's own business
@@ -130,21 +134,22 @@ class Run:
         """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a boundary."""
         _check_total(total, "steps")
         self._begin(total)
-        subject, perf = self._subject, time.perf_counter
+        subject, gate, perf = self._subject, self._gate, time.perf_counter
         self._stepping = True
         try:
-            while subject.step < total:
+            while (step := subject.step) < total:
                 self._in_pass = True
-                yield subject.step
+                yield step
                 self._in_pass = False
-                subject.step += 1
+                step += 1
+                subject.step = step
                 now = perf()
-                if subject.step >= subject.due or now >= subject.copy_at:
+                if step >= subject.due or now >= subject.copy_at:
                     self._boundary(now)
                 else:
-                    subject.skip()
+                    subject.mark = gate.steps
         except GeneratorExit:  # the user's `break`: what the pass has done so far is all it will do
-            if self._session is not None and self._session.gate.steps != subject.mark:
+            if gate.steps != subject.mark:
                 subject.step += 1
             raise
         finally:
@@ -176,7 +181,7 @@ class Run:
         if not self._begun:
             self._begin(None)
         subject.settle_randomness()
-        gate = session.gate
+        gate = self._gate
         for batch in tracker.iterate():
             self._in_pass = True
             yield batch
@@ -187,7 +192,7 @@ class Run:
                 if subject.step >= subject.due or now >= subject.copy_at:
                     self._boundary(now)
                 else:
-                    subject.skip()
+                    subject.mark = gate.steps
 
     def tick(self) -> None:
         """The end of a step, in a loop of any other shape."""
@@ -218,6 +223,8 @@ class Run:
             return
         subject.arrive(now, passed=passed)
         if subject.step >= subject.due or epoch_end:
+            if self._listener is not None:
+                self._listener.rearm()  # asyncio takes the wakeup fd away when it closes a loop
             session.at_boundary(epoch_end=epoch_end)
             subject.due = session.next_due()
             if session.serving.open:  # it opened while we were looking
@@ -236,7 +243,7 @@ class Run:
         self._visible.__enter__()
         for message in settings.unknown_variables():
             log.warning("%s", message)
-        self._listener: SignalListener | None = SignalListener(self._jit.signals, self._on_signal)
+        self._listener = SignalListener(self._jit.signals, self._on_signal)
         self._shield = WorkerShield()
         try:
             self._subject.install(session.gate)

@@ -111,10 +111,6 @@ class TorchSubject:
         if now >= self.copy_at:
             self.refresh(now)
 
-    def skip(self) -> None:
-        """A boundary in a hurry: steps too short to copy anything."""
-        self.mark = self._gate.steps
-
     def refresh(self, now: float) -> None:
         """Take the boundary copy, and say when the next may be taken."""
         self._copy = Copy(

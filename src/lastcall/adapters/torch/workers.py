@@ -37,6 +37,7 @@ _REQUEST = "_lastcall_shield"
 _KILL_SECONDS = 1.0
 
 _original: Any = process.BaseProcess.start
+_above: Any = None  # somebody else's wrapper that was over ours at the last uninstall(), and still calls it
 _active: frozenset[int] = frozenset()  # what is shielded now
 _server_mask: frozenset[int] = frozenset()  # what a fork server of ours blocks, and so do all its children
 _hook: Request | None = None  # multiprocessing keeps its after-fork hooks for as long as the object lives
@@ -79,9 +80,12 @@ class Request:
 
 
 def _install(signals: frozenset[int]) -> None:
-    global _active, _hook
+    global _active, _hook, _original
     _active = signals
-    process.BaseProcess.start = _start  # type: ignore[method-assign]
+    present: Any = process.BaseProcess.start
+    if present is not _start and present is not _above:  # to wrap _above again would make the two call each other
+        _original = present
+        process.BaseProcess.start = _start  # type: ignore[method-assign]
     _hook = Request(signals, frozenset(), False)
     util.register_after_fork(_hook, _after_fork)
     _register_dismissal()
@@ -95,11 +99,14 @@ def _register_dismissal() -> None:
 
 
 def _uninstall() -> None:
-    global _active, _hook
+    global _active, _hook, _above
     _active = frozenset()
     _hook = None
+    present: Any = process.BaseProcess.start
+    if present is not _start:
+        _above = present
     # Children of a fork server that blocks signals need to be told to unblock them, for as long as that server lives.
-    if process.BaseProcess.start is _start and not _server_mask:
+    elif not _server_mask:
         process.BaseProcess.start = _original  # type: ignore[method-assign]
 
 

@@ -425,9 +425,10 @@ def test_hooks_on_loading_are_run_with_the_saved_names_and_versions() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_module_has_the_names_of_the_plain_one() -> None:
     plain, other = training.model(), training.model()
-    saved = Saved(StateSet({"model": torch.compile(plain)}))
+    saved = Saved(StateSet({"model": torch.compile(plain, backend="eager")}))
     saved.restore(StateSet({"model": other}))
     assert torch.equal(plain[0].weight, other[0].weight)
 
@@ -486,7 +487,7 @@ def test_parameters_that_only_an_optimizer_knows_keep_their_gradients() -> None:
     assert parameter.grad is not None and parameter.grad.tolist() == [0, 1, 2]
 
 
-# ---- what does not fit ----------------------------------------------------------------------------------------------------------
+# ---- what does not fit ----
 
 
 def _snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -578,7 +579,7 @@ def test_an_object_in_a_container_that_the_checkpoint_does_not_know_stays() -> N
     assert extra == {"n": 1, "module": module}
 
 
-# ---- hostile documents ------------------------------------------------------------------------------------------------------------
+# ---- hostile documents ----
 
 REF = {"$": "tensor", "g": "x", "n": "value", "dtype": "float32", "shape": [2], "device": "cpu", "kind": "torch"}
 STORED = {"x": {"value": Stored("F32", (2,), 0, 8)}}

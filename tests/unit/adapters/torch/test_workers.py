@@ -407,19 +407,37 @@ def test_a_shield_that_was_refused_uninstalls_nothing():
         shield.uninstall()
 
 
-def test_somebody_elses_wrapper_stays():
+def test_wrappers_of_somebody_else_below_and_above_ours_stay_and_are_called_once():
     before = process.BaseProcess.start
+    calls: list[str] = []
+
+    def wrapper(name, inner):
+        def start(self):
+            calls.append(name)
+            inner(self)
+
+        return start
+
+    below = process.BaseProcess.start = wrapper("below", before)
     shield = WorkerShield()
-    shield.install([signal.SIGTERM])
-
-    def theirs(self):
-        raise AssertionError("never started")
-
-    process.BaseProcess.start = theirs
     try:
+        shield.install([signal.SIGTERM])
+        above = process.BaseProcess.start = wrapper("above", process.BaseProcess.start)
         shield.uninstall()
-        assert process.BaseProcess.start is theirs
+        shield.install([signal.SIGTERM])
+        child = multiprocessing.get_context("fork").Process(target=os.getpid)
+        child.start()
+        child.join()
+        assert calls == ["above", "below"]
+        assert hasattr(child, "_lastcall_shield")
+        shield.uninstall()
+        assert process.BaseProcess.start is above
+        process.BaseProcess.start = below
+        shield.install([signal.SIGTERM])
+        shield.uninstall()
+        assert process.BaseProcess.start is below
     finally:
+        shield.uninstall()
         process.BaseProcess.start = before
 
 
