@@ -21,21 +21,15 @@ _FOLDER = "lastcall-bench-"
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Speed of lastcall beside its peers and the raw limit."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed of lastcall beside its peers and the raw limit.")
     parser.add_argument("names", nargs="*", default="all", choices=[*_SIZES, "all"], help="which benchmarks (all)")
     parser.add_argument("--size", type=float, help=f"GB of state; by default {_SIZES}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path(__file__).parent / "out", help="on the disk to measure")
     parser.add_argument("--json", type=Path, help="write every sample to this file")
-    parser.add_argument(
-        "--without", action="append", default=[], metavar="NAME", help="leave out methods whose name contains this"
-    )
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out methods whose name contains this")
     parser.add_argument("--markdown", action="store_true", help="tables for a README")
-    parser.add_argument(
-        "--drop-caches", action="store_true", help="drop the machine's page cache before each run; needs root"
-    )
+    parser.add_argument("--drop-caches", action="store_true", help="drop the machine's page cache before each run; needs root")
     given = parser.parse_args(argv)
     if given.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {given.rounds}")

@@ -28,9 +28,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 class _Saves(Method):
     """One checkpoint a run, in a folder that is removed afterwards."""
 
-    def __init__(
-        self, name: str, state: State, folder: Path, family: str | None = None, kind: Kind = Kind.PEER
-    ) -> None:
+    def __init__(self, name: str, state: State, folder: Path, family: str | None = None, kind: Kind = Kind.PEER) -> None:
         super().__init__(name, kind, family)
         self._state = state
         self._folder = folder / "".join(c if c.isalnum() else "-" for c in name)
@@ -118,9 +116,7 @@ class DcpAsyncSave(_Saves):
     def run(self) -> Timing:
         start = time.perf_counter()
         writer = dcp.FileSystemWriter(self._folder, sync_files=True, thread_count=4)
-        answer: Any = dcp.async_save(
-            self._state.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True
-        )
+        answer: Any = dcp.async_save(self._state.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True)
         upload = answer
         if not isinstance(answer, Future):
             answer.staging_completion.result()

@@ -38,9 +38,7 @@ class Restore(Method):
         found = self._state.digests()
         wrong = [name for name, digest in self._expected.items() if found.get(name) != digest]
         if wrong:
-            raise RuntimeError(
-                f"{len(wrong)} of {len(self._expected)} tensors differ after the restore, {wrong[0]} first"
-            )
+            raise RuntimeError(f"{len(wrong)} of {len(self._expected)} tensors differ after the restore, {wrong[0]} first")
 
     def close(self) -> None:
         disk.clear(self._folder)

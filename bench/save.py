@@ -9,9 +9,7 @@ from bench import disk, ours, peers, raw, state
 from bench.measure import Kind, Method, Options, Timing, interleave
 from bench.table import Comparison
 
-_WARM_UPS = (
-    3  # after these, pruned checkpoints have left space to recycle, as in any run that has been going for a while
-)
+_WARM_UPS = 3  # after these, pruned checkpoints have left space to recycle, as in any run that has been going for a while
 ON_DISK = 4  # two valid checkpoints, the spare space, one under construction
 
 
@@ -60,15 +58,11 @@ def frozen(folder: Path, gigabytes: float, options: Options) -> Comparison:
     aside.path = folder / "raw-changed.bin"
     more = [peers.TorchSaveTrained(saved, folder), aside]
     report = compare("frozen", "Save, frozen weights", saved, folder, options, more)
-    report.notes.append(
-        f"{changing / 1e6:.0f} MB change between two saves; the limit is the raw write of the whole state."
-    )
+    report.notes.append(f"{changing / 1e6:.0f} MB change between two saves; the limit is the raw write of the whole state.")
     return report
 
 
-def compare(
-    name: str, title: str, saved: state.State, folder: Path, options: Options, more: list[Method] | None = None
-) -> Comparison:
+def compare(name: str, title: str, saved: state.State, folder: Path, options: Options, more: list[Method] | None = None) -> Comparison:
     nbytes = saved.nbytes
     copies = 3 + (ON_DISK if options.keeps("lastcall") else 0)  # two recycled files of the raw limit, one checkpoint
     disk.require(folder, copies * nbytes)

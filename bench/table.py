@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from bench.measure import Kind, Result
 
 
-def lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool, left: Sequence[int] = (0,)
-) -> list[str]:
+def lines(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool, left: Sequence[int] = (0,)) -> list[str]:
     """Columns of text (`left`) to the left, numbers to the right."""
     columns = range(len(header))
     if markdown:

@@ -132,12 +132,8 @@ def blows(dice: random.Random) -> list[Blow]:
         Blow(f"SIGTERM to the process at step {first}", lambda life: life.step >= first, dice.uniform(0, 0.1)),
         Blow("SIGTERM during a periodic save", saving),
         Blow("SIGTERM inside a long evaluation", evaluating, dice.uniform(0, 0.8)),
-        Blow(
-            f"SIGTERM to the group at step {fourth}", lambda life: life.step >= fourth, dice.uniform(0, 0.1), group=True
-        ),
-        Blow(
-            f"SIGKILL at step {last}", lambda life: life.step >= last, dice.uniform(0, 0.1), signal.SIGKILL, group=True
-        ),
+        Blow(f"SIGTERM to the group at step {fourth}", lambda life: life.step >= fourth, dice.uniform(0, 0.1), group=True),
+        Blow(f"SIGKILL at step {last}", lambda life: life.step >= last, dice.uniform(0, 0.1), signal.SIGKILL, group=True),
     ]
 
 

@@ -6,8 +6,9 @@ import threading
 import pytest
 import torch
 
-from lastcall.adapters.torch import cuda, rng, tensors
-from lastcall.adapters.torch.entries import StateSet
+from lastcall.adapters.torch import cuda, rng
+from lastcall.adapters.torch.state import tensors
+from lastcall.adapters.torch.state.entries import StateSet
 from unit.adapters.torch import training
 from unit.adapters.torch.roundtrip import Saved, read, write
 

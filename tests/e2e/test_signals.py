@@ -80,9 +80,7 @@ def test_a_run_that_cannot_save_dies_of_the_signal(nursery: Nursery, tmp_path: P
     assert "Nothing was saved: dying of SIGTERM" in child.log()
 
 
-def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_wait(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_wait(nursery: Nursery, tmp_path: Path) -> None:
     child = start(nursery, tmp_path, ENDLESS)
     child.expect("at 3")
     child.send(signal.SIGTERM)
@@ -281,9 +279,7 @@ def alive(group: int) -> bool:
     return any(int(fields[2]) == group and fields[0] != "Z" for fields in states)
 
 
-def test_a_wrong_setting_exits_78_and_names_the_variable_the_value_and_the_remedy(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_wrong_setting_exits_78_and_names_the_variable_the_value_and_the_remedy(nursery: Nursery, tmp_path: Path) -> None:
     child = start(nursery, tmp_path, ENDLESS, LASTCALL_KILL_WAIT_SECONDS="soon")
     assert child.wait() == 78
     assert "LASTCALL_KILL_WAIT_SECONDS='soon'" in child.log()

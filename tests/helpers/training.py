@@ -140,9 +140,7 @@ def average(ema: dict[str, torch.Tensor], model: nn.Module, decay: float = 0.9) 
 
 def finish(**state: Any) -> None:
     """Write the digest of this state and of the generators."""
-    digests = {
-        name: digest(value.state_dict() if hasattr(value, "state_dict") else value) for name, value in state.items()
-    }
+    digests = {name: digest(value.state_dict() if hasattr(value, "state_dict") else value) for name, value in state.items()}
     digests |= {"python": digest(random.getstate()), "torch": digest(torch.get_rng_state())}
     digests |= {"numpy": digest(np.random.get_state())}
     RESULT.write_text("\n".join(f"{name} {value}" for name, value in sorted(digests.items())))

@@ -48,9 +48,7 @@ RANKS = {"model": 0, "base": 0, "optimizer": 2}
 class State:
     """Named tensors in named groups, and one number: a Restorable that needs no framework."""
 
-    def __init__(
-        self, seed: int = 0, sizes: Mapping[str, Mapping[str, int]] = SIZES, frozen: tuple[str, ...] = ("base",)
-    ) -> None:
+    def __init__(self, seed: int = 0, sizes: Mapping[str, Mapping[str, int]] = SIZES, frozen: tuple[str, ...] = ("base",)) -> None:
         self.tensors = {group: {name: block(bytes(n)) for name, n in names.items()} for group, names in sizes.items()}
         self.value: object = None
         self.frozen = frozen
@@ -103,9 +101,7 @@ class State:
 
 
 class Loading:
-    def __init__(
-        self, state: State, document: dict[str, object], targets: dict[str, dict[str, memory.HostMemory]]
-    ) -> None:
+    def __init__(self, state: State, document: dict[str, object], targets: dict[str, dict[str, memory.HostMemory]]) -> None:
         self._state = state
         self._document = document
         self.targets = targets
@@ -118,9 +114,7 @@ class Loading:
 class World:
     """A directory that is ours, with an engine and a saver."""
 
-    def __init__(
-        self, root: Path, files: storage.Files | None = None, clock: clocks.Clock | None = None, threads: int = 2
-    ) -> None:
+    def __init__(self, root: Path, files: storage.Files | None = None, clock: clocks.Clock | None = None, threads: int = 2) -> None:
         self.clock = clock or clocks.Clock()
         self.files = files or storage.Files()
         self.catalog = catalog.Catalog(root, self.files)
@@ -140,9 +134,7 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.engine.close()
         self.catalog.close()
 

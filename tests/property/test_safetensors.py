@@ -38,10 +38,7 @@ def build(drawn: Drawn, about: dict[str, str] | None = None) -> bytes:
 
 @given(tensors(), metadata)
 def test_the_library_reads_what_was_laid_out(drawn: Drawn, about: dict[str, str]) -> None:
-    read = {
-        name: (info["dtype"], tuple(info["shape"]), bytes(info["data"]))
-        for name, info in library.deserialize(build(drawn, about))
-    }
+    read = {name: (info["dtype"], tuple(info["shape"]), bytes(info["data"])) for name, info in library.deserialize(build(drawn, about))}
     assert read == drawn
 
 

@@ -48,4 +48,8 @@ class Budget:
         speed = f"{nbytes / 1e6:.0f} MB at {self.bandwidth / 1e6:.0f} MB/s"
         if needed <= left:
             return Plan("full", f"needs about {needed:.1f} s ({speed}), {left:.1f} s left", needed)
-        return Plan("partial", f"needs about {needed:.1f} s ({speed}), only {left:.1f} s left: the most wanted files first", needed)
+        return Plan(
+            "partial",
+            f"needs about {needed:.1f} s ({speed}), only {left:.1f} s left: the most wanted files first",
+            needed,
+        )

@@ -1,10 +1,10 @@
 """The committed checkpoints of a directory: which there are, which may go, and the folder's own house-keeping.
 
-    runs/exp1/checkpoint-1347/        committed: the record is there
-    runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
-    runs/exp1/.lastcall/staging/      under construction; never looked at, removed on start
-    runs/exp1/.lastcall/trash/        pruned; its files become spare space
-    runs/exp1/.lastcall/spare/        space kept ready
+runs/exp1/checkpoint-1347/        committed: the record is there
+runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
+runs/exp1/.lastcall/staging/      under construction; never looked at, removed on start
+runs/exp1/.lastcall/trash/        pruned; its files become spare space
+runs/exp1/.lastcall/spare/        space kept ready
 """
 
 from __future__ import annotations
@@ -182,11 +182,7 @@ class Catalog:
     def _folders(self) -> list[Path]:
         try:
             with os.scandir(self.root) as entries:
-                return [
-                    Path(entry.path)
-                    for entry in entries
-                    if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)
-                ]
+                return [Path(entry.path) for entry in entries if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
 

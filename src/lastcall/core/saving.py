@@ -50,7 +50,16 @@ class Request:
 class Saver:
     """Builds and publishes checkpoints, one at a time. The caller holds the catalog's lock."""
 
-    def __init__(self, catalog: Catalog, engine: writer.Engine, budget: Budget, clock: clocks.Clock, *, run: str, incarnation: int) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        engine: writer.Engine,
+        budget: Budget,
+        clock: clocks.Clock,
+        *,
+        run: str,
+        incarnation: int,
+    ) -> None:
         self._catalog = catalog
         self._files = catalog.files
         self._engine = engine

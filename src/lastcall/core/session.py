@@ -304,7 +304,10 @@ class Session:
         request = Request(Kind.PERIODIC, reason, None, lambda: self._abandon_background)
         self._abandon_background = False
         self._background = threading.Thread(
-            target=self._periodic, args=(with_groups(capture, groups), boundary, request), name="lastcall-periodic", daemon=True
+            target=self._periodic,
+            args=(with_groups(capture, groups), boundary, request),
+            name="lastcall-periodic",
+            daemon=True,
         )
         self._background.start()
 
@@ -341,12 +344,17 @@ class Session:
         capture = self.subject.capture()
         self.expected_bytes = capture.nbytes
         sizes = self.saver.sizes(capture.groups)
-        self._preparation = threading.Thread(target=self._prepare_space, args=(sizes, capture.nbytes), name="lastcall-space", daemon=True)
+        self._preparation = threading.Thread(
+            target=self._prepare_space, args=(sizes, capture.nbytes), name="lastcall-space", daemon=True
+        )
         self._preparation.start()
 
     def _prepare_space(self, sizes: list[int], nbytes: int) -> None:
         if self.periodic.save_strategy != "no" and not self._arena.reserve(nbytes):
-            log.warning("No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write", nbytes / 1e6)
+            log.warning(
+                "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write",
+                nbytes / 1e6,
+            )
         preparation = space.Preparation(self.catalog, self.budget, lambda: self._stopping.is_set() or self.latch.raised)
         if self.jit.spare:
             preparation.run(sizes)

@@ -112,7 +112,11 @@ class Preparation:
         if seconds:
             self.method = min(seconds, key=lambda method: seconds[method])
             self._budget.observe(_PROBE, seconds[self.method])
-            log.debug("Write methods measured on %s: %s", self._catalog.root, {m.value: round(s, 3) for m, s in seconds.items()})
+            log.debug(
+                "Write methods measured on %s: %s",
+                self._catalog.root,
+                {m.value: round(s, 3) for m, s in seconds.items()},
+            )
         return position
 
     def _fill(self, path: Path, begin: int, end: int, method: Method, buffer: memory.Buffer) -> bool:

@@ -42,9 +42,7 @@ def check(layout: FileLayout) -> None:
     """Assert that the extents cover the file from 0 to its size, each byte once."""
     end = 0
     for index, extent in enumerate(layout.extents):
-        assert extent.offset == end, (
-            f"{layout.name}: extent {index} begins at {extent.offset}, the one before ends at {end}"
-        )
+        assert extent.offset == end, f"{layout.name}: extent {index} begins at {extent.offset}, the one before ends at {end}"
         end += extent.source.nbytes
     assert end == layout.size, f"{layout.name}: the extents end at {end}, the file at {layout.size}"
 

@@ -53,9 +53,7 @@ def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     for entry in entries:
         if entry.dtype not in DTYPES:
-            raise ValueError(
-                f"{entry.name!r} has dtype {entry.dtype!r}, which safetensors lacks; it has {', '.join(DTYPES)}"
-            )
+            raise ValueError(f"{entry.name!r} has dtype {entry.dtype!r}, which safetensors lacks; it has {', '.join(DTYPES)}")
     ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype])
     end = 0
     for entry in ordered:
@@ -63,9 +61,7 @@ def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str
             raise ValueError(f"the name {entry.name!r} is taken: give each tensor of {name} a name of its own")
         begin, end = end, end + entry.source.nbytes
         expected = math.prod(entry.shape) * DTYPES[entry.dtype]
-        assert end - begin == expected, (
-            f"{entry.name}: {end - begin} bytes, but {entry.dtype}{list(entry.shape)} takes {expected}"
-        )
+        assert end - begin == expected, f"{entry.name}: {end - begin} bytes, but {entry.dtype}{list(entry.shape)} takes {expected}"
         header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (begin, end)}
     pieces = layouts.Pieces()
     pieces.write(_encode(name, header))
@@ -134,9 +130,7 @@ def _length(header: bytes, file_size: int) -> int:
     if length > MAX_HEADER:
         raise CheckpointError(f"the header claims {length} bytes, more than the {MAX_HEADER} allowed")
     if length > file_size - 8:
-        raise CheckpointError(
-            f"the header claims {length} bytes, but the file has only {file_size - 8} after the length"
-        )
+        raise CheckpointError(f"the header claims {length} bytes, but the file has only {file_size - 8} after the length")
     return length
 
 
@@ -217,14 +211,10 @@ def _tensor(name: str, info: object, start: int, file_size: int) -> Stored:
     if begin > end:
         raise CheckpointError(f"{what}: data_offsets are reversed: {_show(offsets)}")
     if end > file_size - start:
-        raise CheckpointError(
-            f"{what}: data_offsets {_show(offsets)} are out of range, the data has {file_size - start} bytes"
-        )
+        raise CheckpointError(f"{what}: data_offsets {_show(offsets)} are out of range, the data has {file_size - start} bytes")
     expected = _elements(shape, what) * DTYPES[dtype]
     if end - begin != expected:
-        raise CheckpointError(
-            f"{what}: data_offsets hold {end - begin} bytes, but {dtype} of shape {_show(shape)} takes {expected}"
-        )
+        raise CheckpointError(f"{what}: data_offsets hold {end - begin} bytes, but {dtype} of shape {_show(shape)} takes {expected}")
     return Stored(dtype, shape, start + begin, start + end)
 
 
@@ -256,14 +246,10 @@ def _check_cover(tensors: Mapping[str, Stored], start: int, file_size: int) -> N
                 if stored.begin < end
                 else "leaves a hole after the data before it, which ends"
             )
-            raise CheckpointError(
-                f"tensor {_show(name)}: begins at byte {stored.begin} of the file and {wrong} at {end}"
-            )
+            raise CheckpointError(f"tensor {_show(name)}: begins at byte {stored.begin} of the file and {wrong} at {end}")
         end = stored.end
     if end != file_size:
-        raise CheckpointError(
-            f"the tensors end at byte {end} of the file, but it has {file_size}: {file_size - end} belong to none"
-        )
+        raise CheckpointError(f"the tensors end at byte {end} of the file, but it has {file_size}: {file_size - end} belong to none")
 
 
 def _show(value: object) -> str:

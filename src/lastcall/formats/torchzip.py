@@ -278,9 +278,7 @@ class _Pickler:
 
     def _remember(self, value: object, path: str) -> None:
         if id(value) in self._memo:
-            raise StateError(
-                f"{path or 'the root'} is a {type(value).__name__} that contains itself and cannot be saved"
-            )
+            raise StateError(f"{path or 'the root'} is a {type(value).__name__} that contains itself and cannot be saved")
         self._memo[id(value)] = self._slots
         self._alive.append(value)
         self._slot()
@@ -339,9 +337,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _check_bounds(tensor: Tensor, path: str) -> None:
     if tensor.dtype not in DTYPES:
-        raise StateError(
-            f"{path or 'the root'} has dtype {tensor.dtype!r}, a .pt file holds one of {', '.join(DTYPES)}"
-        )
+        raise StateError(f"{path or 'the root'} has dtype {tensor.dtype!r}, a .pt file holds one of {', '.join(DTYPES)}")
     strides = _contiguous(tensor.shape) if tensor.strides is None else tensor.strides
     assert len(strides) == len(tensor.shape), f"{path}: shape {tensor.shape} with strides {strides}"
     if 0 not in tensor.shape:
@@ -379,9 +375,7 @@ class _Archive:
             self._pieces.write(struct.pack("<4sI2Q" if extra else "<4sI2I", b"PK\7\10", crc, size, size))
         extra = _zip64(*((size, size) if size >= _LIMIT else ()), *((start,) if start >= _LIMIT else ()))
         stored = min(size, _LIMIT)
-        self._directory += struct.pack(
-            "<4s6H3I2H", b"PK\1\2", 0, 0, flags, 0, 0, 0, crc, stored, stored, len(path), len(extra)
-        )
+        self._directory += struct.pack("<4s6H3I2H", b"PK\1\2", 0, 0, flags, 0, 0, 0, crc, stored, stored, len(path), len(extra))
         self._directory += struct.pack("<3H2I", 0, 0, 0, 0, min(start, _LIMIT)) + path + extra
         self._count += 1
 

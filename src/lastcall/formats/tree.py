@@ -26,9 +26,7 @@ from typing import Any, NoReturn
 from lastcall import errors
 
 TAG = "$"
-MAX_DEPTH = (
-    100  # json.loads gives up at 1000; a level here can be three levels there, and the caller needs some as well
-)
+MAX_DEPTH = 100  # json.loads gives up at 1000; a level here can be three levels there, and the caller needs some as well
 
 Foreign = Callable[[object, str], object]
 ForeignTag = Callable[[dict[str, object]], object]
@@ -77,9 +75,7 @@ def refuse(value: object, path: str) -> NoReturn:
 
 def refuse_tag(document: dict[str, object]) -> NoReturn:
     """The `foreign` of decode() that takes nothing."""
-    raise errors.CheckpointError(
-        f"the state document holds a value of the unknown kind {reprlib.repr(document.get(TAG))}"
-    )
+    raise errors.CheckpointError(f"the state document holds a value of the unknown kind {reprlib.repr(document.get(TAG))}")
 
 
 def _describe(value: object) -> tuple[str, str]:
@@ -122,9 +118,7 @@ class _Encoder:
         if branch is None:
             return self.foreign(value, path)
         if id(value) in self.ancestors:
-            raise errors.StateError(
-                f"{path}: contains itself, which cannot be saved. Leave the reference back to it out."
-            )
+            raise errors.StateError(f"{path}: contains itself, which cannot be saved. Leave the reference back to it out.")
         if len(self.ancestors) >= MAX_DEPTH:
             raise errors.StateError(_too_deep(path))
         self.ancestors.add(id(value))
@@ -147,8 +141,7 @@ class _Encoder:
 
     def pairs(self, value: dict[object, object], path: str) -> list[object]:
         return [
-            [self.value(key, f"{path} key {_shown(key)}"), self.value(item, f"{path}[{_shown(key)}]")]
-            for key, item in value.items()
+            [self.value(key, f"{path} key {_shown(key)}"), self.value(item, f"{path}[{_shown(key)}]")] for key, item in value.items()
         ]
 
     def mapping(self, value: dict[object, object], path: str) -> object:

@@ -34,9 +34,7 @@ _HANDLED = 0x80  # added to the signal's number by the Python handler, to tell i
 _JOIN_SECONDS = 2.0
 
 _live: SignalListener | None = None
-_kept: list[
-    SignalListener
-] = []  # stopped in a side thread: C still writes to their sockets, which must not be collected
+_kept: list[SignalListener] = []  # stopped in a side thread: C still writes to their sockets, which must not be collected
 _fork_hook_registered = False
 
 

@@ -213,9 +213,7 @@ def test_without_a_swap_a_valid_checkpoint_is_there_after_every_failure(root: Pa
     assert not published or entries[0].record.sequence == 2
 
 
-def test_somebody_elses_checkpoint_of_that_step_is_kept(
-    cat: Catalog, root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_somebody_elses_checkpoint_of_that_step_is_kept(cat: Catalog, root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "checkpoint-7").mkdir()
     (root / "checkpoint-7" / "pytorch_model.bin").touch()
     cat.publish(built(cat, 1, 7), 7)
@@ -256,7 +254,9 @@ def left(entries: list[Entry], keep: Keep) -> list[int]:
     return sorted(entry.record.sequence for entry in entries if entry.path not in gone)
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(None, [1, 2, 3, 4, 5]), (4, [2, 3, 4, 5]), (2, [4, 5]), (1, [4, 5]), (9, [1, 2, 3, 4, 5])])
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(None, [1, 2, 3, 4, 5]), (4, [2, 3, 4, 5]), (2, [4, 5]), (1, [4, 5]), (9, [1, 2, 3, 4, 5])]
+)
 def test_a_limit_never_removes_the_last_two(limit: int | None, kept: list[int]) -> None:
     assert left([entry(n) for n in range(1, 6)], Keep(limit)) == kept
 
@@ -320,9 +320,7 @@ def test_spares_beyond_what_the_next_checkpoint_needs_are_given_back(cat: Catalo
 
 
 @pytest.mark.parametrize("number", range(1, 13))
-def test_a_prune_that_fails_anywhere_leaves_what_has_to_stay(
-    root: Path, number: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_prune_that_fails_anywhere_leaves_what_has_to_stay(root: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     for n in range(1, 4):
         folder(root / f"checkpoint-{n}", n, n)

@@ -32,7 +32,9 @@ def test_an_unknown_algorithm_is_refused_by_name() -> None:
         digest.named("md5")
 
 
-def test_without_xxhash_blake2b_serves_and_xxh3_checkpoints_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_xxhash_blake2b_serves_and_xxh3_checkpoints_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "xxhash", None)
     spec = importlib.util.spec_from_file_location("bare_digest", digest.__file__)
     assert spec is not None and spec.loader is not None

@@ -71,9 +71,7 @@ def test_the_newest_is_restored_byte_for_byte(world: World) -> None:
     assert state.contents() == seen[3]
 
 
-def test_one_of_several_chunk_sized_files_is_restored_past_the_page_cache(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_several_chunk_sized_files_is_restored_past_the_page_cache(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore, "_cached", lambda fd, size: False)
     seen = history(world, 1)
     state = State()
@@ -97,9 +95,7 @@ def places(world: World) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_byte_damaged_anywhere_sends_the_run_to_the_older_one(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_byte_damaged_anywhere_sends_the_run_to_the_older_one(world: World, caplog: pytest.LogCaptureFixture) -> None:
     seen = history(world, 1, 2)
     newest = world.catalog.root / "checkpoint-2"
     for name, position in places(world):

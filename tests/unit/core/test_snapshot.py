@@ -43,9 +43,7 @@ def test_a_staged_copy_does_not_follow_later_changes(engine: writer.Engine) -> N
 
 
 @pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
-def test_tensors_are_whole_in_pieces_and_in_bundles(
-    engine: writer.Engine, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_tensors_are_whole_in_pieces_and_in_bundles(engine: writer.Engine, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     monkeypatch.setattr(snapshot, "_PIECE", piece)
     state = State(seed=1, sizes={"a": {"x": 5000, "y": 0, "z": 1}, "b": {f"t{n}": n for n in range(100)}})
     staged = snapshot.Arena().stage(state.capture(1), engine)
@@ -117,9 +115,7 @@ def test_memory_that_is_not_there_is_not_asked_for(engine: writer.Engine, monkey
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(12, "no"), RuntimeError("CUDA error")])
-def test_an_allocation_that_fails_is_a_no_and_can_be_tried_again(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_an_allocation_that_fails_is_a_no_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(snapshot, "available_memory", lambda: None)
     failures = [error]
 

@@ -81,9 +81,7 @@ def test_bytes_come_back_for_sizes_around_the_borders_of_a_chunk(
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_bytes_come_back_with_chunks_of_the_real_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
-) -> None:
+def test_bytes_come_back_with_chunks_of_the_real_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
     monkeypatch.undo()
     assert writer.CHUNK % memory.ALIGNMENT == 0
     sizes = [writer.CHUNK - 1, writer.CHUNK + 2, 5]
@@ -105,9 +103,7 @@ def test_digests_are_those_of_the_pieces_of_the_file(engine: writer.Engine, tmp_
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_many_small_extents_share_a_chunk_and_one_spans_many(
-    engine: writer.Engine, tmp_path: Path, direct: bool
-) -> None:
+def test_many_small_extents_share_a_chunk_and_one_spans_many(engine: writer.Engine, tmp_path: Path, direct: bool) -> None:
     sizes = [1, 2, 3, 0, 700, 0, 4 * SMALL + 9, 0, 5, 64, 0]
     pieces = [noise(size, number) for number, size in enumerate(sizes)]
     record = write(engine, tmp_path / "f", pieces, direct)
@@ -163,9 +159,7 @@ def test_only_the_wanted_bytes_are_handed_out_but_all_are_checked(engine: writer
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("position", [0, 7, SMALL - 1, SMALL, 2 * SMALL + 3, 3 * SMALL, -1])
-def test_a_flipped_byte_is_found_wherever_it_is(
-    engine: writer.Engine, tmp_path: Path, position: int, direct: bool
-) -> None:
+def test_a_flipped_byte_is_found_wherever_it_is(engine: writer.Engine, tmp_path: Path, position: int, direct: bool) -> None:
     data = noise(3 * SMALL + 50, 1)
     record = write(engine, tmp_path / "f", [data])
     flip(tmp_path / "f", position)
@@ -195,17 +189,13 @@ def test_a_truncated_file_is_refused(engine: writer.Engine, tmp_path: Path, left
 
 
 @pytest.mark.parametrize("chunk", [SMALL + 4096, 1 << 40, 4095, 1])
-def test_a_record_with_chunks_that_do_not_fit_the_buffers_is_refused(
-    engine: writer.Engine, tmp_path: Path, chunk: int
-) -> None:
+def test_a_record_with_chunks_that_do_not_fit_the_buffers_is_refused(engine: writer.Engine, tmp_path: Path, chunk: int) -> None:
     (tmp_path / "f").write_bytes(b"x")
     with pytest.raises(errors.CheckpointError, match=f"chunks of {chunk} bytes"):
         read(engine, tmp_path / "f", FileRecord("f", 1, "", chunk, ("",)), [1])
 
 
-def test_smaller_chunks_of_an_earlier_version_are_read(
-    engine: writer.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_chunks_of_an_earlier_version_are_read(engine: writer.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = noise(20_000, 1)
     with monkeypatch.context() as patch:
         patch.setattr(writer, "CHUNK", 4096)

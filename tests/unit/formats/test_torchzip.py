@@ -471,7 +471,5 @@ def test_the_pickle_names_nothing_but_what_it_needs() -> None:
 
 
 def test_no_framework_is_imported() -> None:
-    code = (
-        "import sys, lastcall.formats.torchzip; sys.exit(bool({'torch', 'numpy', 'safetensors'} & sys.modules.keys()))"
-    )
+    code = "import sys, lastcall.formats.torchzip; sys.exit(bool({'torch', 'numpy', 'safetensors'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], check=True)

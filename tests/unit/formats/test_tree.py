@@ -368,13 +368,7 @@ def test_a_copy_is_equal_and_of_the_same_type(index: int) -> None:
 
 def mutable_parts(value: Any) -> list[Any]:
     """Every container in a value that could be changed later."""
-    inner = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple | set | collections.deque)
-        else ()
-    )
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set | collections.deque) else ()
     own = [value] if isinstance(value, dict | list | set | bytearray | collections.deque) else []
     return own + [part for item in inner for part in mutable_parts(item)]
 

@@ -106,9 +106,7 @@ READER = """
 
 
 @pytest.mark.parametrize(("mapped", "sharing"), [(False, 0), (True, mmap.MAP_SHARED), (True, mmap.MAP_PRIVATE)])
-def test_a_file_that_another_process_reads_is_not_recycled(
-    pool: spare.SparePool, tmp_path: Path, mapped: bool, sharing: int
-) -> None:
+def test_a_file_that_another_process_reads_is_not_recycled(pool: spare.SparePool, tmp_path: Path, mapped: bool, sharing: int) -> None:
     old = file(tmp_path / "old", 8192)
     with Script(tmp_path, READER.format(path=str(old), mapped=mapped, sharing=sharing)) as reader:
         reader.expect("reading")

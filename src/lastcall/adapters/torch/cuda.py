@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lastcall.adapters.torch import strided
+from lastcall.adapters.torch.state import strided
 
 _fences: dict[int, torch.cuda.Event] = {}
 _used: set[int] = set()  # devices that hold state: recording an event on any other one would make a context there
@@ -26,9 +26,10 @@ def fence() -> None:
     Called by the training thread. No device is waited for here.
     """
     for device in tuple(_used):
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        _fences[device] = event
+        event = _fences.get(device)
+        if event is None:
+            event = _fences[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))  # recorded anew: making an event costs more than the whole step's hooks
 
 
 def settle() -> None:
@@ -100,9 +101,7 @@ class DeviceMemory:
 
 def _gather(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:
     packed = _flat(torch.empty(view.shape, dtype=view.dtype, device=view.device).copy_(view))
-    _host(address, nbytes).copy_(
-        packed[skip : skip + nbytes]
-    )  # waits: the edge lock must not be let go before the bytes are there
+    _host(address, nbytes).copy_(packed[skip : skip + nbytes])  # waits: the edge lock must not be let go before the bytes are there
 
 
 def _scatter(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:

@@ -26,9 +26,7 @@ class Captured(NamedTuple):
     """The randomness at one moment. Only bytes and numbers: nothing in it changes afterwards."""
 
     python: twisters.PythonRaw | twisters.Words
-    numpy: (
-        twisters.NumpyRaw | twisters.Words | dict[str, object] | None
-    )  # None: not imported; a dict: another generator
+    numpy: twisters.NumpyRaw | twisters.Words | dict[str, object] | None  # None: not imported; a dict: another generator
     torch: torch.Tensor
     cuda: tuple[torch.Tensor, ...] = ()
 

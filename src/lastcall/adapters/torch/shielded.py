@@ -35,9 +35,7 @@ class Shield:
 
     def __init__(self, signals: frozenset[int], quiet: bool, owner: int) -> None:
         self.signals = signals
-        self.quiet = (
-            quiet  # a DataLoader's worker: leaves with 0 when it is told to go, as torch's own handler makes it do
-        )
+        self.quiet = quiet  # a DataLoader's worker: leaves with 0 when it is told to go, as torch's own handler makes it do
         self.owner = owner  # its parent, except under a fork server, where the parent is the server
         self._served = os.getppid() != owner
         self._held: int | None = None

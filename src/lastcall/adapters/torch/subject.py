@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import cuda, data, hooks
-from lastcall.adapters.torch.entries import StateSet
+from lastcall.adapters.torch import cuda, hooks
+from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.rng import Captured, Randomness
+from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.core.gate import Gate
 from lastcall.core.restore import Loading, Stored
 from lastcall.formats import tree
@@ -193,7 +194,13 @@ class TorchSubject:
         raise AssertionError
 
     def _assemble(
-        self, document: dict[str, object], groups: tuple[Group, ...], randomness: Captured, loaders: list[dict[str, Any]], step: int, because: str
+        self,
+        document: dict[str, object],
+        groups: tuple[Group, ...],
+        randomness: Captured,
+        loaders: list[dict[str, Any]],
+        step: int,
+        because: str,
     ) -> Capture:
         run = {
             "step": step,

@@ -101,10 +101,7 @@ class Numpy:
         self._view = _at(int(generator.ctypes.state_address), _SIZE)
         self._spare = _at(id(state) + self._offset, _SPARE.size)
         official = _official_numpy(self._np)
-        if (
-            not isinstance(official, NumpyRaw)
-            or NumpyRaw(self._view.tobytes(), self._spare.tobytes()).words() != official.words()
-        ):
+        if not isinstance(official, NumpyRaw) or NumpyRaw(self._view.tobytes(), self._spare.tobytes()).words() != official.words():
             self._view = None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from lastcall.adapters.torch import data
+from lastcall.adapters.torch.data import loaders as data
 
 Make = Callable[[], Any]
 Cut = tuple[str, int]  # ("before", 0) | ("batch", total batches) | ("opened", epoch) | ("between", epochs ended)

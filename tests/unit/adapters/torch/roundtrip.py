@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from lastcall import types
-from lastcall.adapters.torch.entries import Loading, StateSet
+from lastcall.adapters.torch.state.entries import Loading, StateSet
 from lastcall.formats.safetensors import Stored
 
 
@@ -40,9 +40,7 @@ class Saved:
         self.groups = groups
         self.data = {group.name: {entry.name: read(entry.source) for entry in group.entries} for group in groups}
         self.stored = {
-            group.name: {
-                entry.name: Stored(entry.dtype, entry.shape, 0, entry.source.nbytes) for entry in group.entries
-            }
+            group.name: {entry.name: Stored(entry.dtype, entry.shape, 0, entry.source.nbytes) for entry in group.entries}
             for group in groups
         }
 

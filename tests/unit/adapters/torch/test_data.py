@@ -147,9 +147,7 @@ WORKERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "make", [*PLAIN.values(), *WORKERS.values()], ids=[*PLAIN, *(f"{name} (workers)" for name in WORKERS)]
-)
+@pytest.mark.parametrize("make", [*PLAIN.values(), *WORKERS.values()], ids=[*PLAIN, *(f"{name} (workers)" for name in WORKERS)])
 def test_a_followed_loader_gives_what_an_unfollowed_one_gives(make: Make) -> None:
     assert interrupted(make, EPOCHS, []) == uninterrupted(make)
 

@@ -16,7 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from lastcall import errors
-from lastcall.adapters.torch import data, data_iterators, data_position, data_workers
+from lastcall.adapters.torch.data import inside as data_workers
+from lastcall.adapters.torch.data import iterators as data_iterators
+from lastcall.adapters.torch.data import loaders as data
+from lastcall.adapters.torch.data import position as data_position
 from unit.adapters.torch import loader_harness as harness
 from unit.adapters.torch.loader_harness import Augmented, Stream, loader_of
 

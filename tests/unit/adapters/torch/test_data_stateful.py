@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lastcall import errors
-from lastcall.adapters.torch import data
+from lastcall.adapters.torch.data import loaders as data
 from unit.adapters.torch.loader_harness import Cut, assert_plain, interrupted, noise, reference
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import copies, strided
-from lastcall.adapters.torch.entries import StateSet
+from lastcall.adapters.torch.state import copies, strided
+from lastcall.adapters.torch.state.entries import StateSet
 from unit.adapters.torch import training
 from unit.adapters.torch.roundtrip import Saved, read
 
@@ -296,7 +296,7 @@ def test_large_tensors_are_read_live_and_small_ones_from_the_copy() -> None:
 
 
 def test_copies_of_large_buffers_stop_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lastcall.adapters.torch import modules
+    from lastcall.adapters.torch.state import modules
 
     monkeypatch.setattr(modules, "COPY_LIMIT", 100)
     model = torch.nn.Module()

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lastcall import errors
-from lastcall.adapters.torch.entries import StateSet
+from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.formats.safetensors import Stored
 from unit.adapters.torch import training
 from unit.adapters.torch.roundtrip import Saved
@@ -355,9 +355,7 @@ def test_a_generator_of_another_kind_is_a_mismatch() -> None:
     with pytest.raises(errors.MismatchError, match=r"g: .*'torch.cpu' generator.*'python'"):
         saved.restore(StateSet({"g": random.Random()}))
     with pytest.raises(errors.MismatchError, match="does not take the saved state"):
-        Saved(StateSet({"g": np.random.default_rng()})).restore(
-            StateSet({"g": np.random.Generator(np.random.MT19937())})
-        )
+        Saved(StateSet({"g": np.random.default_rng()})).restore(StateSet({"g": np.random.Generator(np.random.MT19937())}))
 
 
 class WithExtra(torch.nn.Module):

@@ -110,9 +110,7 @@ def test_workers_do_not_hear_the_ctrl_c_of_their_terminal(tmp_path):
 
 
 def test_the_workers_of_a_stateful_loader_are_shielded_too(tmp_path):
-    source = consume("fork").replace(
-        "    begin(", "    from torchdata.stateful_dataloader import StatefulDataLoader\n    begin("
-    )
+    source = consume("fork").replace("    begin(", "    from torchdata.stateful_dataloader import StatefulDataLoader\n    begin(")
     source = source.replace("loader = DataLoader", "loader = StatefulDataLoader")
     with Script(tmp_path, source) as script:
         script.expect("workers")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lastcall.adapters.torch.entries import StateSet
+from lastcall.adapters.torch.state.entries import StateSet
 from unit.adapters.torch.roundtrip import Saved
 
 State = dict[str, Any]

@@ -12,8 +12,8 @@ from lastcall import errors
 from lastcall.formats import tree
 
 if TYPE_CHECKING:
-    from lastcall.adapters.torch.encoding import Encoder
-    from lastcall.adapters.torch.restore import Restorer
+    from lastcall.adapters.torch.state.encoding import Encoder
+    from lastcall.adapters.torch.state.restore import Restorer
 
 
 class GeneratorPart:
@@ -37,9 +37,7 @@ class GeneratorPart:
 
     def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
         if isinstance(self.value, random.SystemRandom):
-            raise errors.StateError(
-                f"{path}: a random.SystemRandom has no state and cannot be saved. Use random.Random(seed)."
-            )
+            raise errors.StateError(f"{path}: a random.SystemRandom has no state and cannot be saved. Use random.Random(seed).")
         state = self.copy() if copied is None else copied
         return {tree.TAG: self.tag, "kind": self._kind(), "v": encoder.value(state, path)}
 

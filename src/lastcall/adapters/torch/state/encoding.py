@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from lastcall import types
-from lastcall.adapters.torch import arrays, copies, parts, tensors
-from lastcall.adapters.torch.shelf import Place, Shelf, place_of, scalar
+from lastcall.adapters.torch.state import arrays, copies, parts, tensors
+from lastcall.adapters.torch.state.shelf import Place, Shelf, place_of, scalar
 from lastcall.formats import tree
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import dtypes, modules, optimizers, parts, tensors
-from lastcall.adapters.torch.restore import Restorer
-from lastcall.adapters.torch.shelf import place_of
+from lastcall.adapters.torch.state import dtypes, modules, optimizers, parts, tensors
+from lastcall.adapters.torch.state.restore import Restorer
+from lastcall.adapters.torch.state.shelf import place_of
 
 GROUP = "grads"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lastcall import errors, memory
-from lastcall.adapters.torch import strided
+from lastcall.adapters.torch.state import strided
 
 Array = np.ndarray[Any, Any]
 

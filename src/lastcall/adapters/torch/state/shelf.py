@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lastcall import types
-from lastcall.adapters.torch import arrays, dtypes, tensors
+from lastcall.adapters.torch.state import arrays, dtypes, tensors
 from lastcall.formats import tree
 
 _SEPARATORS = re.compile(r"[^\w\-/:+]+")

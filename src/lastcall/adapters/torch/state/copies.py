@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lastcall.adapters.torch import parts, tensors
+from lastcall.adapters.torch.state import parts, tensors
 
 LARGE = 1 << 20  # a copy of less costs microseconds
 

@@ -7,7 +7,8 @@ import ctypes
 import torch
 
 from lastcall import errors, memory, types
-from lastcall.adapters.torch import cuda, strided
+from lastcall.adapters.torch import cuda
+from lastcall.adapters.torch.state import strided
 
 
 class HostStrided:

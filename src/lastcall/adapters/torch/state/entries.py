@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import copies, cuda, gradients, modules, optimizers, parts
-from lastcall.adapters.torch.encoding import Encoder, Stale
-from lastcall.adapters.torch.restore import Build, Restorer
-from lastcall.adapters.torch.shelf import Shelf
+from lastcall.adapters.torch import cuda
+from lastcall.adapters.torch.state import copies, gradients, modules, optimizers, parts
+from lastcall.adapters.torch.state.encoding import Encoder, Stale
+from lastcall.adapters.torch.state.restore import Build, Restorer
+from lastcall.adapters.torch.state.shelf import Shelf
 from lastcall.formats import tree
 from lastcall.formats.safetensors import Stored
 
@@ -50,9 +51,7 @@ class Index:
                     self._parts.append(part)
 
     def holds(self) -> bool:
-        return all(
-            part.structure.holds() if isinstance(part, modules.ModulePart) else part.holds() for part in self._parts
-        )
+        return all(part.structure.holds() if isinstance(part, modules.ModulePart) else part.holds() for part in self._parts)
 
 
 class StateSet:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import arrays, dtypes, nodes, parts, tensors
-from lastcall.adapters.torch.shelf import Place
+from lastcall.adapters.torch.state import arrays, dtypes, nodes, parts, tensors
+from lastcall.adapters.torch.state.shelf import Place
 from lastcall.formats import tree
 from lastcall.formats.safetensors import Stored
 
@@ -99,8 +99,7 @@ class Restorer:
             old = list(live) if same else []
             padded = old + [None] * (len(saved) - len(old))
             builds = [
-                self.fill(before, item, f"{path}[{at}]", fresh)
-                for at, (before, item) in enumerate(zip(padded, saved, strict=False))
+                self.fill(before, item, f"{path}[{at}]", fresh) for at, (before, item) in enumerate(zip(padded, saved, strict=False))
             ]
             return lambda: _sequence(live if same and not fresh else None, saved, [build() for build in builds])
         if kind in (set, frozenset):
@@ -189,8 +188,7 @@ class Restorer:
         if found is None or (found.dtype, tuple(found.shape)) != expected:
             what = "is not in the file" if found is None else f"is {found.dtype} {tuple(found.shape)} in the file"
             raise errors.CheckpointError(
-                f"the document refers to a tensor {place[1]!r:.100} in {place[0]!r:.60} of {expected[0]} "
-                f"{expected[1]}, which {what}"
+                f"the document refers to a tensor {place[1]!r:.100} in {place[0]!r:.60} of {expected[0]} {expected[1]}, which {what}"
             )
 
 
@@ -214,9 +212,7 @@ def _available(device: torch.device) -> torch.device:
 
 
 def _article(tag: str) -> str:
-    return {"module": "an nn.Module", "optimizer": "an optimizer", "object": "an object with state_dict()"}.get(
-        tag, f"a {tag}"
-    )
+    return {"module": "an nn.Module", "optimizer": "an optimizer", "object": "an object with state_dict()"}.get(tag, f"a {tag}")
 
 
 def _sequence(live: Any, saved: Any, items: list[Any]) -> Any:

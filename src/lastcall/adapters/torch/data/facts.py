@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils import data as torch_data
 
-from lastcall.adapters.torch import data_position as position
-from lastcall.adapters.torch import data_rng as rng
+from lastcall.adapters.torch.data import position
+from lastcall.adapters.torch.data import randomness as rng
 
 log = logging.getLogger("lastcall")
 

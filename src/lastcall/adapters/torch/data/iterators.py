@@ -20,10 +20,9 @@ from typing import Any
 
 from torch.utils.data import dataloader as torch_dataloader
 
-from lastcall.adapters.torch import data_facts as facts
-from lastcall.adapters.torch import data_position as position
-from lastcall.adapters.torch import data_rng as rng
-from lastcall.adapters.torch import data_workers as workers
+from lastcall.adapters.torch.data import facts, position
+from lastcall.adapters.torch.data import inside as workers
+from lastcall.adapters.torch.data import randomness as rng
 
 log = logging.getLogger("lastcall")
 
@@ -151,9 +150,7 @@ class _Followed:
             for _ in range(count):
                 self._lc_take()
         except StopIteration:
-            log.warning(
-                "The IterableDataset ended before the %d batches that were delivered before the interruption.", count
-            )
+            log.warning("The IterableDataset ended before the %d batches that were delivered before the interruption.", count)
         finally:
             rng.put(saved, self._lc_ledger.generators)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lastcall.adapters.torch import copies, fitting, tensors
-from lastcall.adapters.torch.shelf import place_of
+from lastcall.adapters.torch.state import copies, fitting, tensors
+from lastcall.adapters.torch.state.shelf import place_of
 from lastcall.formats import tree
 
 if TYPE_CHECKING:
-    from lastcall.adapters.torch.encoding import Encoder
-    from lastcall.adapters.torch.restore import Restorer
+    from lastcall.adapters.torch.state.encoding import Encoder
+    from lastcall.adapters.torch.state.restore import Restorer
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, str, complex})
 

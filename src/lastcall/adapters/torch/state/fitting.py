@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import nodes, tensors
-from lastcall.adapters.torch.structure import Structure
+from lastcall.adapters.torch.state import nodes, tensors
+from lastcall.adapters.torch.state.structure import Structure
 
 if TYPE_CHECKING:
-    from lastcall.adapters.torch.restore import Build, Restorer
+    from lastcall.adapters.torch.state.restore import Build, Restorer
 
 _REMEDY = "Build it as it was when it was saved, or start in another directory."
 
 
-def match_module(
-    module: torch.nn.Module, found: Structure, restorer: Restorer, document: dict[str, object], path: str
-) -> None:
+def match_module(module: torch.nn.Module, found: Structure, restorer: Restorer, document: dict[str, object], path: str) -> None:
     """Parameters and buffers are read in place. load_state_dict() is called only where it would do more than copy."""
     saved = {name: nodes.ref(ref) for name, ref in nodes.pairs(document, "tensors")}
     live, extras = found.state()
@@ -57,13 +55,10 @@ def _some(names: list[str]) -> str:
 
 def _check_tensor(live: torch.Tensor, ref: nodes.Ref, path: str) -> None:
     if tuple(live.shape) != ref.shape:
-        raise errors.MismatchError(
-            f"{path}: its shape is {ref.shape} in the checkpoint and {tuple(live.shape)} now. {_REMEDY}"
-        )
+        raise errors.MismatchError(f"{path}: its shape is {ref.shape} in the checkpoint and {tuple(live.shape)} now. {_REMEDY}")
     if live.dtype != ref.dtype:
         raise errors.MismatchError(
-            f"{path}: its dtype is {ref.dtype} in the checkpoint and {live.dtype} now, so it would not be exact. "
-            f"{_REMEDY}"
+            f"{path}: its dtype is {ref.dtype} in the checkpoint and {live.dtype} now, so it would not be exact. {_REMEDY}"
         )
     dense = tuple(tensors.dense(live).shape)
     if dense != ref.dense:
@@ -81,14 +76,11 @@ def _check_ties(found: Structure, live: dict[str, torch.Tensor], saved: dict[str
             other, first = known.setdefault(id(live[name]), (name, ref))
             if first.place != ref.place:
                 raise errors.MismatchError(
-                    f"{path}.{name}: is the same parameter as {path}.{other} now, and was not when it was saved. "
-                    f"{_REMEDY}"
+                    f"{path}.{name}: is the same parameter as {path}.{other} now, and was not when it was saved. {_REMEDY}"
                 )
 
 
-def _load(
-    module: Any, read: dict[str, torch.Tensor], others: dict[str, Build], versions: list[tuple[Any, Any]]
-) -> None:
+def _load(module: Any, read: dict[str, torch.Tensor], others: dict[str, Build], versions: list[tuple[Any, Any]]) -> None:
     state = module.state_dict().__class__()
     state.update({name: tensor.detach() for name, tensor in read.items()})
     state.update({name: build() for name, build in others.items()})
@@ -111,8 +103,7 @@ def match_optimizer(
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if document.get("sizes") != sizes:
         raise errors.MismatchError(
-            f"{path}: it has parameter groups of {sizes} now, and of {document.get('sizes')!r:.200} in the checkpoint. "
-            f"{_REMEDY}"
+            f"{path}: it has parameter groups of {sizes} now, and of {document.get('sizes')!r:.200} in the checkpoint. {_REMEDY}"
         )
     kept = restorer.decode(document.get("groups"))
     if not isinstance(kept, list) or len(kept) != len(sizes) or not all(isinstance(group, dict) for group in kept):
@@ -142,9 +133,7 @@ def _check_moments(row: dict[str, Build], parameter: torch.Tensor, path: str, in
             )
 
 
-def _load_optimizer(
-    optimizer: Any, parameters: list[torch.Tensor], sizes: list[int], groups: Build, state: Any
-) -> None:
+def _load_optimizer(optimizer: Any, parameters: list[torch.Tensor], sizes: list[int], groups: Build, state: Any) -> None:
     built: list[dict[str, Any]] = groups()
     start = 0
     for group, size in zip(built, sizes, strict=True):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.torch import data_rng as rng
-from lastcall.adapters.torch import data_workers as workers
+from lastcall.adapters.torch.data import inside as workers
+from lastcall.adapters.torch.data import randomness as rng
 
 VERSION = 1
 KIND = "loader"
@@ -49,9 +49,7 @@ class Pool:
 
     def _merge(self, worker: int, parts: rng.Parts) -> None:
         known = self.workers[worker] or (None, None, None)
-        torch_part, python_part, numpy_part = (
-            new if new is not None else old for new, old in zip(parts, known, strict=True)
-        )
+        torch_part, python_part, numpy_part = (new if new is not None else old for new, old in zip(parts, known, strict=True))
         self.workers[worker] = (torch_part, python_part, numpy_part)
 
 

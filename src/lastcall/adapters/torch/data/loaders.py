@@ -21,13 +21,10 @@ import torch
 from torch.utils import data as torch_data
 
 from lastcall import errors
-from lastcall.adapters.torch import data_classes
-from lastcall.adapters.torch import data_facts as facts
-from lastcall.adapters.torch import data_iterators as iterators
-from lastcall.adapters.torch import data_opening as opening
-from lastcall.adapters.torch import data_position as position
-from lastcall.adapters.torch import data_rng as rng
-from lastcall.adapters.torch.data_stateful import StatefulTracker, is_stateful
+from lastcall.adapters.torch.data import classes as data_classes
+from lastcall.adapters.torch.data import facts, iterators, opening, position
+from lastcall.adapters.torch.data import randomness as rng
+from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 
 __all__ = ["LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "track"]
 
@@ -135,8 +132,7 @@ class LoaderTracker:
             self._ledger = iterator._lc_ledger
         elif iterator is not None:
             log.warning(
-                "The loader's persistent workers were started before lastcall followed it: they are started "
-                "anew for the next pass."
+                "The loader's persistent workers were started before lastcall followed it: they are started anew for the next pass."
             )
             self.loader._iterator = None
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import copies, parts, tensors
+from lastcall.adapters.torch.state import copies, parts, tensors
 from lastcall.formats import tree
 
 if TYPE_CHECKING:
-    from lastcall.adapters.torch.encoding import Encoder
-    from lastcall.adapters.torch.restore import Restorer
+    from lastcall.adapters.torch.state.encoding import Encoder
+    from lastcall.adapters.torch.state.restore import Restorer
 
 
 class ObjectPart:

@@ -18,17 +18,15 @@ import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import data_classes
-from lastcall.adapters.torch import data_rng as rng
+from lastcall.adapters.torch.data import classes as data_classes
+from lastcall.adapters.torch.data import randomness as rng
 
 VERSION = 1
 KIND = "stateful-loader"
 
 
 def is_stateful(obj: object) -> bool:
-    return any(
-        kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata") for kind in type(obj).__mro__
-    )
+    return any(kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata") for kind in type(obj).__mro__)
 
 
 class StatefulTracker:

@@ -17,9 +17,7 @@ import torch
 Parts = tuple[Any, Any, Any]  # torch, python, numpy; None where nothing is known
 State = tuple[Any, Any, Any, tuple[Any, ...]]  # ... and the loader's own generators
 
-_SAMPLER_DEPTH = (
-    4  # loader.batch_sampler.sampler.sampler: wrappers around wrappers do occur (distributed weighted samplers)
-)
+_SAMPLER_DEPTH = 4  # loader.batch_sampler.sampler.sampler: wrappers around wrappers do occur (distributed weighted samplers)
 
 
 def take_parts() -> Parts:

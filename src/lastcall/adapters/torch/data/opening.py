@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lastcall.adapters.torch import data_facts as facts
-from lastcall.adapters.torch import data_iterators as iterators
-from lastcall.adapters.torch import data_position as position
-from lastcall.adapters.torch import data_rng as rng
+from lastcall.adapters.torch.data import facts, iterators, position
+from lastcall.adapters.torch.data import randomness as rng
 
 
 def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
@@ -18,9 +16,7 @@ def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
         return _open_fresh(loader, ledger)
     inside = resume.phase == position.INSIDE
     # Persistent workers that were there at the time of the interruption are made again, with the generators they had.
-    same_workers = (
-        resume.persistent and loader.num_workers > 0 and loader.persistent_workers and _same_count(resume, loader)
-    )
+    same_workers = resume.persistent and loader.num_workers > 0 and loader.persistent_workers and _same_count(resume, loader)
     ledger.pending = None
     try:
         if inside or (resume.phase == position.LEFT and same_workers):
@@ -37,9 +33,7 @@ def _open_fresh(loader: Any, ledger: position.Ledger) -> Any:
     now = rng.take(ledger.generators)
     if loader.num_workers == 0:
         return iterators.FollowedSingle(loader, ledger, iterators.new_pass(loader, now, None), resumed=False)
-    return iterators.FollowedMulti(
-        loader, ledger, position.Pool(now, [None] * loader.num_workers, loader.persistent_workers)
-    )
+    return iterators.FollowedMulti(loader, ledger, position.Pool(now, [None] * loader.num_workers, loader.persistent_workers))
 
 
 def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import dtypes
-from lastcall.adapters.torch.shelf import Place
+from lastcall.adapters.torch.state import dtypes
+from lastcall.adapters.torch.state.shelf import Place
 from lastcall.formats import tree
 
 PARTS = ("module", "optimizer", "object", "generator", "loader")
@@ -84,9 +84,7 @@ def pairs(document: dict[str, object], name: str) -> list[tuple[Any, Any]]:
     if not isinstance(items, list) or not all(isinstance(item, list) and len(item) == 2 for item in items):
         raise errors.CheckpointError(f"the part {name!r} of the document is no list of pairs: it is damaged")
     if not all(type(key) in (str, int) for key, _ in items) or len({key for key, _ in items}) != len(items):
-        raise errors.CheckpointError(
-            f"the part {name!r} of the document names something wrongly or twice: it is damaged"
-        )
+        raise errors.CheckpointError(f"the part {name!r} of the document names something wrongly or twice: it is damaged")
     return [(key, item) for key, item in items]
 
 
@@ -135,7 +133,5 @@ def _scalar(document: dict[str, object]) -> object:
     dtype = dtypes.numpy_by_descr(tree.decode(document["dtype"], tree.refuse_tag))
     data = bytes.fromhex(str(document["hex"]))
     if len(data) != dtype.itemsize:
-        raise errors.CheckpointError(
-            f"the document holds a numpy scalar of {len(data)} bytes instead of {dtype.itemsize}"
-        )
+        raise errors.CheckpointError(f"the document holds a numpy scalar of {len(data)} bytes instead of {dtype.itemsize}")
     return np.ndarray((), dtype, data)[()] if data else np.zeros((), dtype)[()]

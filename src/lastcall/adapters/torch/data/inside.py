@@ -22,7 +22,7 @@ from torch.utils import data as torch_data
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
-from lastcall.adapters.torch import data_rng as rng
+from lastcall.adapters.torch.data import randomness as rng
 
 _pin_memory: Any = torch_pin_memory.pin_memory
 _StopIteration: Any = getattr(torch_worker, "_IterableDatasetStopIteration", object)
@@ -65,9 +65,7 @@ class _Reporter:
 
     def changes(self) -> rng.Parts:
         known, self._known = self._known, rng.take_parts()
-        torch_part, python_part, numpy_part = (
-            now if now != before else None for now, before in zip(self._known, known, strict=True)
-        )
+        torch_part, python_part, numpy_part = (now if now != before else None for now, before in zip(self._known, known, strict=True))
         return (torch_part, python_part, numpy_part)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from lastcall.adapters.torch.encoding import Encoder
-    from lastcall.adapters.torch.restore import Restorer
+    from lastcall.adapters.torch.state.encoding import Encoder
+    from lastcall.adapters.torch.state.restore import Restorer
 
 _MANY = 4096
 
@@ -77,7 +77,7 @@ class Parts:
         return known
 
     def _make(self, value: object) -> Part | None:
-        from lastcall.adapters.torch import generators, modules, objects, optimizers
+        from lastcall.adapters.torch.state import generators, modules, objects, optimizers
 
         tracker = self._trackers.get(id(value))
         if tracker is not None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lastcall.adapters.torch import copies, fitting, structure, tensors
-from lastcall.adapters.torch.encoding import Stale
-from lastcall.adapters.torch.shelf import place_of
+from lastcall.adapters.torch.state import copies, fitting, structure, tensors
+from lastcall.adapters.torch.state.encoding import Stale
+from lastcall.adapters.torch.state.shelf import place_of
 from lastcall.formats import tree
 
 if TYPE_CHECKING:
-    from lastcall.adapters.torch.encoding import Encoder
-    from lastcall.adapters.torch.restore import Restorer
+    from lastcall.adapters.torch.state.encoding import Encoder
+    from lastcall.adapters.torch.state.restore import Restorer
 
 COPY_LIMIT = 16 << 20  # of the buffers of a module, at most so much is copied at a boundary
 
