@@ -26,7 +26,7 @@ from typing import Any
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
 SOURCES = TRAIN.parent.parent / "src"
-STEPS, SAVE_STEPS, EPOCHS = 60, 15, 2
+STEPS, SAVE_STEPS, EPOCHS = 60, 12, 2
 EVALUATION, KILL_WAIT = 3.0, 0.5
 ARGUMENTS = ["--epochs", str(EPOCHS), "--samples", str(STEPS // EPOCHS * 32), "--eval-seconds", str(EVALUATION)]
 PATIENCE = 180.0
@@ -103,16 +103,16 @@ class Blow:
     sent: float = 0.0
 
     def strike(self, life: Life) -> None:
+        resumed = newest(life.directory).get("step", 0)
         life.wait_until(lambda: self.moment(life))
         life.wait_until(after(self.delay))
-        self.step = life.step
         self.sent = time.time()
         began = time.monotonic()
         (os.killpg if self.group else os.kill)(life.process.pid, self.signum)
         self.code = life.wait()
         self.seconds = time.monotonic() - began
         self.saved = newest(life.directory)
-        self.step = max(self.step, life.step)
+        self.step = max(resumed, life.step)
 
 
 def after(seconds: float) -> Callable[[], bool]:
@@ -127,13 +127,15 @@ def newest(directory: Path) -> dict[str, Any]:
 
 
 def blows(dice: random.Random) -> list[Blow]:
-    first, fourth, last = dice.randint(3, 11), dice.randint(33, 42), dice.randint(47, 55)
+    def at(step: int, how: str = "SIGTERM to the process", **more: Any) -> Blow:
+        return Blow(f"{how} at step {step}", lambda life: life.step >= step, dice.uniform(0, 0.1), **more)
+
     return [
-        Blow(f"SIGTERM to the process at step {first}", lambda life: life.step >= first, dice.uniform(0, 0.1)),
+        at(dice.randint(2, 6)),
         Blow("SIGTERM during a periodic save", saving),
         Blow("SIGTERM inside a long evaluation", evaluating, dice.uniform(0, 0.8)),
-        Blow(f"SIGTERM to the group at step {fourth}", lambda life: life.step >= fourth, dice.uniform(0, 0.1), group=True),
-        Blow(f"SIGKILL at step {last}", lambda life: life.step >= last, dice.uniform(0, 0.1), signal.SIGKILL, group=True),
+        at(dice.randint(33, 42), "SIGTERM to the group", group=True),
+        at(dice.randint(49, 57), "SIGKILL", group=True, signum=signal.SIGKILL),
     ]
 
 
@@ -146,7 +148,7 @@ def evaluating(life: Life) -> bool:
 
 
 def row(*cells: str) -> None:
-    widths = (37, 30, 8, 7, 9, 5, 14, 22)
+    widths = (36, 32, 7, 7, 7, 4, 11, 22)
     print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True)
 
 
@@ -224,17 +226,19 @@ def main() -> None:
         pace = reference(folder)
         print(f"   done in {time.monotonic() - began:.0f} s, {pace:.2f} s a step\n")
         print(
-            f"2. The same script with lastcall, taken away five times at random moments (seed {args.seed}); "
-            f"kill wait {KILL_WAIT} s,\n   a periodic save every {SAVE_STEPS} steps. "
-            "Lost: steps to be done again, of a run with lastcall / with periodic saves only / with none.\n",
+            f"2. The same script with lastcall, taken away five times at random moments (seed {args.seed}).\n"
+            f"   Kill wait {KILL_WAIT} s, a periodic save every {SAVE_STEPS} steps. Times count from the signal.\n"
+            "   Lost without lastcall: with these periodic saves alone / with no checkpoints at all.\n",
             flush=True,
         )
-        row("what happened", "resumes from", "size", "saved", "gone", "exit", "lost", "lost without lastcall")
+        row("what happened", "resumes from", "size", "saved", "gone", "exit", "lost", "lost without lastcall, in steps")
         lives = preempted(folder, blows(random.Random(args.seed)), pace)
         one, other = ((folder / f"{which}.result").read_text() for which in ("reference", "preempted"))
         print(f"\n   finished in incarnation {lives} with exit code 0\n\n3. Final states, as SHA-256:")
         for mine, theirs in zip(one.splitlines(), other.splitlines(), strict=True):
-            print(f"   {mine[:28]:30}{theirs.split()[1][:16]:18}{'same' if mine == theirs else 'DIFFERENT'}")
+            name, digest = mine.split()
+            verdict = "same" if mine == theirs else "DIFFERENT"
+            print(f"   {name:12} {digest[:16]}  {theirs.split()[1][:16]}  {verdict}")
     print(f"\n({time.monotonic() - began:.0f} s in all)")
     if one != other:
         print("The final states differ.")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from lastcall import Run
 from lastcall.storage import files as storage
 
 DIRECTORY, RESULT = sys.argv[1], Path(sys.argv[2])
@@ -101,6 +102,12 @@ def wait_for(name: str) -> None:
     print("waiting for", name, flush=True)
     while not Path(name).exists():
         time.sleep(0.01)
+
+
+def wait_until_saved(run: Run) -> None:
+    """Let the periodic save that may be in progress come to its end, so that none is put off."""
+    assert run._session is not None
+    run._session.wait_for_background()
 
 
 def hang() -> None:

@@ -139,6 +139,15 @@ class World:
         self.catalog.close()
 
 
+def restored(root: Path) -> dict[str, object]:
+    """What a new incarnation would start with."""
+    found = State()
+    with World(root) as again:
+        again.catalog.clean()
+        assert again.restore(found) is not None
+    return found.contents()
+
+
 @contextlib.contextmanager
 def mounted(kind: str, options: str, at: Path) -> Iterator[Path]:
     """A file system of its own for a test; skips the test where mounting is not allowed."""

@@ -87,7 +87,7 @@ class Catalog:
                     os.close(self._lock)
                     self._lock = None
                     raise errors.BusyError(
-                        f"{self.root} is in use by process {owner or '(unknown)'}. Two runs cannot share a directory: wait for it to end, "
+                        f"{self.root} is in use by process {owner or '(unknown)'}. Two runs cannot share a directory: let it end, "
                         f"stop it (kill {owner or 'PID'}), or give this run a directory of its own."
                     ) from error
             clock.sleep(0.1)

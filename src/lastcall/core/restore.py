@@ -61,7 +61,7 @@ def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entr
             return entry
     if spoiled:
         raise errors.CheckpointError(
-            f"all checkpoints in {catalog.root} were damaged and have been set aside; the state in memory has been overwritten in part. "
+            f"all checkpoints in {catalog.root} were damaged and have been set aside; the state in memory is overwritten in part. "
             "Start the run again to begin from the beginning."
         )
     return None
@@ -77,7 +77,7 @@ def load(entry: Entry, engine: writer.Engine, subject: Restorable, *, verify_fir
         function = digest.named(entry.record.algorithm)
         document = _document(entry, function)
         headers = {
-            file.name.removesuffix(".safetensors"): safetensors.parse(safetensors.read_header(entry.path / file.name), file.size)[0]
+            file.name.removesuffix(".safetensors"): _header(entry.path / file.name, file.size)
             for file in entry.record.files
             if file.name.endswith(".safetensors")
         }
@@ -105,6 +105,14 @@ def verify(entry: Entry, engine: writer.Engine) -> None:
         function = digest.named(entry.record.algorithm)
         opened = [_open(stack, entry.path, file) for file in entry.record.files]
         engine.read([writer.Input(fd, file, (), direct, function) for file, fd, direct in opened])
+
+
+def _header(path: Path, size: int) -> dict[str, safetensors.Stored]:
+    data = safetensors.read_header(path)
+    try:
+        return safetensors.parse(data, size)[0]
+    except errors.CheckpointError as error:
+        raise errors.CheckpointError(f"{path.name}: {error}") from None
 
 
 def _document(entry: Entry, function: digest.Digest) -> dict[str, object]:

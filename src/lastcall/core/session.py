@@ -291,7 +291,7 @@ class Session:
         with self.saving:
             capture = self.subject.capture()
             # What has not changed is found out now, while it cannot change: it needs no copy.
-            same = set(self.saver.unchanged(capture.groups))
+            same = self.saver.unchanged(capture.groups)
             moving = with_groups(capture, tuple(group for group in capture.groups if group.name not in same))
             staged = self._arena.stage(moving, self.engine)
         reason = f"save_strategy={self.periodic.save_strategy}"
@@ -301,7 +301,7 @@ class Session:
                 self._write(capture, boundary, Request(Kind.PERIODIC, reason))
             return
         groups = tuple(group for group in capture.groups if group.name in same) + staged.groups
-        request = Request(Kind.PERIODIC, reason, None, lambda: self._abandon_background)
+        request = Request(Kind.PERIODIC, reason, None, lambda: self._abandon_background, same=same)
         self._abandon_background = False
         self._background = threading.Thread(
             target=self._periodic,
