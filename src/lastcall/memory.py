@@ -42,6 +42,11 @@ class BytesSource:
         ctypes.memmove(address, self.data[offset : offset + nbytes], nbytes)
 
 
+def view(address: int, nbytes: int) -> memoryview:
+    """The bytes at an address, for Python's file calls. Whoever owns them must outlive it."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
 class Buffer(Protocol):
     """A piece of page-aligned host memory: `view` for Python's file calls, `address` for copies."""
 

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,20 +84,31 @@ class FaultyFiles(storage.Files):
         if (fault := self._strike(operation)) is not None and not fault.short:
             raise OSError(fault.errno, os.strerror(fault.errno))
 
-    def pwrite(self, fd: int, data: memoryview, offset: int, flags: int = 0) -> int:
+    def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
         fault = self._strike("pwrite")
         if fault is not None and not fault.short:
             raise OSError(fault.errno, os.strerror(fault.errno))
-        if fault is not None and len(data) > 1:
-            half = len(data) // 2
+        size = sum(len(view) for view in views)
+        if fault is not None and size > 1:
+            half = size // 2
             if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
                 half = half // 4096 * 4096 or 4096  # only ever short by whole blocks
-            data = data[:half]
-        return super().pwrite(fd, data, offset, flags)
+            views = _first(views, half)
+        return super().pwrite(fd, views, offset, flags)
 
     def close(self, fd: int) -> None:
         super().close(fd)  # as the kernel does: a failed close is a close all the same
         self._check("close")
+
+
+def _first(views: Sequence[memoryview], size: int) -> list[memoryview]:
+    kept = []
+    for view in views:
+        kept.append(view[:size])
+        size -= len(kept[-1])
+        if size <= 0:
+            break
+    return kept
 
 
 def _checked(operation: str) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ def compare(nursery: Nursery, folder: Path, name: str, *, seed: int, count: int,
     history = chain.run(nursery, folder, script, plan, folder / "run", result, **{**QUICK, **env})
     assert result.read_text() == reference.read_text(), f"seed {seed}, {history.codes}\n" + "\n".join(history.logs)
     assert history.interruptions == count, history.codes
+    assert "repeated or missed" not in "".join(history.logs)  # a warning where nothing has changed
     return history
 
 
@@ -38,6 +39,7 @@ def compare(nursery: Nursery, folder: Path, name: str, *, seed: int, count: int,
         ("tick.py", 50),
         ("stateful.py", 50),
         ("step_first.py", 50),
+        ("fast.py", 8000),
     ],
 )
 def test_five_interruptions_leave_no_trace(nursery: Nursery, tmp_path: Path, name: str, steps: int) -> None:
@@ -61,3 +63,16 @@ def test_a_cycled_loader_with_workers_leaves_no_trace(nursery: Nursery, tmp_path
 def test_periodic_saves_and_a_kill_wait_change_nothing(nursery: Nursery, tmp_path: Path) -> None:
     env = {"LASTCALL_SAVE_STEPS": "5", "LASTCALL_KILL_WAIT_SECONDS": "0.05", "LASTCALL_SAVE_TOTAL_LIMIT": "2"}
     compare(nursery, tmp_path, "steps.py", seed=11, count=5, steps=60, **env)
+
+
+@pytest.mark.parametrize(
+    ("name", "fewest"),
+    [("epochs.py", 20), ("validation.py", 24), ("accumulate.py", 14)],
+)
+def test_an_interruption_at_every_single_boundary_leaves_no_trace(nursery: Nursery, tmp_path: Path, name: str, fewest: int) -> None:
+    reference, result = tmp_path / "reference", tmp_path / "result"
+    script, env = SCRIPTS / name, {"STEPS": "14", "INTERRUPT": "1", **QUICK}
+    assert nursery.run(tmp_path, script, tmp_path / "unused", reference, LASTCALL_ENABLED="0", **env).code == 0
+    history = chain.run(nursery, tmp_path, script, [], tmp_path / "run", result, **env)
+    assert result.read_text() == reference.read_text(), "\n".join(history.logs)
+    assert history.codes.count(chain.SAVED) >= fewest

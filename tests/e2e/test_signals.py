@@ -110,6 +110,16 @@ def test_a_second_sigterm_during_the_kill_wait_changes_nothing(nursery: Nursery,
     testing.assert_resumable(tmp_path / "run", exact=True)
 
 
+def test_a_storm_of_signals_is_one_notice(nursery: Nursery, tmp_path: Path) -> None:
+    child = start(nursery, tmp_path, ENDLESS, LASTCALL_KILL_WAIT_SECONDS="0.3")
+    child.expect("at 3")
+    while child.poll() is None:
+        child.send_group(signal.SIGTERM)
+    assert child.code == 75, child.log()
+    assert child.log().count("SIGTERM received") == child.log().count("JIT checkpoint completed") == 1
+    testing.assert_resumable(tmp_path / "run", exact=True)
+
+
 SLOW_DISK = """
     import lastcall
     from helpers import training
@@ -407,3 +417,22 @@ def test_sigterm_during_the_start_is_answered_at_the_first_boundary(nursery: Nur
     (tmp_path / "data").touch()
     assert child.wait() == 75
     assert testing.assert_resumable(tmp_path / "run", exact=True).record.step <= 1
+
+
+def test_a_notice_in_the_first_step_of_a_tick_loop_is_answered_at_its_end(nursery: Nursery, tmp_path: Path) -> None:
+    source = """
+        import lastcall
+        from helpers import training
+
+        model, optimizer = training.parts()
+        with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
+            while True:
+                training.say(run.step)
+                training.interrupt_first_pass(run)
+                training.step(model, optimizer)
+                run.tick()
+    """
+    for step in (1, 2, 3):
+        child = start(nursery, tmp_path, source, INTERRUPT="1", **NOW)
+        assert child.wait() == 75, child.log()
+        testing.assert_resumable(tmp_path / "run", step, exact=True)

@@ -1,18 +1,21 @@
 """A process that has imported torch and forks a fresh child for each request, so that a test pays milliseconds for a
 process and not the seconds that the import takes. What the child does from then on is what `python script.py` does:
-its own session, its own output files, the script as `__main__`, and the interpreter's own way out.
+its own session, its own output files, the script as `__main__`, exit functions, exit code.
 
     python nursery_server.py FD        requests and answers are JSON lines on the socket FD
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +80,36 @@ def warm_up() -> None:
     gc.freeze()  # the collector of a child must not touch, and so copy, the pages of all these modules
 
 
+def run(script: Path) -> int:
+    """The script as `__main__`; its exit code, as the interpreter would give it."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        print(left.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave(code: int) -> None:
+    """The interpreter's way out: threads are waited for, exit functions run. Only the modules are not taken apart, since
+    that would copy every page of this process, for half a second. tests/e2e/test_examples.py leaves in full."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 warm_up()
 chosen = serve(socket.socket(fileno=int(sys.argv[1])))
 if chosen is not None:
-    runpy.run_path(str(chosen), run_name="__main__")
+    leave(run(chosen))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -102,6 +104,19 @@ def wait_for(name: str) -> None:
     print("waiting for", name, flush=True)
     while not Path(name).exists():
         time.sleep(0.01)
+
+
+def interrupt_first_pass(run: Run) -> None:
+    """With INTERRUPT=1: the notice comes in the first pass of every incarnation, and is served at the end of it."""
+    global _interrupted
+    if not _interrupted and os.environ.get("INTERRUPT") == "1" and run._session is not None:
+        _interrupted = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not run._session.serving.open:
+            time.sleep(0.001)
+
+
+_interrupted = False
 
 
 def wait_until_saved(run: Run) -> None:

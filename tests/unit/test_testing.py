@@ -89,7 +89,7 @@ def test_a_failed_close_closes_all_the_same(tmp_path: Path) -> None:
 def test_a_short_write_writes_half_and_says_so(tmp_path: Path, length: int, written: int) -> None:
     files = testing.FaultyFiles(testing.Fault("pwrite", 1, short=True))
     fd = files.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
-    assert files.pwrite(fd, memoryview(bytes(length)), 0) == written
+    assert files.pwrite(fd, [memoryview(bytes(length))], 0) == written
     assert os.fstat(fd).st_size == written
     files.close(fd)
 

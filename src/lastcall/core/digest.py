@@ -6,8 +6,10 @@ standard library serves, and says so in the record.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from lastcall import errors
 
@@ -20,15 +22,28 @@ def _blake2b(data: bytes | memoryview) -> str:
 
 _KNOWN: dict[str, Digest] = {"blake2b-128": _blake2b}
 
+_state: Callable[[], Any]
 try:
     import xxhash
 except ImportError:
     ALGORITHM = "blake2b-128"
+    _state = functools.partial(hashlib.blake2b, digest_size=16)
 else:
     _KNOWN["xxh3-128"] = xxhash.xxh3_128_hexdigest
     ALGORITHM = "xxh3-128"
+    _state = xxhash.xxh3_128
 
 of: Digest = _KNOWN[ALGORITHM]
+
+
+def of_pieces(pieces: Sequence[memoryview]) -> str:
+    """The digest of bytes that lie in several places, as if they lay in one."""
+    if len(pieces) == 1:
+        return of(pieces[0])
+    state = _state()
+    for piece in pieces:
+        state.update(piece)
+    return str(state.hexdigest())
 
 
 def named(algorithm: str) -> Digest:

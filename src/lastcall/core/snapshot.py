@@ -14,11 +14,12 @@ from pathlib import Path
 
 from lastcall import memory
 from lastcall.core.writer import Engine
+from lastcall.formats import safetensors
 from lastcall.types import Capture, Group, Source, TensorEntry
 
 log = logging.getLogger("lastcall")
 _PIECE = 32 * 1024 * 1024
-_ALIGN = 64
+_ALIGN = safetensors.SECTOR
 
 
 class Arena:
@@ -50,7 +51,7 @@ class Arena:
         """A copy of the capture that training cannot change. None where there is no room for it."""
         sources = {id(entry.source): entry.source for group in capture.groups for entry in group.entries}
         offsets: dict[int, int] = {}
-        total = 0
+        total = safetensors.PHASE  # the same phase as in the file: the copy can be written from where it lies
         for key, source in sources.items():
             offsets[key] = total
             total += -(-source.nbytes // _ALIGN) * _ALIGN

@@ -130,7 +130,7 @@ class Preparation:
                 if self._cancelled():
                     return False
                 length = -(-min(writer.CHUNK, end - position) // memory.ALIGNMENT) * memory.ALIGNMENT
-                storage.write_all(self._files, fd, buffer.view[:length], position, method.flags)
+                storage.write_all(self._files, fd, [buffer.view[:length]], position, method.flags)
             self._files.fsync(fd)
         finally:
             self._files.close(fd)

@@ -31,7 +31,9 @@ DTYPES: dict[str, int] = {
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
 }
 # fmt: on
-DATA_ALIGNMENT = 4096  # direct writes and mapped reads need the data on a page of the file
+PAGE = 4096
+PHASE = 64  # the data begins so far behind a page: where torch's allocator puts large tensors, so that they can be written in place
+SECTOR = 512
 MAX_HEADER = 100_000_000  # the safetensors library refuses a longer one
 _METADATA = "__metadata__"
 _FIELDS = {"dtype", "shape", "data_offsets"}
@@ -49,12 +51,13 @@ class Stored:
 
 
 def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None) -> FileLayout:
-    """The file that holds these tensors, wide types first, so that each lies at a multiple of its element size."""
+    """The file that holds these tensors. Those of whole sectors come first, since the ones behind them then lie on the same phase; then
+    wide types first, so that each tensor lies at a multiple of its element size."""
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     for entry in entries:
         if entry.dtype not in DTYPES:
             raise ValueError(f"{entry.name!r} has dtype {entry.dtype!r}, which safetensors lacks; it has {', '.join(DTYPES)}")
-    ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype])
+    ordered = sorted(entries, key=lambda entry: (entry.source.nbytes % SECTOR != 0, -DTYPES[entry.dtype]))
     end = 0
     for entry in ordered:
         if entry.name in header or entry.name == _METADATA:
@@ -77,7 +80,7 @@ def _encode(name: str, header: Mapping[str, object]) -> bytes:
         raise ValueError(
             f"a tensor name or metadata of {name} is not valid Unicode: {error.object[error.start : error.end]!r}"
         ) from None
-    data += b" " * (-(8 + len(data)) % DATA_ALIGNMENT)
+    data += b" " * ((PHASE - 8 - len(data)) % PAGE)
     if len(data) > MAX_HEADER:
         raise ValueError(
             f"the header of {name} takes {len(data)} bytes, more than the {MAX_HEADER} that safetensors allows: "

@@ -9,7 +9,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 RWF_DONTCACHE = 0x80  # Linux 6.14: buffered, but the pages are dropped once written
@@ -26,9 +26,9 @@ class Files:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def pwrite(self, fd: int, data: memoryview, offset: int, flags: int = 0) -> int:
+    def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
         """May write less than asked for, as the system call may; the caller goes on from there."""
-        return os.pwritev(fd, [data], offset, flags) if flags else os.pwrite(fd, data, offset)
+        return os.pwritev(fd, views, offset, flags)
 
     def pread(self, fd: int, data: memoryview, offset: int) -> int:
         return os.preadv(fd, [data], offset)
@@ -84,21 +84,28 @@ class Files:
         return stat.f_bavail * stat.f_frsize
 
 
-def write_all(files: Files, fd: int, data: memoryview, offset: int, flags: int = 0) -> None:
+_IOV_MAX = 1024
+
+
+def write_all(files: Files, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> None:
     """Write everything, going on after short writes."""
-    done = 0
-    while done < len(data):
-        written = files.pwrite(fd, data[done:], offset + done, flags)
+    left = [view for view in views if len(view)]
+    while left:
+        written = files.pwrite(fd, left[:_IOV_MAX], offset, flags)
         if written <= 0:
             raise OSError(errno.EIO, "a write made no progress")
-        done += written
+        offset += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
 
 
 def write_small(files: Files, path: Path, data: bytes) -> None:
     """Create a small file and make its bytes durable. The name is durable only after sync_directory()."""
     fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        write_all(files, fd, memoryview(data), 0)
+        write_all(files, fd, [memoryview(data)], 0)
         files.fsync(fd)
     finally:
         files.close(fd)

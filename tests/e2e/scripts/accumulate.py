@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 import lastcall
@@ -12,8 +14,9 @@ model = training.Block()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
-    for step in run.steps(82):
+    for step in run.steps(int(os.environ.get("STEPS", "82"))):
         training.say(step)
+        training.interrupt_first_pass(run)
         (model.loss(training.batch()) / 4).backward()
         if step % 4 == 3:
             optimizer.step()

@@ -40,6 +40,7 @@ if __name__ == "__main__":
         for _ in run.epochs(EPOCHS):
             for tokens in run.batches(loader):
                 training.say(counters["batches"])
+                training.interrupt_first_pass(run)
                 (model.loss(tokens) / WINDOW).backward()
                 counters["batches"] += 1
                 if counters["batches"] % WINDOW == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -89,10 +89,10 @@ def test_spare_space_that_is_given_back_can_save_the_save(tmp_path: Path, state:
 
 def test_a_file_system_that_opens_for_direct_writes_and_refuses_them_is_written_through_the_cache(tmp_path: Path, state: State) -> None:
     class Fussy(storage.Files):
-        def pwrite(self, fd: int, data: memoryview, offset: int, flags: int = 0) -> int:
+        def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
             if flags or (os.readlink(f"/proc/self/fd/{fd}").endswith(".safetensors") and direct(fd)):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return super().pwrite(fd, data, offset, flags)
+            return super().pwrite(fd, views, offset, flags)
 
     def direct(fd: int) -> bool:
         with open(f"/proc/self/fdinfo/{fd}") as facts:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -111,10 +111,10 @@ class Fussy(storage.Files):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return super().open(path, flags, mode)
 
-    def pwrite(self, fd: int, data: memoryview, offset: int, flags: int = 0) -> int:
+    def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
         if flags:
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-        return super().pwrite(fd, data, offset)
+        return super().pwrite(fd, views, offset)
 
 
 def test_methods_that_are_not_known_here_are_passed_over(folder: Path, probes: None) -> None:

@@ -56,21 +56,30 @@ def test_metadata_reaches_the_library(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt", "\u6a21": "\u2713"}
 
 
-def test_data_begins_on_a_page_and_each_tensor_is_aligned_and_in_the_given_order_within_its_size() -> None:
+def test_data_begins_on_its_phase_and_each_tensor_is_aligned_and_in_the_given_order_within_its_size() -> None:
     given = [entry("b1", "BOOL", (3,)), entry("f1", "F32", (1,)), entry("h", "BF16", (5,)), entry("d", "F64", (1,))]
     layout = safetensors.layout("a", [*given, entry("f0", "I32", (1,)), entry("b0", "U8", (2,))])
     header = layout.extents[0].source
     assert isinstance(header, BytesSource)
-    assert header.nbytes % 4096 == 0
+    assert header.nbytes % 4096 == safetensors.PHASE
     tensors, _ = safetensors.parse(header.data, layout.size)
     assert sorted(tensors, key=lambda name: tensors[name].begin) == ["d", "f1", "f0", "h", "b1", "b0"]
     assert all(stored.begin % safetensors.DTYPES[stored.dtype] == 0 for stored in tensors.values())
 
 
+def test_tensors_of_whole_sectors_come_first_so_that_they_share_a_phase() -> None:
+    layout = safetensors.layout("a", [entry("odd", "F64", (3,)), entry("whole", "F32", (128,)), entry("bytes", "U8", (1024,))])
+    header = layout.extents[0].source
+    assert isinstance(header, BytesSource)
+    tensors, _ = safetensors.parse(header.data, layout.size)
+    assert sorted(tensors, key=lambda name: tensors[name].begin) == ["whole", "bytes", "odd"]
+    assert tensors["whole"].begin % 512 == tensors["bytes"].begin % 512 == safetensors.PHASE
+
+
 @pytest.mark.parametrize("length", [4000, 4001, 4030, 4040, 4087, 8000])
-def test_the_header_fills_its_pages_whatever_its_length(length: int) -> None:
+def test_the_header_ends_on_its_phase_whatever_its_length(length: int) -> None:
     layout = safetensors.layout("a", [entry("n" * length, "U8", (1,))])
-    assert (layout.size - 1) % 4096 == 0
+    assert (layout.size - 1) % 4096 == safetensors.PHASE
     assert list(safetensors.parse(layouts.materialize(layout), layout.size)[0]) == ["n" * length]
 
 
@@ -120,7 +129,7 @@ def test_a_file_of_the_library_is_read_with_absolute_offsets(tmp_path: Path) -> 
 
 def test_read_header_returns_the_length_and_the_json_only(tmp_path: Path) -> None:
     header = safetensors.read_header(write(tmp_path / "a.safetensors", entry("x", "U8", (5000,))))
-    assert len(header) == 4096
+    assert len(header) == 4096 + safetensors.PHASE
     assert list(json.loads(header[8:])) == ["x"]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_bytes_are_written_and_read_at_offsets(tmp_path: Path) -> None:
     files.allocate(fd, 0)
     files.allocate(fd, 100)
     assert os.fstat(fd).st_size == 100
-    assert files.pwrite(fd, memoryview(b"abc"), 10) == 3
+    assert files.pwrite(fd, [memoryview(b"abc")], 10) == 3
     files.truncate(fd, 12)
     files.fsync(fd)
     room = bytearray(8)
@@ -71,7 +72,7 @@ def test_everything_is_written_though_each_write_is_short(tmp_path: Path) -> Non
 
 def test_a_write_that_makes_no_progress_is_an_error(tmp_path: Path) -> None:
     class Stuck(storage.Files):
-        def pwrite(self, fd: int, data: memoryview, offset: int, flags: int = 0) -> int:
+        def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
             return 0
 
     with pytest.raises(OSError, match="no progress"):
