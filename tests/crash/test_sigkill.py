@@ -23,6 +23,7 @@ from helpers.nursery import Child, Nursery, until
 from lastcall import testing
 
 KILLS = int(os.environ.get("LASTCALL_TEST_KILLS", "12"))
+SHARDS = 2  # processes that share the faults
 OPERATIONS = Path(__file__).parent / "scripts" / "operations.py"
 TRAIN = """
     import os
@@ -81,13 +82,20 @@ def test_killed_at_random_moments_of_its_saves_a_run_loses_nothing_that_was_comm
 
 
 def lives(nursery: Nursery, folder: Path, *kinds: str) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """How often each operation is called in a life, and what came of a life with each fault."""
-    child = nursery.start(folder, OPERATIONS, folder, *kinds)
-    assert child.wait(1500) == 0, child.log()
-    first, *results = map(json.loads, child.lines())
+    """How often each operation is called in a life, and what came of a life with each fault, in order."""
+    children = []
+    for shard in range(SHARDS):
+        (folder / str(shard)).mkdir()
+        children.append(nursery.start(folder, OPERATIONS, folder / str(shard), shard, SHARDS, *kinds))
+    for child in children:
+        assert child.wait(1500) == 0, child.log()
+    said = [[json.loads(line) for line in child.lines()] for child in children]
+    counts = [first["calls"] for first, *_ in said]
+    assert all(count == counts[0] for count in counts)  # otherwise some operations were never hit
+    results = sorted((result for _, *rest in said for result in rest), key=lambda one: (one["kind"], one["number"]))
     for result in results:
         assert result["checked"] == 0, result["log"]
-    return first["calls"], results
+    return counts[0], results
 
 
 @pytest.mark.timeout(600)

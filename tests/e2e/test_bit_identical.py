@@ -31,6 +31,7 @@ def compare(nursery: Nursery, folder: Path, name: str, *, seed: int, count: int,
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
+        ("steps.py", 70),
         ("accumulate.py", 70),
         ("two_optimizers.py", 50),
         ("scaler.py", 50),
@@ -47,7 +48,7 @@ def test_five_interruptions_leave_no_trace(nursery: Nursery, tmp_path: Path, nam
 
 
 def test_twenty_interruptions_leave_no_trace(nursery: Nursery, tmp_path: Path) -> None:
-    history = compare(nursery, tmp_path, "steps.py", seed=20, count=20, steps=70)
+    history = compare(nursery, tmp_path, "epochs.py", seed=20, count=20, steps=150, EPOCHS="6")
     assert history.codes.count(chain.SAVED) >= 19  # the first one may come before the handler is there
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -86,17 +87,17 @@ def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_w
     child.send(signal.SIGTERM)
     child.expect_log("SIGTERM received, initiating JIT checkpoint in 3.0s")
     before = chain.position(child)
-    until(lambda: chain.position(child) > before + 20, "steps during the kill wait")
+    until(lambda: chain.position(child) > before + 5, "steps during the kill wait")
     assert not chain.records(tmp_path / "run")
     assert child.wait() == 75
     assert "JIT checkpoint completed in " in child.log()
-    assert testing.assert_resumable(tmp_path / "run", exact=True).record.step > before + 20
+    assert testing.assert_resumable(tmp_path / "run", exact=True).record.step > before + 5
 
 
 def test_the_kill_wait_is_cut_short_when_the_grace_would_not_hold_the_save(nursery: Nursery, tmp_path: Path) -> None:
-    child = start(nursery, tmp_path, ENDLESS, LASTCALL_GRACE_SECONDS="1.4")
+    child = start(nursery, tmp_path, ENDLESS, LASTCALL_GRACE_SECONDS="2")
     assert interrupt(child) == 75
-    assert "Kill wait cut from 3.0s to 0.1s: the save needs about 0.3s and " in child.log()
+    assert re.search(r"Kill wait cut from 3\.0s to 0\.\ds: the save needs about 0\.\ds and 2\.0s are left", child.log())
 
 
 def test_a_second_sigterm_during_the_kill_wait_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:

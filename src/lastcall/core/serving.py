@@ -83,6 +83,8 @@ class Serving:
         session = self._session
         latest = self._deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
         usual = session.subject.step_seconds
+        if session.committed == session.subject.boundary and session.subject.untouched():
+            usual = 0.0  # there is nothing to wait for
         if usual is None:  # the first step (compilation, data) takes as long as it takes
             return latest
         return min(latest, session.clock.now() + max(_PATIENCE, _STEPS * usual))

@@ -65,6 +65,9 @@ class Subject(restore.Restorable, Protocol):
     def unrescuable(self) -> str:
         """Why a rescue must not be tried; empty if it may."""
 
+    def hurry(self) -> None:
+        """A notice has come: keep the boundary copy current, whatever it costs. Called from side threads."""
+
     def attend(self) -> None:
         """Let the training thread call Session.at_boundary at its next boundary. Called from side threads."""
 
@@ -177,6 +180,7 @@ class Session:
 
     def notify(self, notice: Notice) -> None:
         """The one entrance for every source of notices; called from any thread, returns at once."""
+        self.subject.hurry()
         if self.latch.offer(notice):
             self.events.emit("notice", source=notice.source, reason=notice.reason, deadline_in=_left(notice, self.clock))
         self._wake.set()

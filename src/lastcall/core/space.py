@@ -21,7 +21,8 @@ from lastcall.core.catalog import Catalog
 from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
-_PROBE = 48 * 1024 * 1024  # enough to measure with, written once with each method
+_PROBE = 32 * 1024 * 1024  # enough to measure with
+_CLEARLY = 1.3
 
 
 class Method(enum.Enum):
@@ -86,38 +87,37 @@ class Preparation:
         under = self._catalog.preparing
         buffer = memory.PageBuffer(writer.CHUNK)
         try:
-            position = self._probe(under, size, buffer) if self.method is None and size >= 4 * _PROBE else 0
-            if not self._fill(under, position, size, self.method or Method.DIRECT, buffer):
+            if self.method is None and size >= 4 * _PROBE:
+                self._probe(under, buffer)
+            began = time.perf_counter()
+            if not self._fill(under, 0, size, self.method or Method.DIRECT, buffer):
                 return False
+            self._budget.observe(size, time.perf_counter() - began)
             return self._catalog.spares.give(under, fresh=True)
         finally:
             with contextlib.suppress(OSError):
                 self._files.unlink(under)
 
-    def _probe(self, path: Path, size: int, buffer: memory.Buffer) -> int:
-        """Write a piece with each method; the fastest wins. Returns how far the file is written."""
+    def _probe(self, path: Path, buffer: memory.Buffer) -> None:
+        """Write over the same piece with each method in turn, as a save will write over spare space; the fastest wins."""
+        if not self._fill(path, 0, _PROBE, Method.DIRECT, buffer):
+            return
         seconds: dict[Method, float] = {}
-        position = 0
-        for method in Method:
+        for method in [*Method, *Method]:
             began = time.perf_counter()
             try:
-                if not self._fill(path, position, position + _PROBE, method, buffer):
-                    break
+                if not self._fill(path, 0, _PROBE, method, buffer):
+                    return
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                     raise
                 continue  # this kernel or file system does not know the method
-            seconds[method] = time.perf_counter() - began
-            position += _PROBE
+            took = time.perf_counter() - began
+            seconds[method] = min(took, seconds.get(method, took))
         if seconds:
-            self.method = min(seconds, key=lambda method: seconds[method])
-            self._budget.observe(_PROBE, seconds[self.method])
-            log.debug(
-                "Write methods measured on %s: %s",
-                self._catalog.root,
-                {m.value: round(s, 3) for m, s in seconds.items()},
-            )
-        return position
+            # Direct writes depend neither on the page cache nor on memory pressure: another way has to be clearly better.
+            self.method = min(seconds, key=lambda method: seconds[method] * (1.0 if method is Method.DIRECT else _CLEARLY))
+            log.debug("Write methods measured on %s: %s", self._catalog.root, {m.value: round(s, 3) for m, s in seconds.items()})
 
     def _fill(self, path: Path, begin: int, end: int, method: Method, buffer: memory.Buffer) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

@@ -1,8 +1,8 @@
 """The writer engine: files as lists of extents, moved by a few threads through small aligned buffers that exist from the start.
 
-A file is cut into chunks at fixed file offsets, whatever tensors lie there. A thread takes the next chunk, digests it and writes it, straight
-from the tensors where alignment allows (`segments`), otherwise gathered in its own buffer. So nothing large is allocated, the digest
-overlaps with the disk, and every byte of the file, header included, is covered by a digest. Reading goes through the buffers.
+A file is cut into chunks at fixed file offsets, whatever tensors lie there. A thread takes the next chunk, digests it and writes it,
+straight from the tensors where alignment allows (`segments`), otherwise gathered in its own buffer. So nothing large is allocated, the
+digest overlaps with the disk, and every byte of the file, header included, is covered by a digest. Reading goes through the buffers.
 
 Discarded: io_uring (no gain over four threads here, blocked by many container profiles), one file a thread (files of unequal size
 wait for the largest).

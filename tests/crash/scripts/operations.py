@@ -1,6 +1,6 @@
 """One life of a run for each fault, forked from here without importing torch again; a line of JSON for each.
 
-    python operations.py FOLDER KIND [KIND ...]
+    python operations.py FOLDER SHARD SHARDS KIND [KIND ...]
 
 A life: a start that resumes, a periodic save, a SIGTERM, a just-in-time save, the pruning of what is old. KIND is what
 goes wrong:
@@ -10,7 +10,8 @@ goes wrong:
     fsync, short    each fsync fails, each write is short
     lasting         from one operation on, every sixth in turn, all of them answer that the disk is full
 
-After each life another one starts, without faults, and checks that it gets a state that belongs together.
+After each life another one starts, without faults, and checks that it gets a state that belongs together. Several of
+these scripts can share the work: each does every SHARDS-th fault.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def live(directory: Path, files: Files, until: int) -> None:
 def check(directory: Path, at_least: int, answer: Path) -> None:
     """Resume, and compare with what that many steps lead to."""
     weights, optimizer = fresh()
-    with lastcall.protect(directory, weights=weights, optimizer=optimizer) as run:
+    config = lastcall.JITCheckpointConfig(threads=1)
+    with lastcall.protect(directory, config=config, weights=weights, optimizer=optimizer) as run:
         resumed = run.resumed or 0
         expected, reference = fresh()
         for step in range(resumed):
@@ -130,7 +132,7 @@ def faults(kind: str, calls: Counter[str]) -> list[testing.Fault]:
             return [testing.Fault("any", number, getattr(errno, kind)) for number in every]
 
 
-def main(folder: Path, kinds: list[str]) -> None:
+def main(folder: Path, shard: int, shards: int, kinds: list[str]) -> None:
     base, work, log, answer = (folder / name for name in ("base", "work", "log", "answer"))
     assert forked(log, live, base, Files(), 3) == 75, log.read_text()
     shutil.copytree(base, work)
@@ -138,7 +140,7 @@ def main(folder: Path, kinds: list[str]) -> None:
     calls = Counter(json.loads(answer.read_text()))
     print(json.dumps({"calls": calls}), flush=True)
     for kind in kinds:
-        for fault in faults(kind, calls):
+        for fault in faults(kind, calls)[shard::shards]:
             shutil.rmtree(work)
             shutil.copytree(base, work)
             code = forked(log, live, work, testing.FaultyFiles(fault), 5)
@@ -153,4 +155,4 @@ def main(folder: Path, kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

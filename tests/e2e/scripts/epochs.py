@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import lastcall
 from helpers import training
 
-EPOCHS, WINDOW = 3, 4
+EPOCHS, WINDOW = int(os.environ.get("EPOCHS", "3")), 4
 
 if __name__ == "__main__":
     training.seed()

@@ -87,6 +87,20 @@ class StepHooks:
         self._handles[1] = register_optimizer_step_post_hook(after_on_device if self._device else after)
 
 
+class Counter:
+    """Counts optimizer steps, for as long as it is there."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._handle = register_optimizer_step_post_hook(self._count)
+
+    def _count(self, _optimizer: object, _args: object, _kwargs: object) -> None:
+        self.steps += 1
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
 def updates_in_backward(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether an optimizer may be stepping from inside backward(), where no gate can see a whole step."""
     return any(getattr(tensor, "_post_accumulate_grad_hooks", None) for tensor in tensors)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import pinned
+from lastcall.adapters.torch import hooks, pinned
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.torch.workers import WorkerShield
 from lastcall.core import exits, logs
@@ -172,7 +172,7 @@ class Run:
         is one step and ends in a boundary; passes of an unfinished accumulation window do not."""
         subject, session = self._subject, self._session
         if session is None:
-            yield from loader
+            yield from self._count(loader)
             return
         tracker = subject.tracker(loader)
         if self._stepping:
@@ -193,11 +193,26 @@ class Run:
                     self._boundary(now)
                 else:
                     subject.mark = gate.steps
+        if not self._in_pass:
+            subject.refresh_if_stale()
+
+    def _count(self, loader: Any) -> Iterator[Any]:
+        """batches() with lastcall off: `run.step` counts all the same."""
+        stepped = hooks.Counter()
+        try:
+            for batch in loader:
+                before = stepped.steps
+                yield batch
+                self._subject.step += stepped.steps != before and not self._stepping
+        finally:
+            stepped.remove()
 
     def tick(self) -> None:
         """The end of a step, in a loop of any other shape."""
         if not self._begun:
-            self._begin(None)
+            self._check_entered()
+            self._begun = True
+            self._subject.restored_randomness = None  # __enter__ has put the generators back; this step has drawn from them
         self._in_pass = False
         self._ticking = True
         self._subject.step += 1
@@ -209,13 +224,16 @@ class Run:
 
     def _begin(self, total: int | None) -> None:
         """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
-        if self._session is not None and not self._entered:
-            raise RuntimeError("use protect() in a with block: with lastcall.protect(...) as run: ...")
+        self._check_entered()
         self._begun = True
         self._subject.settle_randomness()
         if self._session is not None:
             self._session.progress.total = total
             self._boundary(time.perf_counter(), passed=False)
+
+    def _check_entered(self) -> None:
+        if self._session is not None and not self._entered:
+            raise RuntimeError("use protect() in a with block: with lastcall.protect(...) as run: ...")
 
     def _boundary(self, now: float, *, passed: bool = True, epoch_end: bool = False) -> None:
         session, subject = self._session, self._subject
@@ -255,6 +273,7 @@ class Run:
             raise
         self._entered = True
         self._resumed = None if entry is None else entry.record.step
+        self._subject.put_randomness_back()
         self._subject.arrive(time.perf_counter(), passed=False)
         return self
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -87,6 +88,10 @@ class TorchSubject:
     def attend(self) -> None:
         self.due = 0
 
+    def hurry(self) -> None:
+        self._credit = math.inf  # what the copies cost no longer matters
+        self.copy_at = 0.0
+
     def tracker(self, loader: object) -> data.Tracker:
         """The tracker of a loader that run.batches() is given."""
         known = self._trackers.get(id(loader))
@@ -112,6 +117,11 @@ class TorchSubject:
         if now >= self.copy_at:
             self.refresh(now)
 
+    def refresh_if_stale(self) -> None:
+        """Where a long stay begins (an evaluation after the last batch), the copy should be of the last boundary."""
+        if self._copy is not None and self._copy.boundary != self.boundary:
+            self.refresh(time.perf_counter())
+
     def refresh(self, now: float) -> None:
         """Take the boundary copy, and say when the next may be taken."""
         self._copy = Copy(
@@ -135,6 +145,11 @@ class TorchSubject:
         if self.restored_randomness is not None:
             self._randomness.restore(self.restored_randomness)
             self.restored_randomness = None
+
+    def put_randomness_back(self) -> None:
+        """As settle_randomness(), but for now: a tick() loop has no other beginning, the other loops do it again at theirs."""
+        if self.restored_randomness is not None:
+            self._randomness.restore(self.restored_randomness)
 
     # ---- captures --------------------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,9 @@ class _WorkerView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
+    def __len__(self) -> int:  # looked up on the class: __getattr__ does not serve it
+        return len(self._loader)
+
 
 class _Followed:
     """Counts deliveries, and catches up with a position on the first draw after a resume."""
