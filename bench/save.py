@@ -9,7 +9,7 @@ from bench import disk, ours, peers, raw, state
 from bench.measure import Kind, Method, Options, Timing, interleave
 from bench.table import Comparison
 
-_WARM_UPS = 3  # after these, pruned checkpoints have left space to recycle, as in any run that has been going for a while
+_WARM_UPS = 6  # after these every file in the rotation has been written over once, as in any run that has been going for a while
 ON_DISK = 4  # two valid checkpoints, the spare space, one under construction
 
 

@@ -68,7 +68,7 @@ def test_periodic_saves_and_a_kill_wait_change_nothing(nursery: Nursery, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "fewest"),
-    [("epochs.py", 20), ("validation.py", 24), ("accumulate.py", 14)],
+    [("epochs.py", 20), ("validation.py", 24), ("accumulate.py", 14), ("loops.py", 33)],
 )
 def test_an_interruption_at_every_single_boundary_leaves_no_trace(nursery: Nursery, tmp_path: Path, name: str, fewest: int) -> None:
     reference, result = tmp_path / "reference", tmp_path / "result"

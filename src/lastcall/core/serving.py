@@ -145,13 +145,14 @@ class Serving:
         if self._closed.is_set():
             return
         if self.committed:
-            if not session.saving.acquire(timeout=60.0):  # the training thread is saving at its boundary: let it
-                return
-            code = exits.code(self._notice(), True, session.jit.exit_code)
-            log.info("The training thread does not return: leaving with exit code %d", code)
-            session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
-            session.events.close()
-            exits.leave(code)
+            with session.saving:  # the training thread may be saving at its boundary: let it
+                if self._arrived.is_set():
+                    return
+                code = exits.code(self._notice(), True, session.jit.exit_code)
+                log.info("The training thread does not return: leaving with exit code %d", code)
+                session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
+                session.events.close()
+                exits.leave(code)
         log.error("The deadline has come and nothing could be saved")
 
     # ---- the training thread's side --------------------------------------------------------------------------------------------

@@ -121,7 +121,11 @@ class Session:
             run, self.incarnation = self._identity()
             self.engine = Engine(self.jit.threads, self.catalog.files, self._allocate)
             self.saver = Saver(self.catalog, self.engine, self.budget, self.clock, run=run, incarnation=self.incarnation)
-            resumed = self._resume()
+            try:
+                resumed = self._resume()
+            except BaseException:
+                self.engine.close()
+                raise
         except BaseException:
             self.catalog.close()
             raise
@@ -359,7 +363,7 @@ class Session:
                 "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write",
                 nbytes / 1e6,
             )
-        preparation = space.Preparation(self.catalog, self.budget, lambda: self._stopping.is_set() or self.latch.raised)
+        preparation = space.Preparation(self.catalog, self.engine, self.budget, lambda: self._stopping.is_set() or self.latch.raised)
         if self.jit.spare:
             preparation.run(sizes)
         else:
@@ -407,7 +411,7 @@ class Session:
         self._agent.join()
         self._scribe.join(2.0)
         if self._preparation is not None:
-            self._preparation.join()
+            self._preparation.join(1.0)  # it may be touching memory for a snapshot: not worth waiting for
         self.engine.close()
         self.catalog.close()
 

@@ -33,7 +33,7 @@ def preparation(
     root: Path, files: storage.Files | None = None, cancelled: Callable[[], bool] = lambda: False
 ) -> tuple[space.Preparation, Catalog, World]:
     world = World(root, files)
-    return space.Preparation(world.catalog, world.budget, cancelled), world.catalog, world
+    return space.Preparation(world.catalog, world.engine, world.budget, cancelled), world.catalog, world
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_fastest_way_of_writing_is_measured(folder: Path, probes: None, monk
 def test_a_small_state_is_not_worth_a_measurement(folder: Path, probes: None) -> None:
     prepare, _, world = preparation(folder / "run")
     with world:
-        assert prepare.run([2 * MB])
+        assert prepare.run([2 * MB - 4096])
         assert prepare.method is None
 
 

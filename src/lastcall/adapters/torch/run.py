@@ -78,6 +78,8 @@ class Run:
         self._listener: SignalListener | None = None
         self._resumed: int | None = None
         self._in_pass = False
+        self._loops_to_skip = 0
+        self._skipped = False
         self._stepping = False  # inside run.steps(): batches are the user's own business
 
     # ---- what a user asks ------------------------------------------------------------------------------------------------------
@@ -133,9 +135,9 @@ class Run:
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a boundary."""
         _check_total(total, "steps")
+        self._stepping = True
         self._begin(total)
         subject, gate, perf = self._subject, self._gate, time.perf_counter
-        self._stepping = True
         try:
             while (step := subject.step) < total:
                 self._in_pass = True
@@ -162,8 +164,12 @@ class Run:
         subject = self._subject
         while subject.epoch < total:
             yield subject.epoch
+            if self._skipped:
+                subject.restored_randomness = None  # put back where the last loop of the interrupted epoch had ended
             subject.settle_randomness()
             subject.epoch += 1
+            subject.inside, subject.loops = False, 0
+            self._loops_to_skip, self._skipped = 0, False
             unfinished, self._in_pass = self._in_pass, False
             self._boundary(time.perf_counter(), passed=unfinished, epoch_end=True)
 
@@ -180,6 +186,11 @@ class Run:
             return
         if not self._begun:
             self._begin(None)
+        if self._loops_to_skip > 0:  # an earlier loop of the interrupted epoch, which had ended
+            self._loops_to_skip -= 1
+            self._skipped = True
+            subject.put_randomness_back()
+            return
         subject.settle_randomness()
         gate = self._gate
         for batch in tracker.iterate():
@@ -188,11 +199,13 @@ class Run:
             if gate.steps != subject.mark:
                 self._in_pass = False
                 subject.step += 1
+                subject.inside = True
                 now = time.perf_counter()
                 if subject.step >= subject.due or now >= subject.copy_at:
                     self._boundary(now)
                 else:
                     subject.mark = gate.steps
+        subject.loops += 1
         if not self._in_pass:
             subject.refresh_if_stale()
 
@@ -226,7 +239,10 @@ class Run:
         """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
         self._check_entered()
         self._begun = True
-        self._subject.settle_randomness()
+        if self._subject.inside and not self._stepping:
+            self._subject.put_randomness_back()  # batches() will do it again, after what the script does at the top of the epoch
+        else:
+            self._subject.settle_randomness()
         if self._session is not None:
             self._session.progress.total = total
             self._boundary(time.perf_counter(), passed=False)
@@ -273,6 +289,7 @@ class Run:
             raise
         self._entered = True
         self._resumed = None if entry is None else entry.record.step
+        self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._subject.put_randomness_back()
         self._subject.arrive(time.perf_counter(), passed=False)
         return self

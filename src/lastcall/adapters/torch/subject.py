@@ -37,6 +37,7 @@ class Copy(NamedTuple):
     """The small state at a boundary."""
 
     boundary: tuple[int, int]
+    place: tuple[bool, int]
     small: object
     randomness: Captured
     loaders: list[dict[str, Any]]
@@ -47,6 +48,8 @@ class TorchSubject:
     def __init__(self, state: dict[str, object]) -> None:
         self.step = 0
         self.epoch = 0
+        self.inside = False  # the last boundary was inside an epoch's batches()
+        self.loops = 0  # batches() loops that ended in this epoch before it
         self.mark = 0  # gate.steps at the last boundary
         self.step_seconds: float | None = None
         self.copy_at = 0.0  # when the next copy may be taken
@@ -126,6 +129,7 @@ class TorchSubject:
         """Take the boundary copy, and say when the next may be taken."""
         self._copy = Copy(
             self.boundary,
+            (self.inside, self.loops),
             self.state.small(),
             self._randomness.capture(),
             [tracker.state() for tracker in self.loaders],
@@ -147,7 +151,8 @@ class TorchSubject:
             self.restored_randomness = None
 
     def put_randomness_back(self) -> None:
-        """As settle_randomness(), but for now: a tick() loop has no other beginning, the other loops do it again at theirs."""
+        """As settle_randomness(), but not for good: what the script draws before its loop, or an interrupted epoch before its batches,
+        was drawn once already."""
         if self.restored_randomness is not None:
             self._randomness.restore(self.restored_randomness)
 
@@ -158,7 +163,7 @@ class TorchSubject:
         document, groups = self.state.capture()
         groups += self._gradients() if self.waiting else ()
         loaders = [tracker.state() for tracker in self.loaders]
-        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, "")
+        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, "", (self.inside, self.loops))
 
     def unfinished(self) -> Capture:
         """The state in the middle of a pass, for a user who asks: right now, and marked as what it is."""
@@ -179,7 +184,7 @@ class TorchSubject:
             because = "gradients were being accumulated"
         elif self._gate.steps == 0:
             because = "no torch optimizer has stepped: nothing tells whether the state is between two updates"
-        return self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because)
+        return self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, copy.place)
 
     def untouched(self) -> bool:
         return self._gate.steps == self.mark and self._copy is not None and self._copy.fingerprint == self._fingerprint()
@@ -201,7 +206,8 @@ class TorchSubject:
             try:
                 document, groups = self.state.capture()
                 loaders = [tracker.state() for tracker in self.loaders]
-                return self._assemble(document, groups, self._randomness.capture(), loaders, step, because)
+                place = (self.inside, self.loops)
+                return self._assemble(document, groups, self._randomness.capture(), loaders, step, because, place)
             except RuntimeError:  # a dict changed its size while it was walked
                 if attempt == 4:
                     raise
@@ -216,10 +222,13 @@ class TorchSubject:
         loaders: list[dict[str, Any]],
         step: int,
         because: str,
+        place: tuple[bool, int],
     ) -> Capture:
         run = {
             "step": step,
             "epoch": self.epoch,
+            "inside": place[0],
+            "loops": place[1],
             "randomness": self._randomness.to_document(randomness),
             "loaders": tree.encode(loaders, "loaders", tree.refuse),
         }
@@ -256,14 +265,16 @@ class TorchSubject:
         return _Restore(self, run, loading)
 
     def resume_at(self, run: dict[str, Any]) -> None:
-        step, epoch = run.get("step"), run.get("epoch")
-        if type(step) is not int or type(epoch) is not int or step < 0 or epoch < 0:
-            raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}")
+        step, epoch, loops = run.get("step"), run.get("epoch"), run.get("loops")
+        if not all(type(number) is int and number >= 0 for number in (step, epoch, loops)):
+            raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}, loops {loops!r}")
+        assert isinstance(step, int) and isinstance(epoch, int) and isinstance(loops, int)
         loaders = tree.decode(run.get("loaders"), tree.refuse_tag)
         if not isinstance(loaders, list):
             raise errors.CheckpointError("state.json has no list of loaders")
         self.restored_randomness = self._randomness.from_document(run.get("randomness"))
-        self.step, self.epoch, self._resumed_loaders = step, epoch, loaders
+        self.step, self.epoch, self.loops, self._resumed_loaders = step, epoch, loops, loaders
+        self.inside = run.get("inside") is True
 
 
 class _Restore:
