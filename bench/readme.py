@@ -1,0 +1,64 @@
+"""Puts measured numbers into README.md, so that none is typed in by hand.
+
+python -m bench save small frozen stall resume step --json FILE
+python -m bench.readme FILE [FILE ...]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+WHAT = {
+    "save": "save, from boundary to durable",
+    "small": "save, many small tensors",
+    "frozen": "save, most weights frozen",
+    "stall": "training stopped by a periodic save",
+    "resume": "resume, cold, into live tensors",
+    "gpu": "save from a GPU",
+}
+
+
+def seconds(method: dict[str, Any]) -> float:
+    taken = [sample["returned"] or sample["seconds"] for sample in method["samples"]]
+    return statistics.median(taken) if taken else float("inf")
+
+
+def row(report: dict[str, Any]) -> str:
+    def fastest(kind: str) -> dict[str, Any] | None:
+        return min((m for m in report["methods"] if m["kind"] == kind and m["samples"]), key=seconds, default=None)
+
+    def cell(method: dict[str, Any] | None, ours: float) -> str:
+        return "" if method is None else f"{seconds(method):.3g} s ({seconds(method) / ours:.2g}x) {method['name']}"
+
+    ours = fastest("ours")
+    assert ours is not None, f"{report['name']} has no row of ours"
+    own = seconds(ours)
+    what = f"{WHAT[report['name']]}, {report['bytes'] / 1e9:.2f} GB"
+    return f"| {what} | **{own:.3g} s** | {cell(fastest('limit'), own)} | {cell(fastest('peer'), own)} |"
+
+
+def main(paths: list[str]) -> None:
+    found = [json.loads(Path(path).read_text()) for path in paths]
+    lines = ["| | lastcall | raw limit | fastest peer |", "|---|---|---|---|"]
+    lines += [row(report) for one in found for report in one["reports"] if "methods" in report]
+    lines += ["", "Medians of interleaved rounds; in brackets, how many times lastcall's time."]
+    for one in found:
+        where = one["conditions"]
+        device = "" if where["gpu"] == "none" else f", {where['gpu']}"
+        lines.append(
+            f"{where['date']}: {where['kernel']}, {where['cores']}, {where['memory']}, {where['disk'].split(' at ')[0]}{device}."
+        )
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    README.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + after)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
