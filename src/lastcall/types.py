@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -120,6 +121,9 @@ class Capture:
     exact: bool = True
     because: str = ""  # when not exact: why
     metrics: dict[str, float] = field(default_factory=dict)
+    still: Callable[[], bool] = field(
+        default=lambda: True, repr=False, compare=False
+    )  # asked once the bytes are written: is it still so?
 
     @property
     def nbytes(self) -> int:

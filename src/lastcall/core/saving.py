@@ -155,6 +155,7 @@ class Saver:
         missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
         if missing:
             self._check_worth(missing, capture, request)
+        because = _shortcoming(capture, missing)
         self._learn(written)
         self._sequence += 1
         record = Record(
@@ -162,8 +163,8 @@ class Saver:
             step=capture.step,
             kind=request.kind,
             reason=request.reason,
-            exact=capture.exact and not missing,
-            because=capture.because if not missing else f"the time did not suffice for {', '.join(missing)}",
+            exact=not because,
+            because=because,
             missing=missing,
             files=(*written, *taken),
             run=self._run,
@@ -283,6 +284,15 @@ class Saver:
         freed = self._catalog.spares.clear() if full else 0
         note = f"; gave {freed / 1e6:.0f} MB of spare space back" if freed else ""
         log.warning("Saving step %d failed (%s)%s; trying again", capture.step, error.strerror or error, note)
+
+
+def _shortcoming(capture: Capture, missing: tuple[str, ...]) -> str:
+    """Why what has been written is not the exact state of its step; empty if it is."""
+    if missing:
+        return f"the time did not suffice for {', '.join(missing)}"
+    if not capture.exact:
+        return capture.because or "the caller does not vouch for it"
+    return "" if capture.still() else "the state was changed outside optimizer.step() while it was being saved"
 
 
 def with_groups(capture: Capture, groups: tuple[Group, ...]) -> Capture:

@@ -195,7 +195,12 @@ class Session:
             self._wake.wait()
             self._wake.clear()
             if self.latch.raised and not self.serving.begun and not self._stopping.is_set():
-                self.serving.run()
+                try:
+                    self.serving.run()
+                except Exception:
+                    log.exception("A fault in lastcall: the next boundary saves")
+                    self.serving.open = True
+                    self.subject.attend()
 
     def _write_down(self) -> None:
         """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may hold it up for long,

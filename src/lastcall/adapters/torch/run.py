@@ -195,7 +195,13 @@ class Run:
         gate = self._gate
         for batch in tracker.iterate():
             self._in_pass = True
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:  # the user's `break`, as in steps()
+                if gate.steps != subject.mark:
+                    subject.step += 1
+                    subject.mark = gate.steps
+                raise
             if gate.steps != subject.mark:
                 self._in_pass = False
                 subject.step += 1

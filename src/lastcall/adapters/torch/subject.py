@@ -9,6 +9,7 @@ the step. The copy is taken at every boundary that can afford it: it may cost a 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import math
 import time
@@ -184,7 +185,8 @@ class TorchSubject:
             because = "gradients were being accumulated"
         elif self._gate.steps == 0:
             because = "no torch optimizer has stepped: nothing tells whether the state is between two updates"
-        return self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, copy.place)
+        capture = self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, copy.place)
+        return dataclasses.replace(capture, still=self.untouched)  # what changes outside the gate shows only afterwards
 
     def untouched(self) -> bool:
         return self._gate.steps == self.mark and self._copy is not None and self._copy.fingerprint == self._fingerprint()
