@@ -77,3 +77,13 @@ def test_an_interruption_at_every_single_boundary_leaves_no_trace(nursery: Nurse
     history = chain.run(nursery, tmp_path, script, [], tmp_path / "run", result, **env)
     assert result.read_text() == reference.read_text(), "\n".join(history.logs)
     assert history.codes.count(chain.SAVED) >= fewest
+
+
+@pytest.mark.parametrize(("shape", "fewest"), [("rare", 14), ("anew", 15), ("broken", 11)])
+def test_loops_of_unusual_shape_leave_no_trace_either(nursery: Nursery, tmp_path: Path, shape: str, fewest: int) -> None:
+    reference, result = tmp_path / "reference", tmp_path / "result"
+    script, env = SCRIPTS / "shapes.py", {"SHAPE": shape, "INTERRUPT": "1", **QUICK}
+    assert nursery.run(tmp_path, script, tmp_path / "unused", reference, LASTCALL_ENABLED="0", **env).code == 0
+    history = chain.run(nursery, tmp_path, script, [], tmp_path / "run", result, **env)
+    assert result.read_text() == reference.read_text(), "\n".join(history.logs)
+    assert history.codes.count(chain.SAVED) >= fewest

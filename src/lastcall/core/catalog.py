@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import clock as clocks
-from lastcall import errors
+from lastcall import errors, settings
 from lastcall.core import record as records
 from lastcall.core.record import Record
 from lastcall.storage import files as storage
@@ -66,8 +66,11 @@ class Catalog:
 
     def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
         """Make the directory, and make it ours. A predecessor on its way out is waited for."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.private.mkdir(exist_ok=True)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.private.mkdir(exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            settings.fail(f"{error.filename} is a file where a directory belongs. Move it away, or give protect() another directory.")
         # POSIX locks do not keep out a second run in this process, and opening the file again would let go of the first one's.
         if _held.get(self.root.resolve()) == os.getpid():
             raise errors.BusyError(f"{self.root} is in use by this process already: give each run a directory of its own.")

@@ -276,7 +276,7 @@ class Saver:
             if full:
                 free = self._catalog.files.free_bytes(self._catalog.root)
                 raise errors.NoSpaceError(
-                    f"{what}. It needs {capture.nbytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free: make room in {self._catalog.root}."
+                    f"{what}. It needs {capture.nbytes / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room in {self._catalog.root}."
                 ) from error
             raise errors.SaveError(what) from error
         if error.errno in (errno.EINVAL, errno.ENOTSUP):

@@ -182,7 +182,7 @@ class Serving:
             plan = session.budget.plan(capture.nbytes, deadline)
             log.info("Saving step %d: %s, %s", capture.step, plan.kind, plan.because)
             entry = session.save(capture, Kind.JIT, self._notice().reason, deadline)
-        except (errors.SaveError, OSError) as error:
+        except (errors.LastcallError, OSError) as error:  # StateError: something unsavable was put into the state since protect()
             log.error("JIT checkpoint failed: %s", error)
             session.events.emit("not-saved", save="jit", because=str(error))
             session.outcome = Outcome.SAVED if self.committed else Outcome.NOT_SAVED

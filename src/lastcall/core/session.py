@@ -103,6 +103,7 @@ class Session:
         self.outcome: Outcome | None = None
         self.metrics: Callable[[], dict[str, float]] = dict
         self._best: float | None = None
+        self._saved_document: dict[str, object] | None = None  # of the newest checkpoint that this incarnation committed
         self._owed = False  # a periodic save was due while another was being written
         self._background: threading.Thread | None = None
         self._abandon_background = False
@@ -269,11 +270,12 @@ class Session:
         boundary = self.subject.boundary
         self.events.emit("save-begins", save=kind.value, step=capture.step, bytes=capture.nbytes)
         entry = self.saver.save(capture, Request(kind, reason, deadline, lambda: False))
-        self._committed(entry, boundary, self.clock.now() - began)
+        self._committed(entry, capture, boundary, self.clock.now() - began)
         return entry
 
-    def _committed(self, entry: catalogs.Entry, boundary: Boundary, seconds: float) -> None:
+    def _committed(self, entry: catalogs.Entry, capture: Capture, boundary: Boundary, seconds: float) -> None:
         record = entry.record
+        self._saved_document = capture.document
         if record.exact and record.complete:
             self.committed = boundary
         self.events.emit(
@@ -282,6 +284,7 @@ class Session:
         )  # fmt: skip
         for path in self.catalog.prune(self._keep):
             self.events.emit("pruned", path=path.name)
+        space.warn_if_short(self.catalog, record.written)
 
     def _save_what_is_due(self) -> None:
         if self.periodic.save_strategy != "no":
@@ -337,7 +340,7 @@ class Session:
             self.events.emit("not-saved", save=request.kind.value, step=capture.step, because=str(error))
             return
         seconds = self.clock.now() - began
-        self._committed(entry, boundary, seconds)
+        self._committed(entry, capture, boundary, seconds)
         log.info("%s checkpoint of step %d completed in %.1fs", request.kind.value.capitalize(), capture.step, seconds)
 
     def background_in_the_way(self, deadline: float | None, nbytes: int) -> None:
@@ -393,10 +396,13 @@ class Session:
             if self.latch.raised:
                 log.info("Training finished: the notice needs no answer")
             self.serving.close()
-            if self.committed == self.subject.boundary:
-                return
+            if self.committed == self.subject.boundary and self._saved_document is None:
+                return  # the run had finished before
             try:
-                entry = self.save(self.subject.capture(), Kind.FINAL, "training finished")
+                capture = self.subject.capture()
+                if self.committed == self.subject.boundary and capture.document == self._saved_document:
+                    return
+                entry = self.save(capture, Kind.FINAL, "training finished")
             except (errors.SaveError, OSError) as error:
                 log.error("The final checkpoint was not saved: %s", error)
             else:

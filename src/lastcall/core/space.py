@@ -40,6 +40,21 @@ class Method(enum.Enum):
         return storage.RWF_DONTCACHE if self is Method.DONTCACHE else 0
 
 
+def warn_if_short(catalog: Catalog, needed: int) -> bool:
+    """Say so early when the next checkpoint will not find room. Spare files count as room."""
+    try:
+        free = catalog.files.free_bytes(catalog.root) + sum(catalog.spares.sizes())
+    except OSError:
+        return False
+    if needed + 1024 * 1024 <= free:
+        return False
+    log.warning(
+        "The next checkpoint needs %.1f MB in %s, but only %.1f MB are free: it will fail unless you make room",
+        needed / 1e6, catalog.root, free / 1e6,
+    )  # fmt: skip
+    return True
+
+
 class Preparation:
     """Writes the spare files that a checkpoint of these sizes needs, and measures on the way."""
 
@@ -67,15 +82,7 @@ class Preparation:
 
     def check(self, sizes: Sequence[int]) -> bool:
         """Warn early when the next checkpoint will not find room."""
-        needed = sum(self._missing(sizes))
-        free = self._files.free_bytes(self._catalog.root)
-        if needed + 1024 * 1024 <= free:
-            return True
-        log.warning(
-            "The next checkpoint needs %.0f MB in %s, but only %.0f MB are free: it will fail unless you make room",
-            sum(sizes) / 1e6, self._catalog.root, free / 1e6,
-        )  # fmt: skip
-        return False
+        return not warn_if_short(self._catalog, sum(sizes))
 
     def _missing(self, sizes: Sequence[int]) -> list[int]:
         """The sizes that no spare file serves yet, largest first."""

@@ -75,7 +75,7 @@ def test_a_full_disk_says_how_much_is_missing_and_what_is_intact(
             world.save(state, 2)
         assert world.catalog.spares.sizes() == []
     said = str(caught.value)
-    assert said.startswith("checkpoint-2 could not be saved (No space left on device); checkpoint-1 is intact. It needs 0 MB")
+    assert said.startswith("checkpoint-2 could not be saved (No space left on device); checkpoint-1 is intact. It needs 0.1 MB")
     assert f"make room in {tmp_path / 'run'}" in said
     assert "gave 3 MB of spare space back" in caplog.text
 

@@ -162,7 +162,7 @@ def test_where_the_next_checkpoint_will_not_find_room_it_is_said_early(tmp_path:
         assert not prepare.check([4 * MB + 1])
         assert not prepare.run([4 * MB, 4 * MB])
         assert catalog.spares.sizes() == []
-    assert f"needs 8 MB in {tmp_path / 'run'}, but only 5 MB are free: it will fail unless you make room" in caplog.text
+    assert f"needs 8.4 MB in {tmp_path / 'run'}, but only 5.2 MB are free: it will fail unless you make room" in caplog.text
 
 
 def test_room_that_is_kept_ready_counts_as_room(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_on_a_full_disk_the_warning_comes_early_and_nothing_is_lost(tmp_path: Pa
             first = state.contents()
             state.step(2)
             assert not prepare.run(world.saver.sizes(state.groups))
-            assert "The next checkpoint needs 5 MB" in caplog.text
+            assert "The next checkpoint needs 5.3 MB" in caplog.text
             assert "it will fail unless you make room" in caplog.text
-            with pytest.raises(errors.NoSpaceError, match=r"checkpoint-1 is intact. It needs 5 MB, \d MB are free"):
+            with pytest.raises(errors.NoSpaceError, match=r"checkpoint-1 is intact. It needs 5.\d MB, [\d.]+ MB are free"):
                 world.save(state, 2)
             assert os.listdir(catalog.staging) == []
         testing.assert_resumable(disk / "run", 1, exact=True)

@@ -7,7 +7,7 @@ The first kind shows in the pass (no optimizer stepped). The second is learned f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ _SAMPLES = 3  # parameters looked at
 class StepHooks:
     """Installed while a session runs."""
 
-    def __init__(self, gate: Gate, device: bool) -> None:
+    def __init__(self, gate: Gate, device: bool, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         self._gate = gate
+        self._optimizers = optimizers
+        self._stepped: set[int] = set()
         self._device = device  # some state lives on a GPU: mark on its stream where a step ends
         self._handles: list[Any] = []
         self._lessons = _LESSONS
@@ -53,6 +55,7 @@ class StepHooks:
         if self._device:
             cuda.fence()
         self._gate.leave()
+        self._stepped.add(id(optimizer))
         params = [param for group in optimizer.param_groups for param in group["params"]]
         self._seen = [(p, p.grad, p.grad._version if p.grad is not None else 0) for p in params[:: max(1, len(params) // _SAMPLES)]]
 
@@ -62,7 +65,10 @@ class StepHooks:
             now = param.grad
             if now is not None and (now is not grad or now._version != version) and bool(now.any()):
                 self.waits_after_step = True
-        self._seen = []
+        for optimizer in self._optimizers:  # one that steps rarely, beside one that steps in every pass
+            if self._stepped and id(optimizer) not in self._stepped and _has_gradients(optimizer):
+                self.waits_after_step = True
+        self._seen, self._stepped = [], set()
         self._lessons -= 1
         if self._lessons <= 0 or self.waits_after_step:
             self._graduate()
@@ -85,6 +91,10 @@ class StepHooks:
 
         self._handles[1].remove()
         self._handles[1] = register_optimizer_step_post_hook(after_on_device if self._device else after)
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None and bool(p.grad.any()) for group in optimizer.param_groups for p in group["params"])
 
 
 class Counter:

@@ -67,7 +67,7 @@ class Run:
     ) -> None:
         self.directory = directory
         self._jit = jit
-        self._subject = TorchSubject(state)
+        self._subject = TorchSubject(state, check=jit.enabled)
         self._gate = Gate()
         self._session: Session | None = None
         if jit.enabled:
@@ -77,7 +77,6 @@ class Run:
             self._gate = self._session.gate
         self._listener: SignalListener | None = None
         self._resumed: int | None = None
-        self._in_pass = False
         self._loops_to_skip = 0
         self._skipped = False
         self._stepping = False  # inside run.steps(): batches are the user's own business
@@ -123,7 +122,7 @@ class Run:
             return None
         session.wait_for_background()
         with session.saving:
-            if self._in_pass:
+            if self._subject.in_pass:
                 session.owe()
                 return session.save(self._subject.unfinished(), Kind.MANUAL, "run.save()").path
             if session.committed == self._subject.boundary and session.saver.last is not None:
@@ -140,9 +139,9 @@ class Run:
         subject, gate, perf = self._subject, self._gate, time.perf_counter
         try:
             while (step := subject.step) < total:
-                self._in_pass = True
+                subject.in_pass = True
                 yield step
-                self._in_pass = False
+                subject.in_pass = False
                 step += 1
                 subject.step = step
                 now = perf()
@@ -168,9 +167,9 @@ class Run:
                 subject.restored_randomness = None  # put back where the last loop of the interrupted epoch had ended
             subject.settle_randomness()
             subject.epoch += 1
-            subject.inside, subject.loops = False, 0
+            subject.new_epoch()
             self._loops_to_skip, self._skipped = 0, False
-            unfinished, self._in_pass = self._in_pass, False
+            unfinished, subject.in_pass = subject.in_pass, False
             self._boundary(time.perf_counter(), passed=unfinished, epoch_end=True)
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -193,26 +192,29 @@ class Run:
             return
         subject.settle_randomness()
         gate = self._gate
-        for batch in tracker.iterate():
-            self._in_pass = True
-            try:
+        try:
+            for batch in tracker.iterate():
+                subject.in_pass = True
                 yield batch
-            except GeneratorExit:  # the user's `break`, as in steps()
                 if gate.steps != subject.mark:
+                    subject.in_pass = False
                     subject.step += 1
-                    subject.mark = gate.steps
-                raise
+                    subject.inside = True
+                    now = time.perf_counter()
+                    if subject.step >= subject.due or now >= subject.copy_at:
+                        self._boundary(now)
+                    else:
+                        subject.mark = gate.steps
+        except GeneratorExit:  # the user's `break`: this loop has ended, and what its last pass has done is all it will do
+            subject.loops += 1
             if gate.steps != subject.mark:
-                self._in_pass = False
+                subject.in_pass = False
                 subject.step += 1
                 subject.inside = True
-                now = time.perf_counter()
-                if subject.step >= subject.due or now >= subject.copy_at:
-                    self._boundary(now)
-                else:
-                    subject.mark = gate.steps
+                subject.arrive(time.perf_counter())
+            raise
         subject.loops += 1
-        if not self._in_pass:
+        if not subject.in_pass:
             subject.refresh_if_stale()
 
     def _count(self, loader: Any) -> Iterator[Any]:
@@ -232,11 +234,11 @@ class Run:
             self._check_entered()
             self._begun = True
             self._subject.restored_randomness = None  # __enter__ has put the generators back; this step has drawn from them
-        self._in_pass = False
+        self._subject.in_pass = False
         self._ticking = True
         self._subject.step += 1
         self._boundary(time.perf_counter())
-        self._in_pass = True
+        self._subject.in_pass = True
 
     _begun = False
     _ticking = False
@@ -250,6 +252,11 @@ class Run:
         else:
             self._subject.settle_randomness()
         if self._session is not None:
+            if self._stepping and self._subject.drawn_early():
+                log.warning(
+                    "Batches were drawn before run.steps() began, as in zip(loader, run.steps(n)): put run.steps() first, or the "
+                    "position of the data is one batch ahead at every boundary"
+                )
             self._session.progress.total = total
             self._boundary(time.perf_counter(), passed=False)
 
@@ -287,7 +294,7 @@ class Run:
         self._shield = WorkerShield()
         try:
             self._subject.install(session.gate)
-            self._shield.install([signal.Signals[name] for name in self._jit.signals])
+            self._shield_children()
             self._listen()
             entry = session.start()
         except BaseException:
@@ -299,6 +306,14 @@ class Run:
         self._subject.put_randomness_back()
         self._subject.arrive(time.perf_counter(), passed=False)
         return self
+
+    def _shield_children(self) -> None:
+        try:
+            self._shield.install([signal.Signals[name] for name in self._jit.signals])
+        except RuntimeError as error:
+            raise errors.BusyError(
+                "a run is protected in this process already, and two cannot share its signals. Leave its with block first."
+            ) from error
 
     def _listen(self) -> None:
         assert self._listener is not None
@@ -340,7 +355,7 @@ class Run:
         try:
             if session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
                 session.serving.at_boundary()
-            unfinished, self._in_pass = self._in_pass, False
+            unfinished, self._subject.in_pass = self._subject.in_pass, False
             self._subject.arrive(time.perf_counter(), passed=unfinished and not self._ticking)
             session.finish()
         except errors.Preempted as preempted:

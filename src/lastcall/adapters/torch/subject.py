@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +42,12 @@ class Copy(NamedTuple):
     small: object
     randomness: Captured
     loaders: list[dict[str, Any]]
-    fingerprint: list[tuple[int, int, bytes]]
+    fingerprint: tuple[list[int], list[bytes]]
 
 
 class TorchSubject:
-    def __init__(self, state: dict[str, object]) -> None:
+    def __init__(self, state: dict[str, object], *, check: bool = True) -> None:
+        self.in_pass = False  # the training thread is between two boundaries
         self.step = 0
         self.epoch = 0
         self.inside = False  # the last boundary was inside an epoch's batches()
@@ -58,21 +59,24 @@ class TorchSubject:
         self.loaders: list[data.Tracker] = []  # those that are only known from run.batches(), in order of first use
         self.waiting = False  # gradients wait for their optimizer at this boundary
         self.metrics: Mapping[str, object] = {}
-        self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)}
-        self.state = StateSet(state, self._trackers)
+        self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)} if check else {}
+        self.state = StateSet(state, self._trackers, check=check)
         self._randomness = Randomness()
         self._resumed_loaders: list[Any] = []
+        self._asked: list[data.Tracker] = []  # the loaders of this epoch's batches() that protect() does not know, in order
         self.restored_randomness: Captured | None = None
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
-        self._samples = _sample(list(self.state.tensors()))
+        self._live_tensors = list(self.state.tensors())
+        self._samples = _sample(self._live_tensors)
         self._gate = Gate()
         self._hooks: hooks.StepHooks | None = None
         self._copy: Copy | None = None
 
     def install(self, gate: Gate) -> None:
         self._gate = gate
-        self._hooks = hooks.StepHooks(gate, any(tensor.is_cuda for tensor in self.state.tensors()))
+        on_device = any(tensor.is_cuda for tensor in self.state.tensors())
+        self._hooks = hooks.StepHooks(gate, on_device, self.state.optimizers())
         self._hooks.install()
         for tracker in self._trackers.values():
             tracker.attach()
@@ -99,14 +103,43 @@ class TorchSubject:
     def tracker(self, loader: object) -> data.Tracker:
         """The tracker of a loader that run.batches() is given."""
         known = self._trackers.get(id(loader))
+        if known is not None and (known in self._asked or known not in self.loaders):
+            return known
+        place = len(self._asked)
         if known is None:
             known = data.track(loader)
             known.attach()
-            if self._resumed_loaders:
-                known.load(self._resumed_loaders.pop(0))
-            self._trackers[id(loader)] = known
-            self.loaders.append(known)
+            self._place(known, id(loader), place)
+        self._asked.append(known)
         return known
+
+    def _place(self, tracker: data.Tracker, key: int, place: int) -> None:
+        """A loader has no name: it is known by its place among those of its epoch. One that is made anew in every epoch takes the
+        place of the one before, which is over; otherwise a resume would give it the position of the first epoch's."""
+        if place < len(self.loaders):
+            former = self.loaders[place]
+            former.detach()
+            for old in [old for old, kept in self._trackers.items() if kept is former]:
+                del self._trackers[old]
+            self.loaders[place] = tracker
+        else:
+            self.loaders.append(tracker)
+        self._trackers[key] = tracker
+        if place < len(self._resumed_loaders) and self._resumed_loaders[place] is not None:
+            tracker.load(self._resumed_loaders[place])
+            self._resumed_loaders[place] = None
+
+    def drawn_early(self) -> bool:
+        """Whether a fresh run has drawn from a loader before its loop began."""
+        return self.step == 0 and any(tracker.delivered > 0 for tracker in self._trackers.values())
+
+    def new_epoch(self) -> None:
+        self.inside, self.loops = False, 0
+        self._asked = []
+
+    def _positions(self) -> list[Any]:
+        """Where the loaders stand; one that this incarnation has not come to yet stands where the last one left it."""
+        return [tracker.state() for tracker in self.loaders] + self._resumed_loaders[len(self.loaders) :]
 
     def arrive(self, now: float, *, passed: bool = True) -> None:
         """A boundary: the state belongs together. Taken note of, and copied where that is affordable. `passed`: something was done
@@ -133,7 +166,7 @@ class TorchSubject:
             (self.inside, self.loops),
             self.state.small(),
             self._randomness.capture(),
-            [tracker.state() for tracker in self.loaders],
+            self._positions(),
             self._fingerprint(),
         )
         if self._timed is not None and self.step > self._timed[1]:
@@ -163,7 +196,7 @@ class TorchSubject:
         cuda.settle()
         document, groups = self.state.capture()
         groups += self._gradients() if self.waiting else ()
-        loaders = [tracker.state() for tracker in self.loaders]
+        loaders = self._positions()
         return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, "", (self.inside, self.loops))
 
     def unfinished(self) -> Capture:
@@ -203,11 +236,11 @@ class TorchSubject:
 
     def _live(self, because: str) -> Capture:
         """Everything as it is now. Another thread may be changing small containers: tried a few times."""
-        step = self.step + (self._gate.steps != self.mark)
+        step = self.step + (self.in_pass and self._gate.steps != self.mark)
         for attempt in range(5):
             try:
                 document, groups = self.state.capture()
-                loaders = [tracker.state() for tracker in self.loaders]
+                loaders = self._positions()
                 place = (self.inside, self.loops)
                 return self._assemble(document, groups, self._randomness.capture(), loaders, step, because, place)
             except RuntimeError:  # a dict changed its size while it was walked
@@ -250,12 +283,10 @@ class TorchSubject:
                 continue
         return numbers
 
-    def _fingerprint(self) -> list[tuple[int, int, bytes]]:
-        """A few tensors' address, version and first bytes: `.data` writes do not bump the version."""
-        return [
-            (tensor.data_ptr(), tensor._version, ctypes.string_at(tensor.data_ptr(), nbytes) if nbytes else b"")
-            for tensor, nbytes in self._samples
-        ]
+    def _fingerprint(self) -> tuple[list[int], list[bytes]]:
+        """The version of all that a rescue reads live, and some bytes of a few: `.data` writes do not bump the version."""
+        versions = [tensor._version for tensor in self._live_tensors]
+        return versions, [ctypes.string_at(address, nbytes) for tensor, places, nbytes in self._samples for address in places(tensor)]
 
     # ---- restore ---------------------------------------------------------------------------------------------------------------
 
@@ -307,8 +338,14 @@ def _loaders_in(value: object, depth: int = 0) -> list[object]:
     return [loader for item in items for loader in _loaders_in(item, depth + 1)]
 
 
-def _sample(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """A few large tensors, spread over the state, with the number of their bytes that may be read cheaply."""
-    large = [tensor for tensor in tensors if tensor.numel() > 1 and tensor.is_contiguous()]
+def _sample(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Callable[[torch.Tensor], tuple[int, ...]], int]]:
+    """A few large tensors, spread over the state, with the places in them whose bytes may be read cheaply."""
+    large = [tensor for tensor in tensors if tensor.numel() > 1 and tensor.is_contiguous() and not tensor.is_cuda]
     chosen = large[:: max(1, len(large) // _SAMPLES)][:_SAMPLES]
-    return [(tensor, 0 if tensor.is_cuda else min(64, tensor.nbytes)) for tensor in chosen]
+    return [(tensor, _places, min(64, tensor.nbytes)) for tensor in chosen]
+
+
+def _places(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The beginning, the middle and the end: a write to some rows of an embedding is seen more often than not."""
+    first, room = tensor.data_ptr(), tensor.nbytes - min(64, tensor.nbytes)
+    return first, first + room // 2, first + room

@@ -57,14 +57,16 @@ class Index:
 class StateSet:
     """The named values of protect(). `values` is the live state: a number put into it is saved by the next capture."""
 
-    def __init__(self, state: Mapping[str, object], trackers: Mapping[int, parts.Tracker] | None = None) -> None:
-        _check_names(state)
+    def __init__(self, state: Mapping[str, object], trackers: Mapping[int, parts.Tracker] | None = None, *, check: bool = True) -> None:
+        """With `check` False nothing is looked at: for a run that is switched off."""
         self.values: dict[str, object] = dict(state)
         self._known = parts.Parts(trackers if trackers is not None else {})
         self._leaf = copies.copier(self._known)
         self._seen: Seen = {}
         self._index: Index | None = None
-        self._validate()
+        if check:
+            _check_names(state)
+            self._validate()
 
     def _validate(self) -> None:
         """Refuse what cannot be saved now, all of it at once, and not when the machine dies."""
@@ -114,6 +116,9 @@ class StateSet:
     def gradients(self) -> types.Group | None:
         """The gradients that parameters have now, for those who know that they belong to the state."""
         return gradients.group(self._seen.values())
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [part.value for part, _ in self._seen.values() if isinstance(part, optimizers.OptimizerPart)]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors that a rescue reads live: parameters, optimizer state, and large ones in containers."""
