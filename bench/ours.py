@@ -122,9 +122,11 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> fl
 
 
 def fill(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Leave a committed checkpoint of this state behind."""
+    """Leave two committed checkpoints of this state behind, as a run that has been going for a while has them. (A single one is checked
+    as a whole before a live tensor is touched, since there would be no other to fall back on: that reads it twice.)"""
     saver = Saver(folder, model, optimizer)
     try:
+        saver.save()
         saver.save()
     finally:
         saver.close()
