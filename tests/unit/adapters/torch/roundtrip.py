@@ -58,3 +58,15 @@ class Saved:
 
     def names(self, group: str) -> list[str]:
         return sorted(self.data.get(group, {}))
+
+
+class FakeTracker:
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def state(self) -> dict[str, object]:
+        return {"position": self.position, "seeds": (1, 2)}
+
+    def load(self, state: dict[str, object]) -> None:
+        assert state["seeds"] == (1, 2)
+        self.position = state["position"]  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from lastcall import errors
 from lastcall.adapters.torch.state.entries import StateSet
 from unit.adapters.torch import training
-from unit.adapters.torch.roundtrip import Saved
+from unit.adapters.torch.roundtrip import FakeTracker, Saved
 
 OPTIMIZERS: dict[str, Any] = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05),
@@ -425,18 +425,6 @@ def test_a_compiled_module_has_the_names_of_the_plain_one() -> None:
     saved = Saved(StateSet({"model": torch.compile(plain, backend="eager")}))
     saved.restore(StateSet({"model": other}))
     assert torch.equal(plain[0].weight, other[0].weight)
-
-
-class FakeTracker:
-    def __init__(self, position: int) -> None:
-        self.position = position
-
-    def state(self) -> dict[str, object]:
-        return {"position": self.position, "seeds": (1, 2)}
-
-    def load(self, state: dict[str, object]) -> None:
-        assert state["seeds"] == (1, 2)
-        self.position = state["position"]  # type: ignore[assignment]
 
 
 def test_loaders_are_saved_and_loaded_by_their_trackers_wherever_they_are() -> None:

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from lastcall import errors
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.formats.safetensors import Stored
-from unit.adapters.torch.roundtrip import Saved
+from unit.adapters.torch.roundtrip import FakeTracker, Saved
 
 # ---- what does not fit ----
 
