@@ -318,7 +318,7 @@ def test_a_full_disk_is_warned_of_early_and_leaves_what_was_there_intact(nursery
     filler.write_bytes(bytes(4_000_000))
 
     second = case.start(LASTCALL_SPARE="0")
-    second.expect_log("The next checkpoint needs 5")
+    second.expect_log("The next checkpoint needs 4.8 MB")
     second.send(signal.SIGTERM)
     assert second.wait() == -signal.SIGTERM
     assert f"checkpoint-{step} is intact" in second.log()
