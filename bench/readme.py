@@ -25,8 +25,7 @@ WHAT = {
 
 
 def seconds(method: dict[str, Any]) -> float:
-    taken = [sample["returned"] or sample["seconds"] for sample in method["samples"]]
-    return statistics.median(taken) if taken else float("inf")
+    return statistics.median(sample["seconds"] for sample in method["samples"])
 
 
 def row(report: dict[str, Any]) -> str:
@@ -36,24 +35,33 @@ def row(report: dict[str, Any]) -> str:
     def cell(method: dict[str, Any] | None, ours: float) -> str:
         return "" if method is None else f"{seconds(method):.3g} s ({seconds(method) / ours:.2g}x) {method['name']}"
 
-    ours = fastest("ours")
+    ours = fastest("lastcall")
     assert ours is not None, f"{report['name']} has no row of ours"
     own = seconds(ours)
     what = f"{WHAT[report['name']]}, {report['bytes'] / 1e9:.2f} GB"
     return f"| {what} | **{own:.3g} s** | {cell(fastest('limit'), own)} | {cell(fastest('peer'), own)} |"
 
 
+def costs(found: list[dict[str, Any]]) -> list[str]:
+    """What a step costs while nothing happens, in a sentence for each row of ours."""
+    rows = [each for one in found for report in one["reports"] if report["name"] == "step" for each in report["rows"]]
+    own = [
+        f"{each['what'].removeprefix('lastcall: ')} {each['microseconds']:.1f} µs"
+        for each in rows
+        if each["what"].startswith("lastcall")
+    ]
+    bare = [f"{each['microseconds']:.0f} µs" for each in rows if each["what"].startswith("bare")]
+    return [f"Per step, beside a bare step of {bare[0]}: {'; '.join(own)}."] if own and bare else []
+
+
 def main(paths: list[str]) -> None:
     found = [json.loads(Path(path).read_text()) for path in paths]
     lines = ["| | lastcall | raw limit | fastest peer |", "|---|---|---|---|"]
     lines += [row(report) for one in found for report in one["reports"] if "methods" in report]
-    lines += ["", "Medians of interleaved rounds; in brackets, how many times lastcall's time."]
-    for one in found:
-        where = one["conditions"]
-        device = "" if where["gpu"] == "none" else f", {where['gpu']}"
-        lines.append(
-            f"{where['date']}: {where['kernel']}, {where['cores']}, {where['memory']}, {where['disk'].split(' at ')[0]}{device}."
-        )
+    lines += ["", "Medians of interleaved rounds; in brackets, how many times lastcall's time.", *costs(found)]
+    where = found[0]["conditions"]
+    parts = [where["kernel"], where["cores"], where["memory"], where["disk"].split(" at ")[0], where["torch"]]
+    lines.append(f"Measured on {where['date']}: {', '.join(parts)}.")
     text = README.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
