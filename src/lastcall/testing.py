@@ -1,7 +1,7 @@
 """For tests of training code under preemption: a clock turned by hand, a disk that fails on demand, a notice at a chosen step.
 
 files = testing.FaultyFiles(testing.Fault("fsync", 2, errno.EIO))    # the second fsync fails
-testing.preempt_at(step=7)                                            # SIGTERM to this process once step 7 is reached
+look = testing.preempt_at(step=7); look(run.step)                      # in the loop: SIGTERM to this process at step 7
 testing.assert_resumable("runs/exp1", step=7)
 """
 

@@ -28,7 +28,7 @@ from lastcall.core.gate import Gate
 from lastcall.core.latch import Latch
 from lastcall.core.saving import Request, Saver, with_groups
 from lastcall.core.serving import Serving
-from lastcall.core.snapshot import Arena
+from lastcall.core.snapshot import Arena, without
 from lastcall.core.writer import Engine
 from lastcall.events import EventLog, Progress
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -308,7 +308,7 @@ class Session:
             capture = self.subject.capture()
             # What has not changed is found out now, while it cannot change: it needs no copy.
             same = self.saver.unchanged(capture.groups)
-            moving = with_groups(capture, tuple(group for group in capture.groups if group.name not in same))
+            moving = with_groups(capture, without(capture.groups, set(same)))
             staged = self._arena.stage(moving, self.engine)
         reason = f"save_strategy={self.periodic.save_strategy}"
         if staged is None:
