@@ -64,7 +64,7 @@ def frozen(folder: Path, gigabytes: float, options: Options) -> Comparison:
 
 def compare(name: str, title: str, saved: state.State, folder: Path, options: Options, more: list[Method] | None = None) -> Comparison:
     nbytes = saved.nbytes
-    copies = 3 + (ON_DISK if options.keeps("lastcall") else 0)  # two recycled files of the raw limit, one checkpoint
+    copies = raw.RECYCLED_FILES + 3 + (ON_DISK if options.keeps("lastcall") else 0)  # raw files, one checkpoint of a peer
     disk.require(folder, copies * nbytes)
     mine = LastcallSave(saved, folder)
     methods = [*raw.writes(folder, nbytes), mine, *peers.saves(saved, folder), *(more or [])]

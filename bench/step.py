@@ -23,8 +23,8 @@ from torch.optim import optimizer as hooks
 from bench import measure, ours
 from bench.table import Listing
 
-_BLOCK = 500
-_PAIRS_A_ROUND = 40
+_BLOCK = 50
+_PAIRS_A_ROUND = 400
 _LONG_STEP_S = 0.2
 _LONG_STEPS = 12
 

@@ -174,7 +174,8 @@ JIT = (
     ),
     Setting("rescue", "LASTCALL_RESCUE", True, _flag, _YES_OR_NO, "1"),
     Setting("spare", "LASTCALL_SPARE", True, _flag, _YES_OR_NO, "1"),
-    Setting("threads", "LASTCALL_WRITER_THREADS", 4, _threads, f"a whole number from 1 to {_MOST_THREADS}", "4"),
+    Setting("huge_pages", "LASTCALL_HUGE_PAGES", True, _flag, _YES_OR_NO, "1"),
+    Setting("threads", "LASTCALL_WRITER_THREADS", 16, _threads, f"a whole number from 1 to {_MOST_THREADS}", "16"),
     Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
     Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
 )
@@ -217,6 +218,8 @@ class JITCheckpointConfig:
     """Save the last completed step from a side thread when no boundary comes in time."""
     spare: bool
     """Keep space for the next checkpoint written beforehand: faster saves, for one checkpoint's size of disk."""
+    huge_pages: bool
+    """Move large host tensors into huge pages while training goes on: they are written faster."""
     threads: int
     """How many threads write a checkpoint."""
     exit_code: int
@@ -233,6 +236,7 @@ class JITCheckpointConfig:
         signals: Sequence[str] | None = None,
         rescue: bool | None = None,
         spare: bool | None = None,
+        huge_pages: bool | None = None,
         threads: int | None = None,
         exit_code: int | None = None,
         log_level: str | None = None,
@@ -246,6 +250,7 @@ class JITCheckpointConfig:
             "signals": signals,
             "rescue": rescue,
             "spare": spare,
+            "huge_pages": huge_pages,
             "threads": threads,
             "exit_code": exit_code,
             "log_level": log_level,

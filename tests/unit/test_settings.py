@@ -27,10 +27,11 @@ def periodic(environ: dict[str, str] | None = None, **given: object) -> Periodic
 def test_without_arguments_and_environment_all_values_are_the_documented_defaults() -> None:
     config = jit()
     assert (config.enabled, config.kill_wait, config.grace, config.signals) == (True, 3.0, 30.0, ("SIGTERM",))
-    assert (config.rescue, config.spare, config.threads, config.exit_code, config.log_level) == (
+    assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code, config.log_level) == (
         True,
         True,
-        4,
+        True,
+        16,
         75,
         "INFO",
     )
@@ -49,6 +50,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_SIGNALS": "sigusr1, SIGTERM,,SIGUSR1",
             "LASTCALL_RESCUE": "NO",
             "LASTCALL_SPARE": "False",
+            "LASTCALL_HUGE_PAGES": "0",
             "LASTCALL_WRITER_THREADS": "8",
             "LASTCALL_EXIT_CODE": "85",
             "LASTCALL_LOG_LEVEL": "debug",
@@ -56,7 +58,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
     assert config.signals == ("SIGUSR1", "SIGTERM")
-    assert (config.rescue, config.spare, config.threads, config.exit_code) == (False, False, 8, 85)
+    assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
     assert config.log_level == "DEBUG"
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 

@@ -1,6 +1,6 @@
 """The mutation gate: a rescue waits for the optimizer step in progress to end, and keeps the next one out.
 
-`depth`, `closed` and `steps` are plain attributes, because they are touched at every optimizer step. The order matters: the
+`begun`, `steps` and `closed` are plain attributes, because they are touched at every optimizer step. The order matters: the
 training thread announces itself first and looks second, the rescue shuts first and looks second, so under the GIL at least one of
 the two sees the other.
 """
@@ -14,24 +14,32 @@ from lastcall import clock as clocks
 
 
 class Gate:
-    __slots__ = ("_opened", "closed", "depth", "on_hold", "steps")
+    __slots__ = ("_opened", "begun", "closed", "on_hold", "steps")
 
     def __init__(self) -> None:
-        self.depth = 0  # optimizer steps in progress; nested ones count
+        self.begun = 0  # optimizer steps begun; nested ones count
         self.steps = 0  # optimizer steps completed
         self.closed = False
         self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
         self._opened = threading.Event()
 
+    @property
+    def depth(self) -> int:
+        """Optimizer steps in progress."""
+        return self.begun - self.steps
+
+    def settle(self) -> None:
+        """No mutation can be in progress here: one that raised never said that it ended."""
+        self.begun = self.steps
+
     def enter(self) -> None:
         """A mutation begins. Does not return while the gate is closed."""
-        self.depth += 1
+        self.begun += 1
         if self.closed and self.depth == 1:  # a nested one belongs to the step that close() is waiting for
             self._hold()
 
     def leave(self) -> None:
         """A mutation ended."""
-        self.depth -= 1
         self.steps += 1
 
     def close(self, clock: clocks.Clock, until: float) -> bool:
@@ -51,10 +59,10 @@ class Gate:
 
     def _hold(self) -> None:
         # Outside while it waits: otherwise close() would wait for a step that waits for it.
-        self.depth -= 1
+        self.begun -= 1
         while self.closed:
             self._opened.wait(1.0)
         self.on_hold()
-        self.depth += 1
+        self.begun += 1
         if self.closed:
             self._hold()

@@ -22,7 +22,7 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core import catalog as catalogs
-from lastcall.core import restore, space
+from lastcall.core import pages, restore, space
 from lastcall.core.budget import Budget
 from lastcall.core.gate import Gate
 from lastcall.core.latch import Latch
@@ -36,6 +36,7 @@ from lastcall.storage import files as storage
 from lastcall.types import Capture, Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
+_NUDGE = 0.25  # seconds
 Boundary = tuple[int, int]
 
 
@@ -67,6 +68,10 @@ class Subject(restore.Restorable, Protocol):
 
     def hurry(self) -> None:
         """A notice has come: keep the boundary copy current, whatever it costs. Called from side threads."""
+
+    def nudge(self) -> None:
+        """Called a few times a second from a side thread: the boundary copy may have become affordable. Spares every step a look at
+        the clock."""
 
     def attend(self) -> None:
         """Let the training thread call Session.at_boundary at its next boundary. Called from side threads."""
@@ -193,7 +198,9 @@ class Session:
     def _watch(self) -> None:
         """The agent's life: sleep until there is a notice, serve it."""
         while not self._stopping.is_set():
-            self._wake.wait()
+            if not self._wake.wait(_NUDGE):
+                self.subject.nudge()
+                continue
             self._wake.clear()
             if self.latch.raised and not self.serving.begun and not self._stopping.is_set():
                 try:
@@ -360,12 +367,14 @@ class Session:
         capture = self.subject.capture()
         self.expected_bytes = capture.nbytes
         sizes = self.saver.sizes(capture.groups)
+        sources = [entry.source for group in capture.groups for entry in group.entries]
+        regions = [source for source in sources if isinstance(source, memory.HostMemory)]
         self._preparation = threading.Thread(
-            target=self._prepare_space, args=(sizes, capture.nbytes), name="lastcall-space", daemon=True
+            target=self._prepare_space, args=(sizes, capture.nbytes, regions), name="lastcall-space", daemon=True
         )
         self._preparation.start()
 
-    def _prepare_space(self, sizes: list[int], nbytes: int) -> None:
+    def _prepare_space(self, sizes: list[int], nbytes: int, regions: list[memory.HostMemory]) -> None:
         if self.periodic.save_strategy != "no" and not self._arena.reserve(nbytes):
             log.warning(
                 "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write",
@@ -385,6 +394,9 @@ class Session:
                 "Raise the grace of your platform and LASTCALL_GRACE_SECONDS, or save to a faster disk.",
                 nbytes / 1e6, needed, self.jit.grace,
             )  # fmt: skip
+        if self.jit.huge_pages:
+            moved = pages.gather(regions, lambda rest: self._stopping.wait(rest) or self.latch.raised)
+            log.debug("%.0f of %.0f MB of the state are in huge pages", moved / 1e6, nbytes / 1e6)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ A file is cut into chunks at fixed file offsets, whatever tensors lie there. A t
 straight from the tensors where alignment allows (`segments`), otherwise gathered in its own buffer. So nothing large is allocated, the
 digest overlaps with the disk, and every byte of the file, header included, is covered by a digest. Reading goes through the buffers.
 
-Discarded: io_uring (no gain over four threads here, blocked by many container profiles), one file a thread (files of unequal size
+Discarded: io_uring (no gain over threads here, blocked by many container profiles), one file a thread (files of unequal size
 wait for the largest).
 """
 
@@ -71,7 +71,7 @@ class Engine:
 
     def __init__(
         self,
-        threads: int = 4,
+        threads: int = 16,
         files: storage.Files | None = None,
         allocate: Callable[[int], memory.Buffer] = memory.PageBuffer,
     ) -> None:

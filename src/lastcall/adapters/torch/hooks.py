@@ -37,9 +37,9 @@ class StepHooks:
         gate = self._gate
 
         def before(_optimizer: object, _args: object, _kwargs: object) -> None:
-            gate.depth += 1  # Gate.enter, inlined: this runs at every step
+            gate.begun += 1  # Gate.enter, inlined: this runs at every step
             if gate.closed:
-                gate.depth -= 1
+                gate.begun -= 1
                 gate.enter()
 
         self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(self._learning)]
@@ -82,8 +82,7 @@ class StepHooks:
         gate = self._gate
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
-            gate.depth -= 1  # Gate.leave, inlined
-            gate.steps += 1
+            gate.steps += 1  # Gate.leave, inlined
 
         def after_on_device(_optimizer: object, _args: object, _kwargs: object) -> None:
             cuda.fence()

@@ -136,19 +136,23 @@ class Run:
         _check_total(total, "steps")
         self._stepping = True
         self._begin(total)
-        subject, gate, perf = self._subject, self._gate, time.perf_counter
+        subject, gate = self._subject, self._gate
         try:
-            while (step := subject.step) < total:
-                subject.in_pass = True
+            step = subject.step
+            subject.in_pass = step < total
+            while step < total:
                 yield step
-                subject.in_pass = False
                 step += 1
+                # Two stores and no call in a quiet step: no clock (it costs a microsecond between two steps), and nowhere for the
+                # interpreter to let another thread see one store without the other.
                 subject.step = step
-                now = perf()
-                if step >= subject.due or now >= subject.copy_at:
-                    self._boundary(now)
-                else:
+                if step < subject.due:
                     subject.mark = gate.steps
+                    continue
+                subject.in_pass = False
+                self._boundary()
+                subject.in_pass = step < total
+            subject.in_pass = False
         except GeneratorExit:  # the user's `break`: what the pass has done so far is all it will do
             if gate.steps != subject.mark:
                 subject.step += 1
@@ -170,7 +174,7 @@ class Run:
             subject.new_epoch()
             self._loops_to_skip, self._skipped = 0, False
             unfinished, subject.in_pass = subject.in_pass, False
-            self._boundary(time.perf_counter(), passed=unfinished, epoch_end=True)
+            self._boundary(passed=unfinished, epoch_end=True)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The batches of a DataLoader, from where the last incarnation was. Outside steps(), a pass in which an optimizer stepped
@@ -200,9 +204,8 @@ class Run:
                     subject.in_pass = False
                     subject.step += 1
                     subject.inside = True
-                    now = time.perf_counter()
-                    if subject.step >= subject.due or now >= subject.copy_at:
-                        self._boundary(now)
+                    if subject.step >= subject.due:
+                        self._boundary()
                     else:
                         subject.mark = gate.steps
         except GeneratorExit:  # the user's `break`: this loop has ended, and what its last pass has done is all it will do
@@ -237,7 +240,7 @@ class Run:
         self._subject.in_pass = False
         self._ticking = True
         self._subject.step += 1
-        self._boundary(time.perf_counter())
+        self._boundary()
         self._subject.in_pass = True
 
     _begun = False
@@ -258,22 +261,22 @@ class Run:
                     "position of the data is one batch ahead at every boundary"
                 )
             self._session.progress.total = total
-            self._boundary(time.perf_counter(), passed=False)
+            self._boundary(passed=False)
 
     def _check_entered(self) -> None:
         if self._session is not None and not self._entered:
             raise RuntimeError("use protect() in a with block: with lastcall.protect(...) as run: ...")
 
-    def _boundary(self, now: float, *, passed: bool = True, epoch_end: bool = False) -> None:
+    def _boundary(self, *, passed: bool = True, epoch_end: bool = False) -> None:
         session, subject = self._session, self._subject
         if session is None:
             return
-        subject.arrive(now, passed=passed)
+        subject.arrive(time.perf_counter(), passed=passed)
         if subject.step >= subject.due or epoch_end:
             if self._listener is not None:
                 self._listener.rearm()  # asyncio takes the wakeup fd away when it closes a loop
             session.at_boundary(epoch_end=epoch_end)
-            subject.due = session.next_due()
+            subject.attend_from(session.next_due())
             if session.serving.open:  # it opened while we were looking
                 subject.due = 0
 

@@ -54,8 +54,9 @@ class TorchSubject:
         self.loops = 0  # batches() loops that ended in this epoch before it
         self.mark = 0  # gate.steps at the last boundary
         self.step_seconds: float | None = None
-        self.copy_at = 0.0  # when the next copy may be taken
         self.due = 0  # the step whose boundary must be looked at
+        self._copy_at = 0.0  # when the next copy may be taken
+        self._every_boundary = True  # steps are long enough to afford a copy at each of their boundaries
         self.loaders: list[data.Tracker] = []  # those that are only known from run.batches(), in order of first use
         self.waiting = False  # gradients wait for their optimizer at this boundary
         self.metrics: Mapping[str, object] = {}
@@ -96,9 +97,19 @@ class TorchSubject:
     def attend(self) -> None:
         self.due = 0
 
+    def attend_from(self, due: int) -> None:
+        """Look at the boundary of this step, and at all before it whose copy is affordable."""
+        self.due = self.step + 1 if self._every_boundary else due
+
+    def nudge(self) -> None:
+        if self.due > self.step and time.perf_counter() >= self._copy_at:
+            self.due = 0
+
     def hurry(self) -> None:
         self._credit = math.inf  # what the copies cost no longer matters
-        self.copy_at = 0.0
+        self._copy_at = 0.0
+        self._every_boundary = True
+        self.due = 0
 
     def tracker(self, loader: object) -> data.Tracker:
         """The tracker of a loader that run.batches() is given."""
@@ -150,8 +161,8 @@ class TorchSubject:
         if passed:
             self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
         self.mark = self._gate.steps
-        self._gate.depth = 0  # an optimizer step that raised never said that it ended
-        if now >= self.copy_at:
+        self._gate.settle()
+        if now >= self._copy_at:
             self.refresh(now)
 
     def refresh_if_stale(self) -> None:
@@ -175,7 +186,9 @@ class TorchSubject:
         self._timed = (now, self.step)
         cost = time.perf_counter() - now
         self._credit -= cost
-        self.copy_at = now if self._credit > 0 else now + _SHARE * cost
+        rich = self._credit > 0
+        self._copy_at = now if rich else now + _SHARE * cost
+        self._every_boundary = rich or (self.step_seconds is not None and self.step_seconds >= _SHARE * cost)
 
     def settle_randomness(self) -> None:
         """Put the generators back to where the checkpoint found them. Called where the loop begins, since a script draws from them
