@@ -36,7 +36,8 @@ class Way(enum.Enum):
 
 
 def hot_buffer() -> memoryview:
-    """Page-aligned, as O_DIRECT asks for, in huge pages, which are fastest; random, so that no layer below can take the easy way out."""
+    """Page-aligned, as O_DIRECT asks for; in huge pages, which are fastest; random, so that no layer below can take the
+    easy way out."""
     buffer = mmap.mmap(-1, _CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     buffer.madvise(mmap.MADV_HUGEPAGE)
     buffer.write(os.urandom(_CHUNK))
@@ -84,7 +85,8 @@ class RawWrite(Method):
             case Way.SAME:
                 self._write(os.O_CREAT | os.O_DIRECT)
             case Way.RECYCLED:
-                for self.path in self._recycled:
+                for path in self._recycled:
+                    self.path = path
                     self._write(os.O_CREAT | os.O_DIRECT)
 
     def run(self) -> None:

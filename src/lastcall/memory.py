@@ -49,6 +49,10 @@ def view(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
+def address_of(mapping: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+
+
 class Buffer(Protocol):
     """A piece of page-aligned host memory: `view` for Python's file calls, `address` for copies."""
 
@@ -70,5 +74,5 @@ class PageBuffer:
             with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages
                 self._map.madvise(getattr(mmap, advice))
         self.view = memoryview(self._map)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = address_of(self._map)
         ctypes.memset(self.address, 0, nbytes)

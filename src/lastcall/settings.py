@@ -8,12 +8,14 @@ Text and proper values go through the same parser, so that a configuration file 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NoReturn
 
 from lastcall import errors
@@ -23,6 +25,7 @@ Mode = Literal["min", "max"]
 
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
 PREFIX = "LASTCALL_"
+INTERNAL = ("LASTCALL_REGISTRY",)  # set by `lastcall run` for the processes below it
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _YES = ("1", "true", "yes", "on")
@@ -174,6 +177,10 @@ JIT = (
     ),
     Setting("rescue", "LASTCALL_RESCUE", True, _flag, _YES_OR_NO, "1"),
     Setting("spare", "LASTCALL_SPARE", True, _flag, _YES_OR_NO, "1"),
+    Setting("guard", "LASTCALL_GUARD", False, _flag, _YES_OR_NO, "1"),
+    Setting("guard_steps", "LASTCALL_GUARD_STEPS", None, _positive, "a whole number of at least 1", "10"),
+    Setting("guard_seconds", "LASTCALL_GUARD_SECONDS", None, _some_seconds, "a number greater than 0", "30"),
+    Setting("guard_folder", "LASTCALL_GUARD_FOLDER", "/dev/shm", _text, "a folder in memory", "/dev/shm"),
     Setting("huge_pages", "LASTCALL_HUGE_PAGES", True, _flag, _YES_OR_NO, "1"),
     Setting("threads", "LASTCALL_WRITER_THREADS", 16, _threads, f"a whole number from 1 to {_MOST_THREADS}", "16"),
     Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
@@ -218,6 +225,14 @@ class JITCheckpointConfig:
     """Save the last completed step from a side thread when no boundary comes in time."""
     spare: bool
     """Keep space for the next checkpoint written beforehand: faster saves, for one checkpoint's size of disk."""
+    guard: bool
+    """Keep a copy of the last boundary in shared memory, for the guardian in `lastcall run` to save if this process is killed."""
+    guard_steps: int | None
+    """Steps between two such copies. With neither this nor `guard_seconds`, they cost at most a hundredth of the time."""
+    guard_seconds: float | None
+    """Seconds between two such copies."""
+    guard_folder: str
+    """Where they are kept: a folder that outlives the process, such as an emptyDir with medium Memory."""
     huge_pages: bool
     """Move large host tensors into huge pages while training goes on: they are written faster."""
     threads: int
@@ -236,6 +251,10 @@ class JITCheckpointConfig:
         signals: Sequence[str] | None = None,
         rescue: bool | None = None,
         spare: bool | None = None,
+        guard: bool | None = None,
+        guard_steps: int | None = None,
+        guard_seconds: float | None = None,
+        guard_folder: str | None = None,
         huge_pages: bool | None = None,
         threads: int | None = None,
         exit_code: int | None = None,
@@ -250,6 +269,10 @@ class JITCheckpointConfig:
             "signals": signals,
             "rescue": rescue,
             "spare": spare,
+            "guard": guard,
+            "guard_steps": guard_steps,
+            "guard_seconds": guard_seconds,
+            "guard_folder": guard_folder,
             "huge_pages": huge_pages,
             "threads": threads,
             "exit_code": exit_code,
@@ -322,9 +345,27 @@ class PeriodicCheckpointConfig:
         return dict(self._origins)
 
 
+def changed(config: JITCheckpointConfig, **values: object) -> JITCheckpointConfig:
+    """The same configuration with other values, which count as arguments."""
+    other = copy.copy(config)
+    for setting in JIT:
+        if setting.field in values:
+            value, origin = _resolve(setting, values[setting.field], {})
+            object.__setattr__(other, setting.field, value)
+            object.__setattr__(other, "_origins", {**other._origins, setting.field: origin})
+    return other
+
+
+def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where `lastcall run`, if there is one above this process, keeps book of the training processes."""
+    folder = (os.environ if environ is None else environ).get("LASTCALL_REGISTRY")
+    return Path(folder) if folder and os.path.isdir(folder) else None
+
+
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """A message for each LASTCALL_* variable that nothing reads. The values are left out: they may be secret."""
     known = [setting.variable for setting in JIT + PERIODIC]
+    known += INTERNAL
 
     def nearest(name: str) -> str:
         return max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())

@@ -16,6 +16,7 @@ class Kind(enum.Enum):
     RESCUE = "rescue"  # a notice, saved from a side thread because no boundary came in time
     MANUAL = "manual"  # run.save()
     FINAL = "final"  # training finished
+    GUARD = "guard"  # the process was killed: saved from the shared memory that it left behind
 
 
 class Outcome(enum.Enum):

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,7 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
         75,
         "INFO",
     )
+    assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
     assert set(config.origins().values()) == {"default"}
     other = periodic()
     assert (other.save_strategy, other.save_steps, other.save_total_limit) == ("no", None, None)
@@ -51,6 +53,10 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_RESCUE": "NO",
             "LASTCALL_SPARE": "False",
             "LASTCALL_HUGE_PAGES": "0",
+            "LASTCALL_GUARD": "yes",
+            "LASTCALL_GUARD_STEPS": "10",
+            "LASTCALL_GUARD_SECONDS": "2.5",
+            "LASTCALL_GUARD_FOLDER": "/mnt/memory",
             "LASTCALL_WRITER_THREADS": "8",
             "LASTCALL_EXIT_CODE": "85",
             "LASTCALL_LOG_LEVEL": "debug",
@@ -59,6 +65,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
     assert config.signals == ("SIGUSR1", "SIGTERM")
     assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
+    assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
     assert config.log_level == "DEBUG"
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
@@ -312,3 +319,20 @@ def test_an_uncaught_wrong_value_leaves_with_78_and_says_why_once() -> None:
         "lastcall: LASTCALL_EXIT_CODE='0' would say that training finished, and nothing would bring the run back. "
         "Set it to a whole number from 1 to 255, for example: export LASTCALL_EXIT_CODE=75\n"
     )
+
+
+def test_a_changed_configuration_keeps_the_rest_and_names_the_argument() -> None:
+    config = jit({"LASTCALL_GRACE_SECONDS": "120"}, kill_wait=1.0)
+    other = settings.changed(config, guard=True)
+    assert (other.guard, other.grace, other.kill_wait, config.guard) == (True, 120.0, 1.0, False)
+    assert (other.origins()["guard"], other.origins()["grace"]) == ("argument", "LASTCALL_GRACE_SECONDS")
+    assert config.origins()["guard"] == "default"
+    with pytest.raises(errors.ConfigError):
+        settings.changed(config, guard="perhaps")
+
+
+def test_the_registry_is_where_the_launcher_says_if_it_is_there(tmp_path: Path) -> None:
+    assert settings.registry_folder({}) is None
+    assert settings.registry_folder({"LASTCALL_REGISTRY": str(tmp_path / "gone")}) is None
+    assert settings.registry_folder({"LASTCALL_REGISTRY": str(tmp_path)}) == tmp_path
+    assert settings.unknown_variables({"LASTCALL_REGISTRY": "x"}) == []

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import NoReturn
 
+from lastcall.core import logs
 from lastcall.types import Notice
 
 _FLUSH_SECONDS = 1.0
@@ -57,6 +58,7 @@ def _flush() -> None:
 
 
 def _flush_all() -> None:
+    logs.drain(_FLUSH_SECONDS / 2)
     for reference in list(logging._handlerList):  # type: ignore[attr-defined]
         handler = reference()
         if handler is not None:

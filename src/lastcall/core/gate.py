@@ -14,14 +14,15 @@ from lastcall import clock as clocks
 
 
 class Gate:
-    __slots__ = ("_opened", "begun", "closed", "on_hold", "steps")
+    __slots__ = ("_lock", "_opened", "begun", "closed", "on_hold", "steps")
 
     def __init__(self) -> None:
         self.begun = 0  # optimizer steps begun; nested ones count
         self.steps = 0  # optimizer steps completed
-        self.closed = False
+        self.closed = 0  # how many keep it shut: a rescue, a copy for the guardian
         self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
         self._opened = threading.Event()
+        self._lock = threading.Lock()
 
     @property
     def depth(self) -> int:
@@ -44,8 +45,7 @@ class Gate:
 
     def close(self, clock: clocks.Clock, until: float) -> bool:
         """Shut the gate and wait for the mutation in progress to end. False, with the gate open again, if it does not by then."""
-        self._opened.clear()
-        self.closed = True
+        self.shut()
         while self.depth > 0:
             if clock.now() >= until:
                 self.open()
@@ -53,9 +53,17 @@ class Gate:
             clock.sleep(0.001)
         return True
 
+    def shut(self) -> None:
+        """Shut the gate, without a look at what is inside. Each one who shuts it opens it once."""
+        with self._lock:
+            self._opened.clear()
+            self.closed += 1
+
     def open(self) -> None:
-        self.closed = False
-        self._opened.set()
+        with self._lock:
+            self.closed -= 1
+            if self.closed == 0:
+                self._opened.set()
 
     def _hold(self) -> None:
         # Outside while it waits: otherwise close() would wait for a step that waits for it.

@@ -152,6 +152,7 @@ class Serving:
                 log.info("The training thread does not return: leaving with exit code %d", code)
                 session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
                 session.events.close()
+                session.left()
                 exits.leave(code)
         log.error("The deadline has come and nothing could be saved")
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,12 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core import catalog as catalogs
-from lastcall.core import pages, restore, space
+from lastcall.core import exits, pages, recovery, restore, space
 from lastcall.core.budget import Budget
 from lastcall.core.gate import Gate
+from lastcall.core.guard import Guard
 from lastcall.core.latch import Latch
+from lastcall.core.outside import Outside
 from lastcall.core.saving import Request, Saver, with_groups
 from lastcall.core.serving import Serving
 from lastcall.core.snapshot import Arena, without
@@ -59,6 +62,9 @@ class Subject(restore.Restorable, Protocol):
 
     def rescue(self) -> Capture:
         """The last completed step, from a side thread, with the gate closed."""
+
+    def behind_gate(self) -> Capture:
+        """This boundary, with a copy of all that changes outside a mutation: it stays true for as long as the gate is shut."""
 
     def untouched(self) -> bool:
         """Whether nothing has changed the state since the last boundary, as far as can be told."""
@@ -114,6 +120,8 @@ class Session:
         self._abandon_background = False
         self._prepared = False
         self._preparation: threading.Thread | None = None
+        self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
+        self._guard: Guard | None = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.serving = Serving(self)
@@ -122,8 +130,13 @@ class Session:
 
     def start(self) -> catalogs.Entry | None:
         """Everything before the first step. Returns the checkpoint that the run goes on from."""
+        if not self.outside.wait_while_paused(lambda: self.latch.raised):
+            assert self.latch.notice is not None
+            self.outcome = Outcome.SAVED
+            raise errors.Preempted(exits.code(self.latch.notice, True, self.jit.exit_code), "told to stop while paused")
         self.catalog.open(self.clock)
         try:
+            recovery.recover_into(self.catalog, "the process was killed", self.clock)
             run, self.incarnation = self._identity()
             self.engine = Engine(self.jit.threads, self.catalog.files, self._allocate)
             self.saver = Saver(self.catalog, self.engine, self.budget, self.clock, run=run, incarnation=self.incarnation)
@@ -137,6 +150,12 @@ class Session:
             raise
         self._agent = threading.Thread(target=self._watch, name="lastcall-agent", daemon=True)
         self._scribe = threading.Thread(target=self._write_down, name="lastcall-scribe", daemon=True)
+        if self.jit.guard:
+            identity = {"run": run, "incarnation": self.incarnation}
+            steps, seconds = self.jit.guard_steps, self.jit.guard_seconds
+            self._guard = Guard(Path(self.jit.guard_folder), self.catalog.private, self.gate, identity, steps=steps, seconds=seconds)
+            self._guard.on_area = lambda area: self.outside.tell(area=area)
+        self.outside.tell(step=self.subject.step, resumed=resumed.record.step if resumed else None)
         self._agent.start()
         self._scribe.start()
         return resumed
@@ -199,7 +218,7 @@ class Session:
         """The agent's life: sleep until there is a notice, serve it."""
         while not self._stopping.is_set():
             if not self._wake.wait(_NUDGE):
-                self.subject.nudge()
+                self._look_around()
                 continue
             self._wake.clear()
             if self.latch.raised and not self.serving.begun and not self._stopping.is_set():
@@ -210,12 +229,23 @@ class Session:
                     self.serving.open = True
                     self.subject.attend()
 
+    def _look_around(self) -> None:
+        """What is looked for rather than heard: the launcher's notice, a person's pause, a copy that has become affordable."""
+        self.subject.nudge()
+        if self._guard is not None and self._guard.due(self.subject.step):
+            self.subject.attend()
+        if not self.latch.raised or self.outside.launched:
+            notice = self.outside.notice()
+            if notice is not None:
+                self.notify(notice)
+
     def _write_down(self) -> None:
         """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may hold it up for long,
         and the agent must not wait for that."""
         while not self._stopping.wait(1.0):
             self.events.flush()
             self.progress.flush()
+            self.outside.tell(step=self.subject.step)
         self.events.close()
         self.progress.flush()
 
@@ -229,15 +259,20 @@ class Session:
             self._save_what_is_due()
         if not self._prepared and self.subject.step > 0:
             self._prepare()
+        if self._guard is not None and self._guard.due(self.subject.step):
+            began = time.monotonic()
+            self._guard.begin(self.subject.behind_gate(), began)
 
     def next_due(self) -> int:
         """The step whose boundary must be looked at again, if nothing happens before."""
         step = self.subject.step
         if self._owed or (not self._prepared and step == 0):
             return step + 1
+        due = 1 << 62
         if self.periodic.save_strategy == "steps" and self.periodic.save_steps:
-            return (step // self.periodic.save_steps + 1) * self.periodic.save_steps
-        return 1 << 62
+            due = (step // self.periodic.save_steps + 1) * self.periodic.save_steps
+        guarded = self._guard.next_step() if self._guard is not None else None
+        return due if guarded is None else min(due, max(guarded, step + 1))
 
     def _due(self, epoch_end: bool) -> bool:
         if self.committed == self.subject.boundary:
@@ -276,6 +311,8 @@ class Session:
         began = self.clock.now()
         boundary = self.subject.boundary
         self.events.emit("save-begins", save=kind.value, step=capture.step, bytes=capture.nbytes)
+        if self._guard is not None and kind in (Kind.JIT, Kind.RESCUE):
+            self._guard.stage(capture)
         entry = self.saver.save(capture, Request(kind, reason, deadline, lambda: False))
         self._committed(entry, capture, boundary, self.clock.now() - began)
         return entry
@@ -289,6 +326,7 @@ class Session:
             "committed", save=record.kind.value, step=record.step, exact=record.exact, because=record.because, seconds=seconds,
             written=record.written, path=entry.path.name,
         )  # fmt: skip
+        self.outside.tell(step=self.subject.step, checkpoint=entry.path.name)
         for path in self.catalog.prune(self._keep):
             self.events.emit("pruned", path=path.name)
         space.warn_if_short(self.catalog, record.written)
@@ -370,11 +408,14 @@ class Session:
         sources = [entry.source for group in capture.groups for entry in group.entries]
         regions = [source for source in sources if isinstance(source, memory.HostMemory)]
         self._preparation = threading.Thread(
-            target=self._prepare_space, args=(sizes, capture.nbytes, regions), name="lastcall-space", daemon=True
+            target=self._prepare_space, args=(sizes, capture, regions), name="lastcall-space", daemon=True
         )
         self._preparation.start()
 
-    def _prepare_space(self, sizes: list[int], nbytes: int, regions: list[memory.HostMemory]) -> None:
+    def _prepare_space(self, sizes: list[int], capture: Capture, regions: list[memory.HostMemory]) -> None:
+        nbytes = capture.nbytes
+        if self._guard is not None:
+            self._guard.prepare(capture)
         if self.periodic.save_strategy != "no" and not self._arena.reserve(nbytes):
             log.warning(
                 "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write",
@@ -424,10 +465,18 @@ class Session:
         if self._background is not None:
             self._background.join()
 
+    def left(self) -> None:
+        """The last word to the outside. What could not be saved, or raised, is left for the guardian, where there is one."""
+        outcome = self.outcome.value if self.outcome else None
+        if self._guard is not None and (self.outcome in (Outcome.FINISHED, Outcome.SAVED) or not self.outside.launched):
+            self._guard.close()
+        self.outside.tell(step=self.subject.step, outcome=outcome)
+
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
         self.wait_for_background()
         self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
+        self.left()
         self._stopping.set()
         self.serving.close()
         self._wake.set()

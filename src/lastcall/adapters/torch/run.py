@@ -42,15 +42,19 @@ def protect(
     *,
     config: JITCheckpointConfig | None = None,
     periodic: PeriodicCheckpointConfig | None = None,
+    guard: bool | None = None,
     files: Files | None = None,
     **state: Any,
 ) -> Run:
     """Protect a training run: save `state` into `directory` when the run is told to stop, and go on from there next time.
 
     `state` is anything with state_dict/load_state_dict, tensors, numpy arrays, DataLoaders and JSON-like values. What cannot be
-    saved is refused here (StateError names it). `files` is for tests: a file system that fails on demand (lastcall.testing).
+    saved is refused here (StateError names it). `guard`: keep a copy in shared memory, so that also a killed process loses little
+    (the same as in `config`). `files` is for tests: a file system that fails on demand (lastcall.testing).
     """
     jit = config if config is not None else JITCheckpointConfig()
+    if guard is not None:
+        jit = settings.changed(jit, guard=guard)
     return Run(Path(directory), jit, periodic if periodic is not None else PeriodicCheckpointConfig(), state, files)
 
 

@@ -234,6 +234,10 @@ class TorchSubject:
         capture = self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, copy.place)
         return dataclasses.replace(capture, still=self.untouched)  # what changes outside the gate shows only afterwards
 
+    def behind_gate(self) -> Capture:
+        self.refresh(time.perf_counter())
+        return self.rescue()
+
     def untouched(self) -> bool:
         return self._gate.steps == self.mark and self._copy is not None and self._copy.fingerprint == self._fingerprint()
 

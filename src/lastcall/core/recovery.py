@@ -1,0 +1,83 @@
+"""A process was killed and left a guarded state behind: save it as an ordinary committed checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall import errors
+from lastcall.core import guard
+from lastcall.core.budget import Budget
+from lastcall.core.catalog import Catalog
+from lastcall.core.saving import Request, Saver
+from lastcall.core.writer import Engine
+from lastcall.storage import files as storage
+from lastcall.types import Capture, Kind
+
+log = logging.getLogger("lastcall")
+
+
+@dataclass(frozen=True)
+class Rescued:
+    """A guarded state that was saved."""
+
+    root: Path
+    step: int
+    path: Path
+
+
+def recover(root: Path, reason: str, *, clock: clocks.Clock | None = None) -> Rescued | None:
+    """Take hold of a dead run's directory and save what it left. None where there is nothing newer than its last checkpoint."""
+    if not (root / ".lastcall" / guard.POINTER).exists():
+        return None
+    clock = clock or clocks.Clock()
+    catalog = Catalog(root, storage.Files())
+    catalog.open(clock)
+    try:
+        return recover_into(catalog, reason, clock)
+    finally:
+        catalog.close()
+
+
+def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued | None:
+    """The same, for who holds the directory. What cannot be used is left alone, with a warning: never a reason not to start."""
+    pointer = catalog.private / guard.POINTER
+    try:
+        path = Path(json.loads(pointer.read_bytes())["area"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        if not path.exists():  # the machine was restarted: shared memory is gone
+            pointer.unlink(missing_ok=True)
+            return None
+        area = guard.Area.attach(path)
+        found = guard.read_slot(area)
+        rescued = None if found is None else _save(catalog, *found, reason, clock)
+        area.remove()
+        pointer.unlink(missing_ok=True)
+    except (errors.LastcallError, OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("The guarded state in %s could not be saved: %s", path, error)
+        return None
+    return rescued
+
+
+def _save(catalog: Catalog, capture: Capture, body: dict[str, object], reason: str, clock: clocks.Clock) -> Rescued | None:
+    entries = catalog.entries()
+    newest = next((entry.record for entry in entries if entry.record.complete), None)
+    if newest is not None and newest.step >= capture.step and newest.exact:
+        log.info("The guarded step %d is not newer than checkpoint-%d: nothing to save", capture.step, newest.step)
+        return None
+    engine = Engine(files=catalog.files)
+    try:
+        saver = Saver(
+            catalog, engine, Budget(clock), clock, run=str(body.get("run", "")), incarnation=int(str(body.get("incarnation", 1)))
+        )
+        saver.follow(entries, entries[0] if entries else None)
+        entry = saver.save(capture, Request(Kind.GUARD, reason))
+    finally:
+        engine.close()
+    log.info("Saved step %d from shared memory into %s after %s", capture.step, entry.path.name, reason)
+    return Rescued(catalog.root, capture.step, entry.path)
