@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import disk, gpu, resume, save, stall, step
+from bench import disk, gpu, resume, save, stall, startup, step
 from bench.conditions import conditions
 from bench.measure import Options
 from bench.table import Comparison, Listing
 
-_SIZES = {"save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "gpu": 8.0}
+_SIZES = {"save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0}
 _FOLDER = "lastcall-bench-"
 
 
@@ -66,6 +66,8 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
             return stall.stall(folder, gigabytes, options)
         case "resume":
             return resume.resume(folder, gigabytes, options)
+        case "startup":
+            return startup.startup(folder, options)
         case "gpu":
             return gpu.gpu(folder, gigabytes, options)
         case _:

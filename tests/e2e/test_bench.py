@@ -55,6 +55,13 @@ def test_a_resume_table_compares_with_the_raw_read_and_every_byte_comes_back(tmp
         assert said in done.stdout
 
 
+def test_the_start_of_a_python_process_is_listed_with_its_control(tmp_path: Path) -> None:
+    done = small(tmp_path, "startup")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("control: bare against bare", "lastcall: lastcall run"):
+        assert said in done.stdout
+
+
 def test_the_cost_of_a_step_is_listed_with_its_control(tmp_path: Path) -> None:
     done = small(tmp_path, "step")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,43 @@
+"""Switches lastcall on in a Python process that does not know of it. Runs in every such process, before its first line.
+
+Two ways lead here, and both may be open at once: `lastcall-auto.pth` in site-packages, and `site/sitecustomize.py` on the PYTHONPATH
+that `lastcall run` sets. Nothing happens but that a finder waits for the modules in PATCHES to be imported.
+
+This may run in a compiler, a server or a test suite. So: nothing is imported that the interpreter has not loaded by itself (typing
+alone takes longer than all of this), and whatever fails here is a warning on stderr, never an exception.
+"""
+
+import os
+
+from lastcall.auto import imports
+
+# Module that is waited for -> "module:function" of ours, called with that module right after its import.
+PATCHES = {
+    "torch.distributed.elastic.multiprocessing.api": "lastcall.auto.torchrun:apply",
+}
+
+_ON = ("1", "true", "yes", "on")
+_OFF = ("", "0", "false", "no", "off")
+
+_started = False
+
+
+def start() -> None:
+    """Do it, once in a process, if LASTCALL_ENABLED says so."""
+    global _started
+    try:
+        if not _started:
+            _started = True
+            if _enabled():
+                imports.Finder(PATCHES).install()
+    except Exception as error:
+        imports.warn(f"not switched on in this process: {type(error).__name__}: {error}")
+
+
+def _enabled() -> bool:
+    """Not set means off here, unlike in protect(): who calls that has asked for it."""
+    text = os.environ.get("LASTCALL_ENABLED", "")
+    word = text.strip().lower()
+    if word not in _ON + _OFF:
+        imports.warn(f"LASTCALL_ENABLED={text!r} is neither yes nor no and counts as no. Set it to 1 or 0: export LASTCALL_ENABLED=1")
+    return word in _ON

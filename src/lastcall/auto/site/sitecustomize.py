@@ -1,0 +1,43 @@
+"""Found by every Python process below `lastcall run`, whichever Python it is: so nothing in here is newer than Python 2.
+
+It starts the bootstrap, takes its own folder out of `sys.path`, and gives the name back: the program's own sitecustomize, which
+this one hides, is imported in its place. If there is none, or if it fails, that import raises here, and `site` says what it would
+say without us: nothing, or the error of that file.
+"""
+
+import os
+import sys
+
+_folder = os.path.dirname(__file__)
+_self = sys.modules.pop(__name__)  # kept: Python 2 empties a module that nobody holds
+
+
+def _start():
+    # type: () -> None
+    word = os.environ.get("LASTCALL_ENABLED", "").strip().lower()
+    if sys.version_info < (3, 11) or word in ("", "0", "false", "no", "off"):
+        return
+    # Last and only for this import: a Python of another environment uses its own lastcall if it has one, and must see nothing else
+    # of what is installed beside ours. Once imported, the package finds its modules by itself.
+    home = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))
+    sys.path.append(home)
+    try:
+        from lastcall.auto import bootstrap
+    finally:
+        sys.path.pop()
+    bootstrap.start()
+
+
+try:
+    _start()
+except Exception:
+    try:
+        _kind, _error = sys.exc_info()[:2]
+        sys.stderr.write(
+            "lastcall: not switched on in this process: " + getattr(_kind, "__name__", "error") + ": " + str(_error) + "\n"
+        )
+    except Exception:
+        pass
+
+sys.path[:] = [_entry for _entry in sys.path if _entry != _folder]
+__import__(__name__)
