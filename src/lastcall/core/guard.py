@@ -148,6 +148,7 @@ class Guard:
         self._busy = threading.Lock()  # held while a copy is made
         self._next_at = 0.0
         self._last_step = 0
+        self._told = False  # why a boundary was not copied
         self.on_area: Callable[[str], None] = lambda path: None
 
     # ---- preparation, off the training thread ----------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class Guard:
         needed = _PAGE + _SLOTS * (_whole(data) + _whole(text))
         try:
             free = os.statvfs(self._folder)
-            room = min(free.f_bavail * free.f_frsize, available_memory() or 1 << 62)
+            room = min(free.f_bavail * free.f_frsize, (available_memory() or 1 << 62) * 4 // 5)  # the rest is training's
             if needed > room:
                 raise OSError(f"{room / 1e6:.0f} MB are free")
             area = Area.create(self._folder / f"lastcall-{os.getuid()}-{os.getpid()}-{time.time_ns():x}", data, text)
@@ -224,7 +225,12 @@ class Guard:
     def _put(self, capture: Capture, began: float) -> None:
         area = self._area
         try:
-            if area is None or not capture.exact:
+            if area is None:
+                return
+            if not capture.exact:
+                if not self._told:
+                    self._told = True
+                    log.info("Step %d is not copied for the guardian: %s", capture.step, capture.because)
                 return
             groups, size, copies = lay_out(capture)
             if size > area.data:

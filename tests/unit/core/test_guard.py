@@ -170,7 +170,7 @@ def test_without_room_it_is_said_with_the_size_needed(
     with caplog.at_level(logging.WARNING):
         guarded.prepare(State(seed=1).capture(1))
     assert "This run is not guarded: two copies of its state need" in caplog.text
-    assert "1 MB are free" in caplog.text
+    assert "1 MB are free" in caplog.text  # four fifths of what there is
     assert not guarded.due(100)
     guarded.stage(State(seed=1).capture(1))  # nothing to put it into, and no reason to fail
 
@@ -241,3 +241,15 @@ def test_a_dead_runs_directory_is_taken_hold_of_and_let_go(world: World, memory_
     assert rescued.step == 8
     assert recovery.recover(root, "SIGKILL") is None
     assert os.path.exists(rescued.path / "lastcall.json")
+
+
+def test_a_boundary_that_is_not_exact_is_not_copied_and_the_reason_is_said_once(
+    world: World, memory_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = made(world, memory_folder)
+    guarded.prepare(State(seed=1).capture(1))
+    with caplog.at_level(logging.INFO):
+        for step in (1, 2):
+            guarded.stage(State(seed=1).capture(step, exact=False, because="gradients were being accumulated"))
+    assert caplog.text.count("gradients were being accumulated") == 1
+    assert area_of(memory_folder).newest() is None
