@@ -26,6 +26,13 @@ Mode = Literal["min", "max"]
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
 PREFIX = "LASTCALL_"
 INTERNAL = ("LASTCALL_REGISTRY",)  # set by `lastcall run` for the processes below it
+LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
+    "LASTCALL_AWS_REBALANCE",
+    "LASTCALL_AZURE_LEAD_SECONDS",
+    "LASTCALL_AZURE_METADATA_ENDPOINT",
+    "LASTCALL_REQUEUE_FILE",
+    "LASTCALL_SLURM_LEAD_SECONDS",
+)
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _YES = ("1", "true", "yes", "on")
@@ -365,7 +372,7 @@ def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """A message for each LASTCALL_* variable that nothing reads. The values are left out: they may be secret."""
     known = [setting.variable for setting in JIT + PERIODIC]
-    known += INTERNAL
+    known += INTERNAL + LAUNCH
 
     def nearest(name: str) -> str:
         return max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())

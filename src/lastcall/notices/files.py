@@ -1,0 +1,125 @@
+"""A stop file: whoever creates it stops the run. For a Kubernetes preStop hook, an operator, or a person.
+
+It is polled, since inotify hears nothing of what another machine does on a network file system.
+
+A file that is there already when we start is a leftover of an earlier stop: taking it for news would stop every incarnation at
+its first step. It counts once it is touched, written or created anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall.notices import polling
+from lastcall.notices.polling import log
+
+_MOST_BYTES = 64 * 1024
+_LONGEST_REASON = 200
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+
+@dataclass(frozen=True)
+class Content:
+    grace: float | None = None
+    reason: str = ""
+    wrong: str = ""  # why it could not be understood
+
+
+class StopFile(polling.Poller):
+    name = "stop-file"
+    interval = 0.2
+    most = 1.0
+
+    def __init__(self, path: Path, clock: clocks.Clock | None = None) -> None:
+        super().__init__(clock)
+        self.path = path.absolute()
+        self.title = f"the stop file {self.path}"
+        self._known: tuple[int, int] | None = None  # the version that was there at the start, or was told
+        self._seen: float | None = None  # when a version was seen first that was not told yet
+
+    def begin(self) -> None:
+        self._seen = None
+        try:
+            self._known = self._version()
+        except polling.Trouble:
+            self._known = None  # look() says so
+        if self._known is not None:
+            log.warning(
+                "The stop file %s was there before this run: it counts once it is touched or created anew. To remove it: rm '%s'",
+                self.path, self.path,
+            )  # fmt: skip
+
+    def look(self) -> float:
+        version = self._version()
+        if version is None:
+            self._known = self._seen = None
+        elif version != self._known:
+            self._arrived(version)
+        return self.interval
+
+    def _arrived(self, version: tuple[int, int]) -> None:
+        fresh = self._seen is None
+        if self._seen is None:
+            self._seen = self.clock.now()
+        content = self._read()
+        if fresh and (content.wrong or content == Content()):
+            return  # a shell creates the file first and writes into it afterwards: look once more
+        at, self._seen, self._known = self._seen, None, version
+        if content.wrong:
+            log.warning(
+                "The stop file %s %s: a notice without a deadline. Leave it empty, or write seconds or {\"grace\": 30} into it",
+                self.path, content.wrong,
+            )  # fmt: skip
+        reason = f"stop file {self.path}" + (f" ({content.reason})" if content.reason else "")
+        self.tell(reason, None if content.grace is None else at + content.grace, at)
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            info = os.stat(self.path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise polling.Trouble(f"stat {error.errno}", f"cannot be looked for: {error.strerror}") from error
+        return info.st_mtime_ns, info.st_ino
+
+    def _read(self) -> Content:
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block us
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    return Content(wrong="is not a regular file")
+                return understand(os.read(fd, _MOST_BYTES + 1))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            return Content(wrong=f"cannot be read ({error.strerror})")
+
+
+def understand(body: bytes) -> Content:
+    """What a stop file says: nothing, seconds of grace, or {"grace": 30, "reason": "..."}."""
+    if len(body) > _MOST_BYTES:
+        return Content(wrong=f"holds more than {_MOST_BYTES // 1024} KB")
+    try:
+        text = body.decode().strip()
+        if not text:
+            return Content()
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return Content(wrong="holds neither seconds nor JSON")
+    if not isinstance(value, dict):
+        value = {"grace": value}
+    reason = value.get("reason", "")
+    reason = " ".join(reason.split())[:_LONGEST_REASON] if isinstance(reason, str) else ""
+    grace = value.get("grace")
+    if grace is None and "grace" not in value:
+        return Content(reason=reason)
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace < math.inf:
+        return Content(reason=reason, wrong="has a grace that is not a number of seconds")
+    return Content(float(grace), reason)
