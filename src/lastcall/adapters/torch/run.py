@@ -347,7 +347,8 @@ class Run:
             if error is None:
                 left = self._leave_well(session)
             elif not isinstance(error, errors.Preempted):
-                session.outcome = session.outcome or Outcome.FAILED
+                by_choice = isinstance(error, SystemExit) and not error.code  # sys.exit(): the script says that it is done
+                session.outcome = session.outcome or (Outcome.FINISHED if by_choice else Outcome.FAILED)
         finally:
             self._close(session)
         notice = session.latch.notice

@@ -1,0 +1,1 @@
+"""The commands of `lastcall`: one module each, imported only when its command is called. None of them imports a framework."""

@@ -1,0 +1,161 @@
+"""lastcall run: starts a command so that notices reach the training, the time is used, and the job comes back."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastcall import settings
+from lastcall.launch import options as launch_options
+from lastcall.launch import platforms
+
+if TYPE_CHECKING:
+    from lastcall.launch.options import Options
+
+_EXAMPLES = """
+examples:
+  lastcall run -- python train.py
+  lastcall run --grace 120 -- torchrun --nproc-per-node 8 train.py
+  lastcall run --stop-file /tmp/stop -- bash train.sh          # a preStop hook does: touch /tmp/stop
+  lastcall run --restart on-failure --max-restarts 5 -- python train.py
+  lastcall run --guard -- python train.py                      # survives SIGKILL, OOM kills and segfaults
+
+exit codes:
+  0 training finished · 75 saved, please run me again (1 on Run:ai, 85 on HTCondor) · 143 SIGTERM and nothing saved
+  78 a setting is wrong · 126, 127 the command cannot be started · 130 interrupted by a person · otherwise the command's own
+"""
+
+_RESTART = (
+    'when to start the command again here: "on-preempt", after a run that was stopped and saved, but not by a notice to the launcher '
+    "itself (a signal to the training process, or `lastcall pause`, until `lastcall resume`); "
+    '"on-failure", after crashes as well; "never" (the default without --guard; with it, on-failure). After SIGTERM to the launcher, '
+    "a stop file or a cloud's notice there is no restart: this machine goes away. Three crashes at one step without progress end it"
+)
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="start a command, and save it when it must stop",
+        description="Starts any command (python, torchrun, accelerate, a shell script), brings signals and notices to the training "
+        "processes below it, gives them their whole grace, and leaves with the exit code that brings the run back.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
+    )
+    time = parser.add_argument_group("time")
+    time.add_argument("--grace", metavar="SECONDS", help="between a notice and the kill, where the notice does not say (default: 30)")
+    time.add_argument(
+        "--kill-after",
+        metavar="SECONDS",
+        help="SIGKILL everything that is left so long after a notice. Default: the grace and 5 s, but a training process that still "
+        "saves is left alone, and so is a command that never trained if no grace was given",
+    )
+    notices = parser.add_argument_group("notices, besides SIGTERM")
+    notices.add_argument("--stop-file", metavar="PATH", type=Path, help="a notice comes when this file appears")
+    notices.add_argument(
+        "--cloud", metavar="NAME", default="auto", help="whose metadata to watch: aws, gcp, azure, none (default: auto)"
+    )
+    ending = parser.add_argument_group("the end")
+    ending.add_argument(
+        "--platform", metavar="NAME", default="auto", help=f"who runs this job: {', '.join(platforms.NAMES)} (default: auto)"
+    )
+    ending.add_argument("--exit-code", metavar="CODE", help="of a saved run (default: what the platform needs; 75)")
+    ending.add_argument("--linger", metavar="SECONDS", help="Slurm: wait so long for the kill after a requeue (default: 60)")
+    again = parser.add_argument_group("restarts on this machine")
+    again.add_argument("--restart", metavar="WHEN", help=_RESTART)
+    again.add_argument("--max-restarts", metavar="N", help="pauses not counted (default: 10)")
+    again.add_argument("--backoff", metavar="SECONDS", help="before the first restart; doubled while there is no progress (default: 1)")
+    guard = parser.add_argument_group("the guardian")
+    guard.add_argument("--guard", action="store_true", help="keep the last step in shared memory, and save it if the process is killed")
+    guard.add_argument("--guard-steps", metavar="N", help="steps between two copies (default: at most 1%% of the time goes into them)")
+    guard.add_argument("--guard-seconds", metavar="SECONDS", help="seconds between two copies")
+    parser.add_argument("--no-auto", action="store_true", help="do not switch lastcall on in programs that do not use it themselves")
+    parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO (default), WARNING, ERROR or CRITICAL")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
+    parser.set_defaults(call=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lastcall.launch import command
+
+    return command.launch(parsed(args), os.environ)
+
+
+def parsed(args: argparse.Namespace) -> Options:
+    """ConfigError, and so exit code 78, where something is wrong."""
+    words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
+    if not words:
+        settings.fail("no command was given. Put it after two dashes, for example: lastcall run -- python train.py")
+    guard = args.guard or args.guard_steps is not None or args.guard_seconds is not None
+    config = settings.JITCheckpointConfig(
+        grace=_setting("--grace", "grace", args.grace),
+        guard=True if guard else None,
+        guard_steps=_setting("--guard-steps", "guard_steps", args.guard_steps),
+        guard_seconds=_setting("--guard-seconds", "guard_seconds", args.guard_seconds),
+        exit_code=_setting("--exit-code", "exit_code", args.exit_code),
+        log_level=_setting("--log-level", "log_level", args.log_level),
+    )
+    origins = config.origins()
+    return launch_options.Options(
+        command=words,
+        grace=config.grace,
+        grace_given=origins["grace"] != "default",
+        kill_after=None if args.kill_after is None else _seconds("--kill-after", args.kill_after),
+        stop_file=args.stop_file,
+        cloud=_one_of("--cloud", args.cloud, launch_options.CLOUDS),
+        platform=_one_of("--platform", args.platform, ("auto", *platforms.NAMES)),
+        exit_code=None if origins["exit_code"] == "default" else config.exit_code,
+        restart=_one_of("--restart", args.restart or ("on-failure" if config.guard else "never"), launch_options.RESTARTS),
+        max_restarts=10 if args.max_restarts is None else _count("--max-restarts", args.max_restarts),
+        backoff=1.0 if args.backoff is None else _seconds("--backoff", args.backoff),
+        linger=60.0 if args.linger is None else _seconds("--linger", args.linger),
+        guard=config.guard,
+        guard_steps=config.guard_steps,
+        guard_seconds=config.guard_seconds,
+        auto=not args.no_auto,
+        log_level=config.log_level,
+        log_level_given=args.log_level is not None,
+    )
+
+
+def _setting(option: str, field: str, text: str | None) -> Any:
+    """An option is checked exactly as the variable of the same setting is, but called by its own name."""
+    if text is None:
+        return None
+    (setting,) = (setting for setting in settings.JIT if setting.field == field)
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        settings.fail(f"{option} {text!r} {error}. Set it to {setting.allowed}, for example: {option} {setting.example}")
+
+
+def _one_of(option: str, text: str, choices: Sequence[str]) -> str:
+    """Not argparse's own check: its exit code 2 would have a platform try again and again."""
+    if text not in choices:
+        settings.fail(f"{option} {text!r} is not one of the choices. Set it to one of {', '.join(choices)}")
+    return text
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        settings.fail(f"{option} {text!r} is not a number of seconds. For example: {option} 30")
+    return number
+
+
+def _count(option: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        settings.fail(f"{option} {text!r} is not a whole number of at least 0. For example: {option} 5")
+    return number

@@ -1,0 +1,1 @@
+"""`lastcall run`: the process around the training. No framework is imported here."""

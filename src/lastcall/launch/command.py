@@ -1,0 +1,221 @@
+"""`lastcall run` from beginning to end: incarnation after incarnation, and one exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from lastcall import settings
+from lastcall.core import logs, registry
+from lastcall.launch import environment, outcome, platforms, processes, restarts
+from lastcall.launch.ears import Ears
+from lastcall.launch.options import Options
+from lastcall.launch.outcome import Result, Verdict
+from lastcall.launch.supervisor import Ending, Supervisor, as_notice
+from lastcall.types import Notice
+
+log = logging.getLogger("lastcall")
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as every shell says it
+_PAUSE_TICK = 0.5  # seconds between two looks for the end of a pause
+
+
+class Source(Protocol):
+    """Where notices come from, other than signals."""
+
+    def start(self, notify: Callable[[Notice], None]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class CannotStart(Exception):
+    """The command cannot be started; the second argument is the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Source] | None = None) -> int:
+    """The exit code. Signals stay blocked in this process afterwards: it is about to leave."""
+    platform, why = platforms.choose(options.platform, environ)
+    exit_code = options.exit_code or platform.exit_code
+    try:
+        path = locate(options.command[0], environ)
+    except CannotStart as error:
+        sys.stderr.write(f"lastcall: {error}\n")
+        return error.code
+    signals = _signals(environ)
+    ears = Ears()  # before the first thread: one that has not blocked the signals would be killed by them, and we with it
+    with logs.Visible(options.log_level), _registry() as book:
+        log.debug("Platform %s: %s; a saved run leaves with exit code %d", platform.name, why, exit_code)
+        child = environment.build(options, exit_code, book.folder, environ)
+        listening = _sources(options, platform.name) if sources is None else sources
+        launcher = Launcher(options, exit_code, book, ears, signals)
+        try:
+            with _listening(listening, ears.tell):
+                verdict = launcher.run(path, child)
+        except CannotStart as error:
+            log.error("%s", error)
+            return error.code
+        if verdict.result is Result.SAVED and platform.name == "slurm" and platforms.requeue(environ):
+            launcher.linger()
+        return verdict.code
+
+
+class Launcher:
+    """All incarnations on this machine."""
+
+    def __init__(self, options: Options, exit_code: int, book: registry.Registry, ears: Ears, signals: Collection[int]) -> None:
+        self._ears = ears
+        self._options = options
+        self._exit_code = exit_code
+        self._book = book
+        self._signals = signals
+        if not processes.become_subreaper() and os.getpid() != 1:
+            log.warning("Orphans will not come to this process: if a shell in between is killed, the training below it is out of sight")
+        # A shell that ended in `exec lastcall run` has left us its children: not ours to signal.
+        self._strangers = [(process.pid, process.started) for process in processes.below(os.getpid()).values()]
+
+    def run(self, path: str, environ: Mapping[str, str]) -> Verdict:
+        policy = restarts.Policy(self._options)
+        while True:
+            ending = self._incarnation(path, environ)
+            verdict = self._judge(ending)
+            if self._options.restart == "never":
+                return verdict
+            decision = policy.after(verdict, ending.members, ending.notice)
+            if not decision.again:
+                return self._no_more(decision, ending, verdict)
+            log.info(
+                "%s: %s", "Waiting for `lastcall resume`" if decision.because == restarts.PAUSED else "Starting again", decision.because
+            )
+            if (instead := self._rest(decision, ending, verdict)) is not None:
+                return instead
+            self._book.clear()
+
+    def _no_more(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict:
+        if verdict.result is Result.ENDED:
+            return verdict
+        log.log(logging.ERROR if decision.hopeless else logging.INFO, "No restart: %s", decision.because)
+        own = outcome.shell_code(ending.status)
+        if decision.hopeless and verdict.result is Result.SAVED and own != 0:
+            return Verdict(Result.FAILED, own, decision.because)  # the code of a saved run would have the platform try for ever
+        return verdict
+
+    def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
+        supervisor = Supervisor(self._options, self._book, self._ears, self._signals, self._strangers)
+        try:
+            return supervisor.run(path, environ)
+        except OSError as error:
+            hint = ": it has no #! line" if error.errno == errno.ENOEXEC else ""
+            missing = error.errno == errno.ENOENT  # the program is there: it is the interpreter in its first line that is not
+            raise CannotStart(f"{path} cannot be started: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE) from error
+
+    def _judge(self, ending: Ending) -> Verdict:
+        rescued = self._recover(ending) if self._options.guard else []
+        verdict = outcome.decide(ending, self._exit_code, rescued)
+        plain = not ending.members and ending.notice is None and verdict.code == outcome.shell_code(ending.status)
+        log.log(logging.DEBUG if plain else logging.INFO, "Exit code %d: %s", verdict.code, verdict.because)
+        return verdict
+
+    def _recover(self, ending: Ending) -> list[str]:
+        """What the guardian could save of the runs that came to no good end."""
+        lost = outcome.unsaved(ending.members)
+        if not lost:
+            return []
+        from lastcall.launch import guardian
+
+        status = next((ending.statuses[member.pid] for member in lost if member.pid in ending.statuses), ending.status)
+        how = processes.described(128 - status if status > 128 else status)  # a shell in between says 137 for SIGKILL
+        return [f"{rescued.root.name}/{rescued.path.name}" for rescued in guardian.recover(lost, how)]
+
+    def _rest(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict | None:
+        """Between two incarnations: the back-off, or a pause. Returns the verdict that holds if the launcher is told to end."""
+        until = time.monotonic() + decision.delay
+        while (left := until - time.monotonic()) > 0 or restarts.paused(ending.members):
+            heard = self._ears.wait(min(left, _PAUSE_TICK) if left > 0 else _PAUSE_TICK)
+            if heard is None:
+                continue
+            if not isinstance(heard, Notice) and heard.signum == signal.SIGINT:
+                return Verdict(Result.STOPPED, 128 + signal.SIGINT, "interrupted by a person")
+            notice = as_notice(heard, self._signals, self._options.grace)
+            if notice is None:
+                continue
+            log.info("%s came between two incarnations: no further one is started", notice.reason)
+            if verdict.result is Result.SAVED:
+                return verdict
+            code = 128 + (notice.signum or signal.SIGTERM)
+            return Verdict(Result.STOPPED, code, f"{notice.reason} came before the restart")
+        return None
+
+    def linger(self) -> None:
+        """Slurm kills a job that it requeues. One that leaves by itself before that may be counted as completed, and not come back."""
+        until = time.monotonic() + self._options.linger
+        while (left := until - time.monotonic()) > 0:
+            heard = self._ears.wait(left)
+            if heard is not None and (isinstance(heard, Notice) or heard.signum in (signal.SIGTERM, signal.SIGINT)):
+                return
+        log.warning("Slurm has not ended this job in %.0f s: leaving", self._options.linger)
+
+
+def locate(command: str, environ: Mapping[str, str]) -> str:
+    """The program that a shell would start."""
+    if os.sep in command:
+        tried = [command]
+    else:
+        tried = [os.path.join(folder or ".", command) for folder in environ.get("PATH", os.defpath).split(os.pathsep)]
+    there = [path for path in tried if os.path.exists(path)]
+    for path in there:
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    if there:
+        what = "is a directory" if os.path.isdir(there[0]) else f"is not executable. Run: chmod +x {there[0]}"
+        raise CannotStart(f"{there[0]} {what}", NOT_EXECUTABLE)
+    raise CannotStart(f"{command}: command not found. Is it installed, and is it in PATH?", NOT_FOUND)
+
+
+def _sources(options: Options, platform: str) -> Sequence[Source]:
+    from lastcall.notices import sources
+
+    return sources.build(options.stop_file, options.cloud, platform == "slurm")
+
+
+@contextlib.contextmanager
+def _listening(sources: Sequence[Source], notify: Callable[[Notice], None]) -> Iterator[None]:
+    started = []
+    try:
+        for source in sources:
+            source.start(notify)
+            started.append(source)
+        yield
+    finally:
+        for source in started:
+            source.stop()
+
+
+@contextlib.contextmanager
+def _registry() -> Iterator[registry.Registry]:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="lastcall-run-"))
+    except OSError as error:
+        settings.fail(f"no place for a few small files: {error}. Set TMPDIR to a directory that can be written to.")
+    try:
+        yield registry.Registry(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _signals(environ: Mapping[str, str]) -> set[int]:
+    """Those that are notices; SIGTERM always is one for the launcher."""
+    names = settings.JITCheckpointConfig(environ=environ).signals
+    return {signal.SIGTERM, *(signal.Signals[name] for name in names)}

@@ -1,0 +1,59 @@
+"""What the launcher hears: signals and the news of its own threads, one after the other, in the main thread.
+
+The signals are blocked and waited for, so that none interrupts anything and none is lost between two looks. This works here and not in
+a training process, because the launcher is a small program of its own: every thread is started after the mask is set (compare
+notices/signals). It works for PID 1 of a container, too, where the kernel drops signals that have no handler unless they are blocked.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from dataclasses import dataclass
+
+from lastcall.types import Notice
+
+_ALWAYS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT)
+_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
+RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by Python; a command expects them to be as they were
+
+
+@dataclass(frozen=True)
+class Heard:
+    signum: int
+    from_kernel: bool  # by a terminal, which has told every process of the foreground job; otherwise some process has told us alone
+
+
+class Ears:
+    """One for the life of the launcher. The mask is never put back: a second SIGTERM on the way out must not replace the exit code."""
+
+    def __init__(self) -> None:
+        # nohup, and a shell that starts a job in the background, have some signals ignored. Blocked ones are kept all the same: leave
+        # these out.
+        self._signals = {*_ALWAYS, *(signum for signum in _UNLESS_IGNORED if signal.getsignal(signum) is not signal.SIG_IGN)}
+        # Whoever started us may ignore SIGCHLD: the kernel would then reap the children, and their exit codes would be lost.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)  # as it was: what the command gets
+        self._news: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._main = threading.main_thread().ident
+
+    def tell(self, notice: Notice) -> None:
+        """A source has a notice; from any thread."""
+        self._news.put(notice)
+        if self._main is not None:
+            signal.pthread_kill(self._main, signal.SIGCHLD)  # a reason to look; an additional one does no harm
+
+    def wait(self, seconds: float | None = None) -> Heard | Notice | None:
+        """The next thing to be heard; None when the time is over."""
+        try:
+            return self._news.get_nowait()
+        except queue.Empty:
+            pass
+        info = signal.sigwaitinfo(self._signals) if seconds is None else signal.sigtimedwait(self._signals, max(0.0, seconds))
+        if info is None:
+            return None
+        try:
+            return self._news.get_nowait() if info.si_signo == signal.SIGCHLD else Heard(info.si_signo, info.si_code > 0)
+        except queue.Empty:
+            return Heard(signal.SIGCHLD, True)

@@ -1,0 +1,40 @@
+"""The environment of the command: the user's own, and what tells the processes in it that a launcher is above them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from lastcall.launch.options import Options
+
+_AGENT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_AGENT_MARGIN = 60.0  # seconds: a save that takes a little too long is not torchrun's to kill
+_SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")  # the bootstrap reads the first only
+
+
+def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    built = {**environ, "LASTCALL_REGISTRY": str(folder)}
+    built["LASTCALL_ENABLED"] = next((value for name in _SWITCHES if (value := environ.get(name, "").strip())), "1")
+    if options.grace_given:
+        built["LASTCALL_GRACE_SECONDS"] = f"{options.grace:g}"
+    built["LASTCALL_EXIT_CODE"] = str(exit_code)
+    built.setdefault(_AGENT, str(math.ceil((options.kill_after or options.grace) + _AGENT_MARGIN)))
+    if options.guard:
+        built["LASTCALL_GUARD"] = "1"
+    if options.guard_steps is not None:
+        built["LASTCALL_GUARD_STEPS"] = str(options.guard_steps)
+    if options.guard_seconds is not None:
+        built["LASTCALL_GUARD_SECONDS"] = f"{options.guard_seconds:g}"
+    if options.log_level_given:
+        built["LASTCALL_LOG_LEVEL"] = options.log_level
+    if options.auto:
+        built.update(_bootstrap(built))
+    return built
+
+
+def _bootstrap(environ: Mapping[str, str]) -> dict[str, str]:
+    """What switches lastcall on in Python programs without a change to their code."""
+    from lastcall.auto import environment as auto
+
+    return auto.additions(environ)

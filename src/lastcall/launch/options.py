@@ -1,0 +1,38 @@
+"""What `lastcall run` was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+RESTARTS = ("on-preempt", "on-failure", "never")
+CLOUDS = ("aws", "gcp", "azure", "auto", "none")
+
+
+@dataclass(frozen=True)
+class Options:
+    command: tuple[str, ...]
+    grace: float = 30.0
+    """Seconds between a notice and the kill, where the notice itself does not say."""
+    grace_given: bool = False
+    """Whether a person has said so. A guess is no reason to kill a program that is not known to train."""
+    kill_after: float | None = None
+    """Seconds after a notice until everything left is killed, training processes that still save included; with None, not these."""
+    stop_file: Path | None = None
+    cloud: str = "auto"
+    platform: str = "auto"
+    exit_code: int | None = None
+    """The code of a saved run; None: what the platform needs."""
+    restart: str = "never"
+    max_restarts: int = 10
+    backoff: float = 1.0
+    """Seconds before the first restart; each further one without progress waits twice as long, up to a minute."""
+    linger: float = 60.0
+    """Slurm: seconds to wait for the kill after a successful requeue."""
+    guard: bool = False
+    guard_steps: int | None = None
+    guard_seconds: float | None = None
+    auto: bool = True
+    """Whether Python processes below find lastcall switched on without a change to their code."""
+    log_level: str = "INFO"
+    log_level_given: bool = False

@@ -1,0 +1,106 @@
+"""The one exit code that tells the platform what happened, with the reason for it.
+
+Between the training and us stand programs with codes of their own: torchrun turns every code into 1, a shell says what its last line
+said. So the training processes' own words come first, and the command's code only where they have said nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lastcall import errors
+from lastcall.core import exits
+from lastcall.core.registry import Member
+from lastcall.launch import processes
+from lastcall.launch.supervisor import Ending
+from lastcall.types import Notice, Outcome
+
+_PERSON = 128 + signal.SIGINT
+
+
+class Result(enum.Enum):
+    """What is decided by it: whether the run comes back."""
+
+    ENDED = "ended"  # finished, or a command of its own kind that says 0
+    SAVED = "saved"  # stopped with everything committed: run it again
+    STOPPED = "stopped"  # by a person, or by a notice without a checkpoint, or by a wrong setting: running it again here is no help
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    result: Result
+    code: int
+    because: str
+    crashed: bool = False  # nothing asked it to stop
+
+
+def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdict:
+    """`exit_code` is the platform's code of a saved run; `rescued` are the checkpoints that the guardian has committed since."""
+    own = shell_code(ending.status)
+    said = processes.described(ending.status)
+    if own == errors.EXIT_CONFIG:
+        return Verdict(Result.STOPPED, own, "a setting is wrong; the message is above")
+    if own == _PERSON or (ending.interrupted and ending.members and own != 0):
+        return Verdict(Result.STOPPED, _PERSON, "interrupted by a person")
+    if rescued:
+        because = f"the guardian saved {', '.join(rescued)} (the command ended with {said})"
+        return Verdict(Result.SAVED, exit_code, because, crashed=ending.notice is None)
+    saved = [member for member in ending.members if member.outcome == Outcome.SAVED.value]
+    lost = unsaved(ending.members)
+    taken = [member for member in lost if member.outcome in (None, Outcome.NOT_SAVED.value)]
+    if saved and not taken:
+        if ending.interrupted:
+            return Verdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")
+        what = ", ".join(sorted({f"{os.path.basename(m.root)}/{m.checkpoint}" if m.checkpoint else m.root for m in saved}))
+        return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (the command ended with {said})")
+    if taken and (ending.notice is not None or any(member.outcome is not None for member in taken)):
+        return _not_saved(ending, taken)
+    if own != 0:
+        crashed = ending.notice is None and not ending.interrupted
+        return Verdict(Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed)
+    return _masked(ending, lost)
+
+
+def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
+    notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
+    code = exits.code(notice, False, 0)
+    who = processes.names([member.pid for member in lost])
+    return Verdict(Result.STOPPED, code, f"{notice.reason} came, and {who} left no checkpoint")
+
+
+def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
+    """The command says 0. A training process below it that failed knows better: exit 0 means that training finished."""
+    masked = [member for member in lost if member.pid != ending.pid]
+    if not masked:
+        return Verdict(Result.ENDED, 0, "training finished" if ending.members else "the command ended with exit code 0")
+    codes = [shell_code(code) for member in masked if (code := ending.statuses.get(member.pid, 0)) != 0]
+    who = processes.names([member.pid for member in masked])
+    how = "failed" if all(member.outcome for member in masked) else "was killed"
+    return Verdict(Result.FAILED, codes[0] if codes else 1, f"the command ended with exit code 0, but training {who} {how}", True)
+
+
+def unsaved(members: Sequence[Member]) -> list[Member]:
+    """The training processes whose run has no good end: of those that share a directory (ranks, or one after the other), one good end
+    is enough, because a checkpoint holds the whole run or does not exist."""
+    good = {member.root for member in members if member.outcome in (Outcome.SAVED.value, Outcome.FINISHED.value)}
+    return [member for member in members if member.root not in good]
+
+
+def shell_code(status: int) -> int:
+    """A return code as a shell would say it."""
+    return status if status >= 0 else 128 - status
+
+
+def _signal_of(ending: Ending) -> int:
+    """What a run that was not saved died of, where the notice went to it and not to us."""
+    for status in (ending.status, *ending.statuses.values()):
+        if status < 0:
+            return -status
+        if status > 128:  # a shell's word for it
+            return status - 128
+    return int(signal.SIGTERM)

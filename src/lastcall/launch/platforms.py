@@ -1,0 +1,102 @@
+"""The platforms that bring a run back, each with the exit code that it needs, and Slurm, which wants to be asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("lastcall")
+REQUEUE_FILE = "LASTCALL_REQUEUE_FILE"
+_SCONTROL_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Platform:
+    name: str
+    exit_code: int  # of a run that has saved and wants to be run again
+    variables: tuple[str, ...] = ()  # any of these in the environment tells it
+    prefix: str = ""  # or any that begins like this
+
+
+# In the order in which they are looked for: Run:ai runs on Kubernetes, whose variables are there as well.
+PLATFORMS = (
+    Platform("runai", 1, prefix="RUNAI_"),  # its training workloads are retried after any failure; 75 has no meaning of its own there
+    Platform("kubernetes", 75, ("KUBERNETES_SERVICE_HOST",)),
+    Platform("slurm", 75, ("SLURM_JOB_ID",)),
+    Platform("htcondor", 85, ("_CONDOR_JOB_AD", "_CONDOR_SCRATCH_DIR")),  # checkpoint_exit_code of its self-checkpointing jobs
+    Platform("plain", 75),
+)
+NAMES = tuple(platform.name for platform in PLATFORMS)
+
+
+def choose(name: str, environ: Mapping[str, str]) -> tuple[Platform, str]:
+    """The platform, and why it is that one."""
+    for platform in PLATFORMS:
+        if name == platform.name:
+            return platform, "--platform"
+        if name != "auto":
+            continue
+        signs = [variable for variable in platform.variables if environ.get(variable)]
+        if platform.prefix:
+            signs += sorted(variable for variable in environ if variable.startswith(platform.prefix))
+        if signs:
+            return platform, f"{signs[0]} is set"
+    return PLATFORMS[-1], "nothing says otherwise"
+
+
+def job(environ: Mapping[str, str]) -> str | None:
+    """What Slurm calls this job; of an array, this one task."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID")
+
+
+def requeue(environ: Mapping[str, str]) -> bool:
+    """Ask Slurm to run the job again. False where it could not be asked: then a request file says so to whoever looks after the job."""
+    name = job(environ)
+    if name is None:
+        log.warning("No requeue: SLURM_JOB_ID is not set. Run inside a Slurm job, or choose another --platform")
+        return False
+    if environ.get("SLURM_PROCID", "0") != "0":
+        log.info("The requeue of job %s is left to the first task", name)
+        return False
+    failure = _scontrol(name, environ)
+    if failure is None:
+        log.info("Job %s is requeued; waiting for the kill", name)
+        return True
+    path = request_file(name, environ)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"job": name, "command": f"scontrol requeue {name}", "at": time.time(), "because": failure}) + "\n")
+    except OSError as error:
+        log.error(
+            "Job %s is not requeued: %s; and the request could not be written: %s. Run: scontrol requeue %s", name, failure, error, name
+        )
+    else:
+        log.warning("Job %s is not requeued: %s. The request is in %s; run: scontrol requeue %s", name, failure, path, name)
+    return False
+
+
+def request_file(name: str, environ: Mapping[str, str]) -> Path:
+    chosen = environ.get(REQUEUE_FILE)
+    return Path(chosen) if chosen else Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd()) / f"lastcall-requeue-{name}"
+
+
+def _scontrol(name: str, environ: Mapping[str, str]) -> str | None:
+    """None once Slurm has agreed; otherwise why not."""
+    program = shutil.which("scontrol", path=environ.get("PATH"))
+    if program is None:
+        return "there is no scontrol in PATH"
+    try:
+        done = subprocess.run(
+            [program, "requeue", name], capture_output=True, text=True, timeout=_SCONTROL_SECONDS, env=dict(environ), check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"scontrol did not answer: {error}"
+    return None if done.returncode == 0 else f"scontrol says {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"

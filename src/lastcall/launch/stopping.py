@@ -1,0 +1,155 @@
+"""From a notice to the last process: who is told, in which order, and who is killed when.
+
+members     the training processes get the notice (with its deadline) through the registry, and the signal itself
+agents      torchrun and its like get SIGTERM, once: it makes them give their workers the time of TORCH_ELASTIC_SHUTDOWN_TIMEOUT.
+            Without it, the first worker that leaves counts as a failure, and the others are killed after 30 s, whatever is set
+the rest    shells and whatever else: nothing until the training processes have ended and a moment has passed, then SIGTERM
+no members  then the command is not known to train: the signal goes to the whole tree, as `kill` would do it by hand
+SIGKILL     for what is left when the grace and a margin are over; a training process that still saves is left alone: whoever set
+            the grace will kill it if they mean it, and until then every second counts. --kill-after kills without exception
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Collection
+
+from lastcall.core import registry
+from lastcall.launch import processes
+from lastcall.launch.options import Options
+from lastcall.launch.processes import Process
+from lastcall.types import Notice
+
+log = logging.getLogger("lastcall")
+_MARGIN = 5.0  # seconds after the grace until what is left is killed
+_MOMENT = 2.0  # seconds in which a shell may end its script by itself, after the training
+_FOREVER = float("inf")
+
+
+class Stopping:
+    """The end of one incarnation. Used by the main thread only."""
+
+    def __init__(self, options: Options, book: registry.Registry, strangers: Collection[tuple[int, int]] = ()) -> None:
+        self._options = options
+        self._book = book
+        self._strangers = frozenset(strangers)  # children that this process had before it became the launcher (exec in a shell)
+        self.notice: Notice | None = None  # the first one
+        self._deadline = _FOREVER
+        self._agents_told: set[int] = set()
+        self._rest_told = False
+        self._free_since: float | None = None  # since when no training process lives
+        self._patient = False
+        self._killed = False
+
+    def tree(self) -> dict[int, Process]:
+        found = processes.below(os.getpid())
+        return {pid: process for pid, process in found.items() if (pid, process.started) not in self._strangers}
+
+    def members(self) -> list[registry.Member]:
+        """The training processes that live."""
+        return [member for member in self._book.members() if registry.alive(member)]
+
+    def begin(self, notice: Notice) -> None:
+        """A notice has come; also for each further one, since a second signal may mean more to the command than the first.
+
+        Everybody is told before anything is logged: nobody may be reading the pipe that the log goes to.
+        """
+        self._book.post(notice)
+        if self.notice is None:
+            self.notice = notice
+        self._deadline = min(self._deadline, notice.at + self._options.grace if notice.deadline is None else notice.deadline)
+        tree, members = self.tree(), self.members()
+        if members:
+            self._tell_members(notice, tree, [member.pid for member in members])
+            what = f"training {processes.names([member.pid for member in members])} told, the rest of the command waits"
+        else:
+            self._rest_told = True
+            signum = signal.SIGTERM if notice.signum is None else notice.signum
+            told = self._tell_all(tree, signum)
+            what = f"no training process has joined, {signal.Signals(signum).name} to {processes.names(told)}"
+        left = max(0.0, self._deadline - time.monotonic())
+        log.info("Notice: %s (%s), %.0f s left: %s", notice.reason, notice.source, left, what)
+
+    def _tell_members(self, notice: Notice, tree: dict[int, Process], pids: list[int]) -> None:
+        if notice.signum is None:
+            return  # without a signal there is no hurry: the registry has it, and the agents are told when the first of them has saved
+        processes.send([tree[pid] for pid in pids if pid in tree], notice.signum)
+        self._tell_agents(tree)
+
+    def _tell_agents(self, tree: dict[int, Process]) -> None:
+        """Once each: a second signal would throw torchrun out of its wait for the workers."""
+        agents = [process for process in tree.values() if process.is_agent and process.pid not in self._agents_told]
+        self._agents_told.update(processes.send(agents, signal.SIGTERM))
+
+    def _tell_all(self, tree: dict[int, Process], signum: int) -> list[int]:
+        targets = [process for process in tree.values() if not processes.is_servant(process, tree)]
+        told = processes.send([process for process in targets if process.pid not in self._agents_told], signum)
+        self._agents_told.update(process.pid for process in targets if process.is_agent)
+        return told
+
+    def forward(self, signum: int, child: int) -> None:
+        """A signal that is not a notice: SIGINT, SIGQUIT and SIGHUP as a terminal would send them, to all; SIGUSR1 and SIGUSR2, which
+        kill whoever does not expect them, to those who do, or else to the command as `kill` would.
+
+        torchrun hands SIGINT on to its workers, and to a session the second one means "leave at once": so whoever has an agent above
+        gets it from the agent only.
+        """
+        tree = self.tree()
+        targets = [process for process in tree.values() if not processes.is_servant(process, tree)]
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            targets = [process for process in targets if processes.catches(process.pid, signum)]
+            targets = targets or [process for process in tree.values() if process.pid == child]
+        else:
+            targets = [process for process in targets if not processes.has_agent_above(process.pid, tree)]
+        told = processes.send(targets, signum)
+        log.info("%s handed on to %s", signal.Signals(signum).name, processes.names(told))
+
+    def tick(self) -> None:
+        """Called a few times a second after a notice: what has become due."""
+        if self.notice is None:
+            return
+        now = time.monotonic()
+        members = self.members()
+        saving = [member for member in members if member.outcome is None]
+        if members:
+            self._free_since = None
+            if any(member.outcome is not None or not registry.alive(member) for member in self._book.members()):
+                self._tell_agents(self.tree())
+        elif self._free_since is None:
+            self._free_since = now
+        if now >= self._kill_at(bool(saving)):
+            self._kill()
+        elif saving and now >= self._deadline + _MARGIN and not self._patient:
+            self._patient = True
+            log.warning(
+                "The grace is over and %s still %s: not killed, every second counts (--kill-after SECONDS sets a limit)",
+                processes.names([member.pid for member in saving]), "saves" if len(saving) == 1 else "save",
+            )  # fmt: skip
+        elif not members and not self._rest_told and self._free_since is not None and now >= self._free_since + _MOMENT:
+            self._tell_rest()
+
+    def _tell_rest(self) -> None:
+        self._rest_told = True
+        told = self._tell_all(self.tree(), signal.SIGTERM)
+        if told:
+            log.info("The training has ended: SIGTERM to what is left of the command, %s", processes.names(told))
+
+    def _kill_at(self, saving: bool) -> float:
+        assert self.notice is not None
+        if self._options.kill_after is not None:
+            return self.notice.at + self._options.kill_after
+        # A guessed grace must not kill a server that takes its time; where there is training, the guess is what it was told, too.
+        if saving or not (self._options.grace_given or self._book.members()):
+            return _FOREVER
+        return self._deadline + _MARGIN
+
+    def _kill(self) -> None:
+        victims = self.tree()
+        if not self._killed:
+            self._killed = True
+            why = "--kill-after" if self._options.kill_after is not None else "the grace and a margin"
+            log.warning("SIGKILL to what is left (%s): %s is over", processes.names(victims), why)
+        processes.send(victims.values(), signal.SIGKILL)
