@@ -1,0 +1,96 @@
+"""The command line's frame: which commands there are, and what becomes of their errors.
+
+Only the module of the command that was asked for is imported: `lastcall run` stands in front of every training process, and
+`lastcall --help` answers at once. So the one-line summaries stand here and not in the modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+
+import lastcall
+from lastcall import errors
+
+# command -> the module in lastcall.cli whose add() registers it, and a line for --help
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "start a training command so that it is saved when it is told to stop, and comes back"),
+    "ls": ("ls", "list the checkpoints of runs"),
+    "show": ("show", "show one checkpoint in detail"),
+    "verify": ("verify", "check every byte of checkpoints against its digest"),
+    "prune": ("prune", "remove checkpoints that are not needed; shows first what would go"),
+    "watch": ("watch", "follow a run: step, metrics, speed, saves, notices"),
+    "pause": ("pause", "have a run save, stop, and stay stopped"),
+    "resume": ("pause", "let a paused run go on"),
+    "doctor": ("doctor", "say what will happen here when the machine is taken away"),
+    "drill": ("drill", "really preempt a real run, and report what was lost"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit code. What lastcall raises on purpose becomes one line on stderr."""
+    try:
+        code = _dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, where a reader that has gone away is expected
+        return code
+    except errors.ConfigError:
+        return errors.EXIT_CONFIG  # settings.fail() has said why
+    except errors.LastcallError as error:
+        return _complain(str(error))
+    except SystemExit as left:  # argparse after --help or a usage error; Preempted
+        if isinstance(left.code, str):
+            return _complain(left.code)
+        return left.code or 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # lastcall ls | head
+        _forget_stdout()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+        return _complain(named)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show is no reason to fail
+    name = argv[0] if argv else ""
+    args = _parser(name).parse_args(argv)
+    if "call" not in args:
+        _parser("").print_help(sys.stderr)
+        return 2
+    code: int = args.call(args)
+    return code
+
+
+def _parser(wanted: str) -> argparse.ArgumentParser:
+    """The parser, of which only the wanted command is more than a name."""
+    parser = argparse.ArgumentParser(
+        prog="lastcall", description="Saves a training run at the moment it is told to stop, and brings it back.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"lastcall {lastcall.__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
+    module = COMMANDS[wanted][0] if wanted in COMMANDS else None
+    for name, (home, summary) in COMMANDS.items():
+        if home != module:
+            subparsers.add_parser(name, help=summary)
+    if module is not None:
+        importlib.import_module(f"lastcall.cli.{module}").add(subparsers)
+    return parser
+
+
+def _complain(message: str) -> int:
+    sys.stderr.write(f"lastcall: {' '.join(message.split())}\n")
+    return 1
+
+
+def _forget_stdout() -> None:
+    """The interpreter flushes stdout once more on its way out, and would complain of the same pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

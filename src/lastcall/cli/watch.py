@@ -1,0 +1,398 @@
+"""`lastcall watch`: the progress of a run, from what it writes down for readers (`.lastcall/progress.json` and `events-0.jsonl`).
+
+Nothing here speaks to the training process. Whether it is still there is asked of the kernel: who holds the directory's lock. This
+serves for processes in other containers as well, and the number of a process that has ended and was given anew deceives nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lastcall.cli import ls, output
+from lastcall.core import catalog as catalogs
+from lastcall.core import registry
+
+PAUSE = "pause.json"
+_FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
+_FRESH = 3.0  # seconds: who has written so recently is there, even if the locks of this file system are not seen on other machines
+_STALE = 60.0  # ... and if it has no locks at all, silence for so long is taken for the end
+Event = dict[str, Any]
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "watch", help="follow a run: step, metrics, speed, saves, notices", description="Follow a run until it ends."
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
+    parser.add_argument("--once", action="store_true", help="say how it stands, and end")
+    parser.add_argument("--forever", action="store_true", help="do not end when the run ends: it may come back")
+    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="between two looks (1)")
+    output.add_json(parser)
+    parser.set_defaults(call=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    watcher = Watcher(ls.single(args.directory))
+    show = _json if args.json else _Block() if sys.stdout.isatty() else _Lines()
+    while True:
+        now = watcher.look()
+        show(now)
+        if args.once or (now.over and not args.forever):
+            return 0
+        time.sleep(max(args.interval, 0.05))
+
+
+# ---- how a run stands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at one moment."""
+
+    root: Path
+    at: float
+    state: str  # "idle": nothing has run yet | "starting" | "running" | "pausing" | "paused" | "ended"
+    outcome: str | None  # how the last incarnation ended: an Outcome, or "killed" where it left no word
+    pid: int | None
+    held: bool | None  # whether a process holds the directory; None where the file system cannot tell
+    incarnation: int | None
+    resumed: str | None
+    step: int | None
+    progress: Event
+    last_save: Event | None
+    saving: Event | None
+    notice: Event | None
+    failure: Event | None
+    paused: Event | None
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("ended", "idle")
+
+    @property
+    def active(self) -> bool:
+        return self.state in ("starting", "running", "pausing")
+
+    @property
+    def eta(self) -> float | None:
+        seconds, written = _number(self.progress.get("eta_seconds")), _number(self.progress.get("at"))
+        if seconds is None or written is None or self.state != "running":
+            return None
+        return max(seconds - max(self.at - written, 0.0), 0.0)
+
+
+class Watcher:
+    """Looks at a run again and again, reading only what is new."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.private = root / catalogs.PRIVATE
+        self._log = Log(self.private / "events-0.jsonl")
+        self.story = _Story()
+
+    def look(self) -> Status:
+        paused = _read(self.private / PAUSE)
+        held, pid = owner(self.private / "lock")
+        for event in self._log.news():
+            self.story.tell(event)
+        progress = _read(self.private / "progress.json") or {}
+        story, now = self.story, time.time()
+        start = story.start or {}
+        if (_number(progress.get("at")) or 0.0) < (_number(start.get("at")) or 0.0):
+            progress = {}  # of an earlier incarnation
+        state = self._state(held, pid, paused is not None, progress, now)
+        return Status(
+            root=self.root,
+            at=now,
+            state=state,
+            outcome=story.outcome if state in ("ended", "paused") else None,
+            pid=pid if held else None,
+            held=held,
+            incarnation=_whole(start.get("incarnation")),
+            resumed=_text(start.get("resumed")) or None,
+            step=story.step(progress),
+            progress=progress,
+            last_save=story.last_save,
+            saving=story.saving if state in ("running", "pausing") else None,
+            notice=story.notice,
+            failure=story.failure,
+            paused=paused,
+        )
+
+    def _state(self, held: bool | None, pid: int | None, paused: bool, progress: Event, now: float) -> str:
+        begun = self.story.start is not None and self.story.stop is None
+        signs = [_number(event.get("at")) for event in (progress, self.story.latest or {})]
+        silence = now - max((sign for sign in signs if sign is not None), default=0.0)
+        there = bool(held)
+        if held is None:
+            there = begun and (silence < _STALE or (pid is not None and registry.process_start(pid) is not None))
+        elif not held and begun:
+            there = silence < _FRESH
+        if there:
+            return "starting" if not begun else "pausing" if paused else "running"
+        if paused:
+            return "paused"
+        return "ended" if self.story.start or self.story.stop else "idle"
+
+
+def owner(path: Path) -> tuple[bool | None, int | None]:
+    """Whether a process holds the lock (None: this file system cannot say), and which. Taking the lock to find out would get in the way
+    of a run that starts at this moment."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False, None
+    try:
+        text = os.read(fd, 100).decode(errors="replace").strip()
+        named = int(text) if text.isdecimal() else None
+        try:
+            answer = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError:
+            return None, named
+        kind, *_, pid = struct.unpack(_FLOCK, answer)
+    finally:
+        os.close(fd)
+    return kind != fcntl.F_UNLCK, (pid if pid > 0 else named)  # 0: it is in a container where our numbers are not known
+
+
+@dataclass
+class _Story:
+    """What the events of a run come to."""
+
+    start: Event | None = None
+    stop: Event | None = None
+    latest: Event | None = None
+    last_save: Event | None = None
+    saving: Event | None = None
+    notice: Event | None = None
+    failure: Event | None = None
+    stops: int = field(default=0)  # how many incarnations have ended with a word
+
+    @property
+    def outcome(self) -> str | None:
+        if self.stop is not None:
+            return _text(self.stop.get("outcome")) or None
+        return "killed" if self.start is not None else None
+
+    def step(self, progress: Event) -> int | None:
+        """The last word counts most: the progress that is written after it may be a step behind."""
+        stopped = _latest_step(self.stop)
+        return stopped if stopped is not None else _latest_step(progress, self.last_save)
+
+    def tell(self, event: Event) -> None:
+        kind = event.get("kind")
+        self.latest = event
+        if kind == "start":
+            self.start, self.stop, self.notice, self.failure, self.saving = event, None, None, None, None
+        elif kind == "stop":
+            self.stop, self.saving = event, None
+            self.stops += 1
+        elif kind == "notice":
+            self.notice = event
+        elif kind == "save-begins":
+            self.saving = event
+        elif kind == "committed":
+            self.last_save, self.saving, self.failure = event, None, None
+        elif kind == "not-saved":
+            self.failure, self.saving = event, None
+
+
+class Log:
+    """The events of a file that grows and is rotated, each of them once."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = (path.with_name(f"{path.name}.1"), path)
+        self._read: dict[int, int] = {}  # inode -> how far it has been read
+
+    def news(self) -> Iterator[Event]:
+        for path in self._paths:
+            yield from self._rest(path)
+
+    def _rest(self, path: Path) -> Iterator[Event]:
+        try:
+            with open(path, "rb") as file:
+                info = os.fstat(file.fileno())
+                begin = self._read.get(info.st_ino, 0)
+                if begin > info.st_size:  # another file that was given the number of a removed one
+                    begin = 0
+                file.seek(begin)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
+        self._read[info.st_ino] = begin + len(whole)
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict):
+                yield event
+
+
+def _read(path: Path) -> Event | None:
+    """A small JSON file; empty where it is there and makes no sense, None where it is not there."""
+    try:
+        body = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _latest_step(*events: Event | None) -> int | None:
+    known = [event for event in events if event and _whole(event.get("step")) is not None]
+    return _whole(max(known, key=lambda event: _number(event.get("at")) or 0.0)["step"]) if known else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str:
+    return output.printable(value) if isinstance(value, str) else ""
+
+
+# ---- how it is shown ----------------------------------------------------------------------------------------------------------
+
+
+def describe(status: Status) -> dict[str, object]:
+    """The status as JSON."""
+    identity = ls.identify(status.root)
+    progress = status.progress
+    return {
+        "at": status.at,
+        "directory": os.path.abspath(status.root),
+        "state": status.state,
+        "outcome": status.outcome,
+        "pid": status.pid,
+        "run": identity.get("run"),
+        "incarnation": status.incarnation,
+        "resumed": status.resumed,
+        "step": status.step,
+        "total": progress.get("total"),
+        "epoch": progress.get("epoch"),
+        "metrics": progress.get("metrics") or {},
+        "steps_per_second": progress.get("steps_per_second"),
+        "eta_seconds": status.eta,
+        "progress_at": progress.get("at"),
+        "saving": status.saving,
+        "last_save": status.last_save,
+        "notice": status.notice,
+        "not_saved": status.failure,
+        "paused": status.paused,
+    }
+
+
+def _json(status: Status) -> None:
+    output.line(describe(status))
+
+
+def _facts(status: Status) -> Iterator[tuple[str, str]]:
+    """What there is to say, each with its name."""
+    yield "state", _state_text(status)
+    total, step = _whole(status.progress.get("total")), status.step
+    if step is not None:
+        yield "step", f"{step} of {total} ({step / total:.1%})" if total else str(step)
+    epoch = _number(status.progress.get("epoch"))
+    if epoch is not None:
+        yield "epoch", f"{epoch:g}"
+    metrics = status.progress.get("metrics")
+    if isinstance(metrics, dict) and metrics:
+        yield "metrics", ", ".join(f"{_text(name)} {output.number(value)}" for name, value in metrics.items())
+    speed = _number(status.progress.get("steps_per_second"))
+    if speed is not None and status.state == "running":
+        left = "" if status.eta is None else f", {output.duration(status.eta, precise=False)} left"
+        yield "speed", f"{speed:.3g} steps/s{left}"
+    if status.saving is not None:
+        yield "saving", f"step {status.saving.get('step')}, {_text(status.saving.get('save'))}"
+    if status.last_save is not None:
+        yield "last save", _save_text(status.last_save, status.at)
+    if status.notice is not None:
+        yield "notice", _notice_text(status.notice, status)
+    if status.failure is not None:
+        yield "not saved", _text(status.failure.get("because"))
+
+
+def _state_text(status: Status) -> str:
+    parts = []
+    if status.pid is not None:
+        parts.append(f"process {status.pid}")
+    if status.incarnation is not None:
+        parts.append(f"incarnation {status.incarnation}")
+    if status.resumed and status.active:
+        parts.append(f"resumed from {status.resumed}")
+    if status.outcome is not None:
+        parts.insert(0, status.outcome)
+    if status.paused is not None and status.paused.get("by"):
+        parts.append(f"asked for by {_text(status.paused['by'])}")
+    return status.state + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _save_text(event: Event, now: float) -> str:
+    at, seconds = _number(event.get("at")), _number(event.get("seconds"))
+    parts = [_text(event.get("save")), "exact" if event.get("exact") else "not exact"]
+    if seconds is not None:
+        parts.append(f"took {output.duration(seconds)}")
+    if at is not None:
+        parts.append(output.age(at, now))
+    return f"{_text(event.get('path'))} ({', '.join(part for part in parts if part)})"
+
+
+def _notice_text(event: Event, status: Status) -> str:
+    at, allowed = _number(event.get("at")), _number(event.get("deadline_in"))
+    parts = [f"from {_text(event.get('source'))}"]
+    if at is not None:
+        parts.append(output.age(at, status.at))
+        if allowed is not None and status.active:
+            parts.append(f"{output.duration(at + allowed - status.at, precise=False)} left")
+    return f"{_text(event.get('reason'))} ({', '.join(parts)})"
+
+
+class _Lines:
+    """A line for each change, for a log or a pipe."""
+
+    def __init__(self) -> None:
+        self._before: object = None
+
+    def __call__(self, status: Status) -> None:
+        key = (status.state, status.outcome, status.step, status.last_save, status.notice, status.saving, status.failure)
+        if key == self._before:
+            return
+        self._before = key
+        facts = dict(_facts(status))
+        first = [facts.pop("state"), *(f"{name} {value}" for name, value in facts.items())]
+        output.write(f"{output.moment(status.at)}  {'; '.join(first)}")
+        sys.stdout.flush()
+
+
+class _Block:
+    """A few lines on a terminal, written over in place."""
+
+    def __init__(self, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> None:
+        self._width = width
+        self._lines = 0
+
+    def __call__(self, status: Status) -> None:
+        lines = [str(status.root), *(f"  {name:<10} {value}" for name, value in _facts(status))]
+        back = f"\x1b[{self._lines}A\r\x1b[J" if self._lines else ""
+        room = max(self._width() - 1, 20)  # a line that wraps would be two, and the way back up too short
+        sys.stdout.write(back + "".join(f"{output.printable(line)[:room]}\n" for line in lines))
+        sys.stdout.flush()
+        self._lines = len(lines)

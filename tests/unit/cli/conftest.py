@@ -1,0 +1,42 @@
+"""Run directories with really committed checkpoints, made without a framework, and the command line in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.world import State, World
+from lastcall.cli import main
+from lastcall.core import saving, writer
+from lastcall.types import Kind
+from unit.cli.harness import Cli, MakeRun, Said
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def call(*arguments: object) -> Said:
+        capsys.readouterr()
+        code = main.main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
+    monkeypatch.setattr(writer, "CHUNK", 8192)
+
+    def make(name: str, *steps: int, kind: Kind = Kind.PERIODIC, reason: str = "test", **capture: Any) -> Path:
+        """Commit these steps. The metric `loss` is a hundredth of the step unless metrics are given."""
+        root, state = tmp_path / name, State(seed=1)
+        with World(root) as world:
+            for step in steps:
+                state.step(step)
+                made = state.capture(step, **{"metrics": {"loss": step / 100}, **capture})
+                world.saver.save(made, saving.Request(kind, reason))
+        return root
+
+    return make
