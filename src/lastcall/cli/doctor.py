@@ -1,0 +1,151 @@
+"""`lastcall doctor`: what will happen here when the machine is taken away. The checks are in lastcall.doctor; this asks and prints."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lastcall.cli import ls, output, watch
+from lastcall.core import catalog as catalogs
+from lastcall.doctor import inspection, rundir
+from lastcall.doctor.finding import Case, Finding
+from lastcall.storage import files as storage
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kMGT]?)i?B?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what will happen here when the machine is taken away",
+        description="Say what will happen here when the machine is taken away, with a remedy for each risk. "
+        "Looks and measures, changes nothing. Exit code 0, or 1 when something would lose work.",
+        usage="lastcall doctor [options] [DIR] [-- COMMAND ...]",
+    )
+    parser.add_argument(
+        "directory", metavar="DIR", nargs="?", type=Path, help="the directory of the run, also one that is not there yet"
+    )
+    parser.add_argument(
+        "--size", metavar="BYTES", type=_bytes, help="of the state, for example 20GB (default: that of the newest checkpoint)"
+    )
+    parser.add_argument("--guard", action="store_true", help="check as if with lastcall run --guard")
+    parser.add_argument(
+        "--termination-grace",
+        metavar="SECONDS",
+        type=_seconds,
+        help="what the platform gives between SIGTERM and SIGKILL (terminationGracePeriodSeconds), which cannot be seen from inside",
+    )
+    parser.add_argument("--no-write-test", action="store_true", help="do not write a test file (256 MB at most) to measure the disk")
+    parser.add_argument("--settings", action="store_true", help="show every setting and where it came from, defaults too")
+    output.add_json(parser)
+    parser.set_defaults(call=run, command=())
+    whole = parser.parse_known_args
+
+    def split(args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
+        """argparse would give the first word after -- to DIR."""
+        words = list(sys.argv[1:] if args is None else args)
+        at = words.index("--") if "--" in words else len(words)
+        found, rest = whole(words[:at], namespace)
+        found.command = tuple(words[at + 1 :])
+        return found, rest
+
+    parser.parse_known_args = split
+
+
+def run(args: argparse.Namespace) -> int:
+    case = Case(
+        environ=dict(os.environ),
+        directory=args.directory,
+        command=args.command,
+        size=args.size,
+        termination_grace=args.termination_grace,
+        write_test=not args.no_write_test,
+        guard=args.guard,
+    )
+    report = inspection.inspect(case, _directory(args.directory))
+    if args.json:
+        output.document(
+            {
+                "verdict": report.verdict,
+                "findings": [dataclasses.asdict(item) for item in report.findings],
+                "settings": report.settings,
+                "versions": report.versions,
+            }
+        )
+    else:
+        _print(report, everything=args.settings)
+    return 1 if report.risks else 0
+
+
+def _directory(path: Path | None) -> rundir.Directory | None:
+    """What the reading commands know of it."""
+    if path is None or not path.is_dir():
+        return None
+    status = watch.Watcher(path).look()
+    failure = (status.failure or {}).get("because")
+    return rundir.Directory(
+        root=path,
+        checkpoints=tuple(rundir.Checkpoint(item.path, item.status.value, item.problem, item.record) for item in ls.survey(path)),
+        active=status.active,
+        pid=status.pid,
+        paused=status.paused is not None,
+        outcome=status.outcome,
+        because=str(failure) if failure else "",
+        spare=sum(catalogs.Catalog(path, storage.Files()).spares.sizes()),
+    )
+
+
+def _print(report: inspection.Report, *, everything: bool) -> None:
+    width = max(len(item.name) for item in report.findings)
+    for item in report.findings:
+        _line(item, width)
+    shown = {name: row for name, row in report.settings.items() if everything or row["origin"] != "default"}
+    if shown:
+        output.write()
+        rows = [(name, _value(row["value"]), str(row["origin"])) for name, row in shown.items()]
+        output.table(("SETTING", "VALUE", "FROM"), rows)
+    output.write()
+    output.write(_summary(report))
+
+
+def _line(item: Finding, width: int) -> None:
+    output.write(f"{item.level:<8} {item.name:<{width}}  {output.printable(item.says)}")
+    if item.remedy:
+        output.write(f"{'':<8} {'':<{width}}  -> {output.printable(item.remedy)}")
+
+
+def _value(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _summary(report: inspection.Report) -> str:
+    warnings = output.plural(report.warnings, "warning")
+    if report.risks:
+        return f"{output.plural(report.risks, 'risk')}, {warnings}: work would be lost here. The remedies are above."
+    if report.warnings:
+        return f"No risk was found, but {warnings}."
+    return "Nothing here would lose work."
+
+
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size. For example: 20GB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds. For example: 120")
+    return number

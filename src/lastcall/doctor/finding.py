@@ -1,0 +1,59 @@
+"""What the doctor says: findings, each with its level and a remedy that can be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Level = Literal["ok", "warning", "risk"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict of one check."""
+
+    name: str  # stable: programs look for it
+    level: Level  # "risk": work would be lost; "warning": it costs something, or cannot be seen from here
+    says: str
+    remedy: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+def ok(name: str, says: str, **facts: object) -> Finding:
+    return Finding(name, "ok", says, "", facts)
+
+
+def warning(name: str, says: str, remedy: str, **facts: object) -> Finding:
+    return Finding(name, "warning", says, remedy, facts)
+
+
+def risk(name: str, says: str, remedy: str, **facts: object) -> Finding:
+    return Finding(name, "risk", says, remedy, facts)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the doctor was asked."""
+
+    environ: Mapping[str, str]
+    directory: Path | None = None
+    command: tuple[str, ...] = ()
+    size: int | None = None  # bytes of the state, where the person knows better than the checkpoints that are there
+    termination_grace: float | None = None  # seconds that the platform gives: nothing in a container says so
+    write_test: bool = True
+    guard: bool = False
+
+
+def size(nbytes: float) -> str:
+    if nbytes < 1000:
+        return f"{nbytes:.0f} bytes"
+    units = ["TB", "GB", "MB", "kB"]
+    while (nbytes := nbytes / 1000) >= 1000 and len(units) > 1:
+        units.pop()
+    return f"{nbytes:.0f} {units[-1]}" if nbytes >= 100 else f"{nbytes:.1f} {units[-1]}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 or value == int(value) else f"{value:.1f} s"
