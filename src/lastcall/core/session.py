@@ -211,7 +211,8 @@ class Session:
         """The one entrance for every source of notices; called from any thread, returns at once."""
         self.subject.hurry()
         if self.latch.offer(notice):
-            self.events.emit("notice", source=notice.source, reason=notice.reason, deadline_in=_left(notice, self.clock))
+            left = _left(notice, self.clock)
+            self.events.emit("notice", source=notice.source, reason=notice.reason, deadline_in=left, step=self.subject.step)
         self._wake.set()
 
     def _watch(self) -> None:

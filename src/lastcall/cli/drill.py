@@ -1,0 +1,196 @@
+"""`lastcall drill`: really preempts a real run, starts it again, and reports what was lost."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastcall import settings
+from lastcall.cli import output
+from lastcall.drill import options as drill_options
+
+if TYPE_CHECKING:
+    from lastcall.drill.options import Options
+    from lastcall.drill.report import Report, Round
+
+_EXAMPLES = """
+examples:
+  lastcall drill -- python train.py
+  lastcall drill --times 5 -- python examples/plain.py
+  lastcall drill --at 1000 --grace 120 -- torchrun --nproc-per-node 8 train.py
+  lastcall drill --to group --json -- bash train.sh
+
+It works in the command's own directory and goes on from what is there. Afterwards the run is stopped, and goes on when it is
+started again.
+
+exit codes:
+  0 it came back every time with nothing lost · 1 otherwise · 78 a setting is wrong · 130 Ctrl-C
+"""
+_TO_HELP = """who gets the signal: "child", the process of the command, and when that has ended the rest is killed, as in a container
+(default); "group", its process group, as from a terminal or a batch system; "training", the processes that use lastcall"""
+
+_ENDS = {
+    "finished": "The run has finished",
+    "left": "The run left by itself",
+    "stopped": "The drill has stopped the run",
+    "killed": "The drill has killed the run",
+}
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "drill",
+        help="really preempt a real run, and report what was lost",
+        description="Starts the command, sends it the signal at some moment, kills it when the grace ends, starts it again, and "
+        "reports what was lost, how long each phase took, and whether it came back.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="lastcall drill [options] -- COMMAND [ARGUMENT ...]",
+    )
+    # Values are checked in parsed(): a wrong one leaves with 78 like every wrong setting, and not with argparse's 2.
+    moment = parser.add_mutually_exclusive_group()
+    moment.add_argument("--at", metavar="STEP", help="round n comes at n times this step")
+    moment.add_argument(
+        "--after",
+        metavar="SECONDS",
+        help="so long after the first step of each incarnation (default: at random, "
+        f"{drill_options.EARLIEST:g} to {drill_options.LATEST:g} s)",
+    )
+    parser.add_argument("--times", metavar="N", default="1", help="how many rounds (default: 1)")
+    parser.add_argument("--grace", metavar="SECONDS", default="30", help="between the signal and the kill (default: 30)")
+    parser.add_argument("--signal", metavar="NAME", default="SIGTERM", help="what the platform sends (default: SIGTERM)")
+    parser.add_argument("--to", choices=drill_options.TO, default="child", help=_TO_HELP)
+    parser.add_argument("--to-the-end", action="store_true", help="let the run finish after the last round, and expect exit code 0")
+    parser.add_argument("--patience", metavar="SECONDS", default="300", help="how long a first step may take (default: 300)")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="append the command's output to this file")
+    output.add_json(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
+    parser.set_defaults(call=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lastcall.drill import runner
+
+    report = runner.Drill(parsed(args), _say).run()
+    if args.json:
+        output.document(report.to_json())
+    else:
+        _print(report)
+    if report.interrupted is not None:
+        return 128 + report.interrupted
+    return 0 if report.ok else 1
+
+
+def parsed(args: argparse.Namespace) -> Options:
+    """ConfigError, and so exit code 78, where something is wrong."""
+    words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
+    if not words:
+        settings.fail("no command was given. Put it after two dashes, for example: lastcall drill -- python train.py")
+    return drill_options.Options(
+        command=words,
+        at=None if args.at is None else _count("--at", args.at),
+        after=None if args.after is None else _seconds("--after", args.after),
+        grace=_seconds("--grace", args.grace),
+        signum=_signal(args.signal),
+        to=args.to,
+        times=_count("--times", args.times),
+        patience=_seconds("--patience", args.patience),
+        to_the_end=args.to_the_end,
+        log=args.log,
+    )
+
+
+def _count(option: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        settings.fail(f"{option} {text}: a whole number from 1 on is needed")
+    return int(text)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        settings.fail(f"{option} {text}: a number of seconds from 0 on is needed")
+    return seconds
+
+
+def _signal(text: str) -> int:
+    name = text.strip().upper()
+    try:
+        return signal.Signals(int(name)) if name.isdecimal() else signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+    except (KeyError, ValueError):
+        settings.fail(f"--signal {text}: there is no such signal. Platforms send SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"drill: {output.printable(line)}\n")
+    sys.stderr.flush()
+
+
+def _print(report: Report) -> None:
+    options = report.options
+    for directory in report.directories:
+        output.write(f"{output.printable(str(directory))}")
+    if report.rounds:
+        head = (
+            "ROUND",
+            "STEP",
+            "NOTICED",
+            "SAVING",
+            "COMMITTED",
+            "GONE",
+            "EXIT",
+            "BACK FROM",
+            "RESUMED",
+            "STEPS AGAIN",
+            "LOST",
+            "RESULT",
+        )
+        output.table(head, [_row(round) for round in report.rounds], right=(*head[:6], *head[8:11]))
+        output.write(f"Seconds from {options.signal_name} until it was gone, then from the new start.")
+    for round in report.rounds:
+        for sentence in (*round.reasons, *round.notes):
+            output.write(f"Round {round.number}: {output.printable(sentence)}")
+    if report.problem is not None:
+        output.write(f"The drill was not carried out to its end: {output.printable(report.problem)}")
+    if report.end is not None:
+        output.write(f"{_ENDS[report.end.how]}{'' if report.end.saved else ' without a checkpoint'}, exit code {report.end.exit}.")
+    good = sum(round.ok for round in report.rounds)
+    output.write(f"{good} of {output.plural(options.times, 'round')} came back with nothing lost.")
+    if report.log is not None:
+        output.write(f"The command's output is in {output.printable(str(report.log))}")
+
+
+def _row(round: Round) -> tuple[str, ...]:
+    seconds = round.seconds
+    origins = sorted({item.resumed.name if item.resumed else "the beginning" for item in round.parts}) if round.back.came else ["-"]
+    lost = "?" if round.lost is None else f"{'>= ' if round.at_least else ''}{round.lost}"
+    return (
+        str(round.number),
+        str(round.step),
+        *(_cell(seconds[name]) for name in ("noticed", "save_begins", "committed", "gone")),
+        round.gone.died_of or str(round.gone.exit),
+        ", ".join(origins),
+        *(_cell(seconds[name]) for name in ("resumed", "first_step")),
+        lost,
+        _result(round),
+    )
+
+
+def _cell(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f}"
+
+
+def _result(round: Round) -> str:
+    if not round.back.came:
+        return "did not come back"
+    words = ["nothing lost" if round.ok else "LOST" if round.lost else "not exact"]
+    words += ["rescued"] if any(item.rescued for item in round.parts) else []
+    words += ["killed"] if round.gone.killed else []
+    return ", ".join(words)

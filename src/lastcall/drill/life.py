@@ -1,0 +1,188 @@
+"""One incarnation of the command under the drill: started, watched, told to stop, and gone without a trace.
+
+The drill is no `lastcall run`: it does for the command only what a platform does, which is to start one process and to signal it. It
+knows the training processes below from the registries: its own, and those that a `lastcall run` in the command has made for its
+children, which stand in their environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from lastcall import errors
+from lastcall.core import registry
+from lastcall.core.registry import Member
+from lastcall.drill.options import Options
+from lastcall.launch import processes
+from lastcall.launch.processes import Process
+
+_SEARCH = 0.5  # seconds between two looks for the registry of a `lastcall run` in the command
+_DYING = 10.0  # seconds that the kernel gets to end what was killed
+_PR_SET_PDEATHSIG = 1
+_TAIL = 64 * 1024
+_libc = ctypes.CDLL(None)
+
+
+class Life:
+    def __init__(self, options: Options, path: str, folder: Path, log: Path) -> None:
+        """OSError where the command cannot be started. `folder` is this life's own."""
+        self._strangers = {(process.pid, process.started) for process in processes.below(os.getpid()).values()}
+        self._books = {str(folder): registry.Registry(folder)}
+        self._seen: dict[tuple[int, int], Member] = {}
+        self._searched = 0.0
+        self.notice: tuple[float, float, list[int]] | None = None  # when it was told to stop, by both clocks, and who was told
+        self._log = log
+        with log.open("ab") as output:
+            self._said = output.tell()
+            self.began, self.began_wall = time.monotonic(), time.time()
+            # A session of its own, so that a Ctrl-C in the terminal ends the drill, and the drill ends the run.
+            self.process = subprocess.Popen(
+                options.command,
+                executable=path,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "LASTCALL_REGISTRY": str(folder)},
+                preexec_fn=_end_with_parent,
+            )
+
+    # ---- what is known of it ---------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Note what the training processes say of themselves. A `lastcall run` removes its registry at its end: what was seen stays."""
+        if time.monotonic() >= self._searched + _SEARCH:
+            self._searched = time.monotonic()
+            for process in self.tree().values():
+                folder = _registry_of(process.pid)
+                if folder is not None and folder not in self._books:
+                    self._books[folder] = registry.Registry(Path(folder))
+        for book in self._books.values():
+            for member in book.members():
+                self._seen[member.pid, member.started] = member
+
+    @property
+    def members(self) -> list[Member]:
+        """Every training process that has joined, the dead included."""
+        return list(self._seen.values())
+
+    @property
+    def roots(self) -> list[Path]:
+        return sorted({Path(member.root) for member in self.members})
+
+    def step(self, root: Path | None = None) -> int | None:
+        """Where the run is, the last of its processes counting; as old as the word of the process, which is a second at most."""
+        return min((member.step for member in self._at_work(root)), default=None)
+
+    @property
+    def stepping(self) -> bool:
+        """Whether every training process has completed a step of its own, or has finished."""
+        members = self._at_work(None)
+        return bool(members) and all(member.step > (member.resumed or 0) or member.outcome == "finished" for member in members)
+
+    def _at_work(self, root: Path | None) -> list[Member]:
+        wanted = [member for member in self.members if root is None or Path(member.root) == root]
+        alive = [member for member in wanted if registry.alive(member)]
+        return alive or wanted
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has come to its end."""
+        return bool(self._seen) and all(member.outcome == "finished" for member in self.members)
+
+    @property
+    def unaware(self) -> list[Member]:
+        """Training processes that are at work: alive, and without an outcome."""
+        return [member for member in self.members if member.outcome is None and registry.alive(member)]
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the command has written anything."""
+        try:
+            return self._log.stat().st_size > self._said
+        except OSError:
+            return False
+
+    def tail(self, lines: int = 8) -> list[str]:
+        """The last lines of what this life has written."""
+        try:
+            with self._log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._said, size - _TAIL))
+                return file.read().decode(errors="replace").splitlines()[-lines:]
+        except OSError:
+            return []
+
+    def tree(self) -> dict[int, Process]:
+        """All processes of the command; orphans come to the drill, which is a subreaper."""
+        below = processes.below(os.getpid())
+        return {pid: process for pid, process in below.items() if not self._is_strange(process, below)}
+
+    def _is_strange(self, process: Process, below: Mapping[int, Process]) -> bool:
+        """Whether it, or one above it, was there before this life."""
+        one: Process | None = process
+        while one is not None:
+            if (one.pid, one.started) in self._strangers:
+                return True
+            one = below.get(one.parent)
+        return False
+
+    # ---- what is done to it ----------------------------------------------------------------------------------------------------
+
+    def tell(self, signum: int, to: str) -> tuple[float, float, list[int]]:
+        """Tell it to stop, once: a second SIGINT would mean "leave at once". Returns when, by both clocks, and who was told."""
+        if self.notice is None:
+            at = (time.time(), time.monotonic())
+            self.notice = (*at, self._send(signum, to))
+        return self.notice
+
+    def _send(self, signum: int, to: str) -> list[int]:
+        members = [member.pid for member in self.members if registry.alive(member)]
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if to == "group":
+                os.killpg(self.process.pid, signum)
+            elif to == "training" and members:
+                for pid in members:
+                    os.kill(pid, signum)
+                return members
+            else:
+                self.process.send_signal(signum)
+        return [self.process.pid]
+
+    def kill_rest(self) -> None:
+        """SIGKILL to whatever is left of it, again and again, since a process may be starting another at this very moment."""
+        ours: set[int] = set()
+        until = time.monotonic() + _DYING
+        while (left := self.tree()) or self.process.poll() is None:
+            ours.update(left)
+            processes.send(left.values(), signal.SIGKILL)
+            if time.monotonic() > until:
+                raise errors.LastcallError(
+                    f"{processes.names(left)} cannot be killed: a dead disk or driver holds it. Look with: cat /proc/PID/stack"
+                )
+            time.sleep(0.01)
+        for pid in ours - {self.process.pid}:  # orphans have become children of ours
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _end_with_parent() -> None:
+    """In the child, before the command: if the drill is killed, the command is told to stop."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _registry_of(pid: int) -> str | None:
+    """The registry that was in the environment of a process when it started."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    name = b"LASTCALL_REGISTRY="
+    return next((os.fsdecode(word[len(name) :]) for word in words if word.startswith(name) and len(word) > len(name)), None)

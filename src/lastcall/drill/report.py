@@ -1,0 +1,282 @@
+"""What a drill found: the values, the verdict on each round with its reasons, and all of it as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lastcall.drill.evidence import Checkpoint, Start, Traces
+from lastcall.drill.options import Options
+
+_TOLERANCE = 1.0  # seconds by which a run may overrate its grace before it is worth a word
+_EXEC = "A shell does not hand the signal on: start the training with exec, or the command with: lastcall run -- COMMAND"
+
+
+@dataclass(frozen=True)
+class Gone:
+    """How an incarnation ended after the signal."""
+
+    sent: float  # wall clock
+    seconds: float  # until the end
+    status: int  # the return code of the command, negative for a signal
+    killed: bool = False  # by the drill, at the end of the grace
+    orphans: tuple[int, ...] = ()  # training processes at work that the command left behind when it ended
+
+    @property
+    def exit(self) -> int:
+        """As a shell says it."""
+        return self.status if self.status >= 0 else 128 - self.status
+
+    @property
+    def died_of(self) -> str | None:
+        if self.status >= 0:
+            return None
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:
+            return f"signal {-self.status}"
+
+
+@dataclass(frozen=True)
+class Back:
+    """How the next incarnation came up. Seconds count from its start."""
+
+    came: bool
+    because: str = ""  # when it did not come: why
+    spoke: float | None = None
+    joined: float | None = None
+    first_step: float | None = None
+    finished: bool = False  # there was nothing left to train
+
+
+@dataclass(frozen=True)
+class Part:
+    """One directory in a round: a run has one, unless each of its ranks has its own."""
+
+    directory: Path
+    step: int  # at the notice
+    reached: int  # the last step that was completed before the end, as far as is known
+    at_least: bool  # it died without a last word: up to a second of steps may have to be added to `reached`
+    traces: Traces
+    saved: Checkpoint | None  # committed after the notice
+    returned: bool  # the next incarnation has come
+    elsewhere: bool = False  # ... but in another directory
+    resumed: Checkpoint | None = None  # None: from the beginning
+    start: Start | None = None
+
+    @property
+    def rescued(self) -> bool:
+        return self.saved is not None and self.saved.kind == "rescue"
+
+    @property
+    def lost(self) -> int | None:
+        """Steps that were completed, and have to be done again. None while nobody has come back."""
+        if not self.returned:
+            return None
+        return max(0, self.reached - (self.resumed.step if self.resumed else 0))
+
+
+def part(directory: Path, step: int, last: int, sent: float, traces: Traces, newest: tuple[Checkpoint, float] | None) -> Part:
+    """What is known of a directory before the run comes back. `step` is the process's word before the notice, `last` its last one;
+    `newest` the newest checkpoint and when it was made."""
+    saved = newest[0] if newest is not None and newest[1] >= sent else None
+    step = step if traces.notice_step is None else traces.notice_step
+    if saved is not None:  # what was done after the copy was taken (half a pass that a rescue interrupts) counts for nobody
+        return Part(directory, step, max(step, saved.step), False, traces, saved, False)
+    reached = max(step, last, traces.save_step or 0, traces.stop_step or 0)
+    return Part(directory, step, reached, traces.stop_step is None, traces, None, False)
+
+
+@dataclass(frozen=True)
+class Round:
+    number: int
+    waited: float  # seconds from the first step of the incarnation to the signal
+    gone: Gone
+    back: Back
+    restarted: float  # seconds from the signal to the next start
+    parts: tuple[Part, ...]
+    reasons: tuple[str, ...] = ()  # why it does not count as a success
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+    @property
+    def step(self) -> int:
+        return min(part.step for part in self.parts)
+
+    @property
+    def lost(self) -> int | None:
+        """Of the directory that lost most."""
+        known = [part.lost for part in self.parts if part.lost is not None]
+        return max(known) if len(known) == len(self.parts) else None
+
+    @property
+    def at_least(self) -> bool:
+        return any(part.at_least and part.lost for part in self.parts)
+
+    @property
+    def seconds(self) -> dict[str, float | None]:
+        """The phases. Until `gone` they count from the signal; then from the new start."""
+        marks = {name: [getattr(part.traces, name) for part in self.parts] for name in ("noticed", "save_begins", "committed")}
+        times = {name: [at - self.gone.sent for at in all_ if at is not None] for name, all_ in marks.items()}
+        resumed = [part.start.at - self.gone.sent - self.restarted for part in self.parts if part.start is not None]
+        restored = [part.start.seconds for part in self.parts if part.start is not None and part.start.seconds is not None]
+        begins = min(times["save_begins"], default=None)
+        stopped = self.gone.seconds if begins is None else begins
+        stood = None if self.back.first_step is None else self.restarted + self.back.first_step - stopped
+        phases = {
+            "waited": self.waited,
+            "noticed": min(times["noticed"], default=None),
+            "save_begins": begins,
+            "committed": max(times["committed"], default=None),
+            "gone": self.gone.seconds,
+            "first_output": self.back.spoke,
+            "resumed": max(resumed, default=self.back.joined),
+            "restored_in": max(restored, default=None),
+            "first_step": self.back.first_step,
+            "standstill": stood,
+        }
+        return {name: None if value is None else round(max(value, 0.0), 3) for name, value in phases.items()}
+
+
+def judged(round: Round, options: Options) -> Round:
+    """The round with its reasons and notes."""
+    reasons = []
+    if not round.back.came:
+        reasons.append(f"it did not come back: {round.back.because}")
+    for item in round.parts if round.back.came else ():
+        where = f" in {item.directory}" if len(round.parts) > 1 else ""
+        if item.elsewhere:
+            reasons.append(
+                f"{item.lost} steps, which is all, lost{where}: it came back in another directory, and so from the beginning. "
+                f"Give protect() the same directory at every start (no date, no process number in its name)"
+            )
+        elif item.lost:
+            count = f"{'at least ' if item.at_least else ''}{item.lost} {'step' if item.lost == 1 else 'steps'}"
+            reasons.append(f"{count} lost{where}: {_why_lost(item, round.gone, options)}")
+        elif item.resumed is not None and item.resumed.exact is False:
+            what = "not exact" if item.resumed.complete is not False else "partial"
+            reasons.append(f"{item.resumed.name}{where}, which it came back from, is {what}: {item.resumed.because}")
+    return dataclasses.replace(round, reasons=tuple(reasons), notes=tuple(_notes(round, options)))
+
+
+def _why_lost(item: Part, gone: Gone, options: Options) -> str:
+    if item.saved is not None:
+        origin = item.resumed.name if item.resumed else "the beginning"
+        return f"{item.saved.name} was saved, but it came back from {origin}. Look with: lastcall verify {item.directory}"
+    if item.traces.committed is not None:
+        return f"a checkpoint was committed, but is not in {item.directory} any more. Does something clean up there?"
+    if gone.orphans:
+        pids = ", ".join(map(str, gone.orphans))
+        return f"the command ended, and with it its container, while the training (process {pids}) knew nothing of it. {_EXEC}"
+    if gone.killed:
+        if item.traces.noticed is None:
+            return f"the training never heard of the notice, and was killed when the grace of {options.grace:g} s ended. {_EXEC}"
+        return f"no checkpoint was committed in the grace of {options.grace:g} s, and it was killed"
+    if item.traces.not_saved:
+        return f"it could not save: {item.traces.not_saved}"
+    if options.signum == signal.SIGKILL:
+        return "SIGKILL leaves no time to save. Periodic checkpoints and lastcall run --guard limit the damage"
+    if item.traces.noticed is None:
+        return f"{options.signal_name} is no notice to this run, which died of it. Set LASTCALL_SIGNALS={options.signal_name}"
+    return f"it ended with exit code {gone.exit} before a checkpoint was committed"
+
+
+def _notes(round: Round, options: Options) -> list[str]:
+    notes = []
+    believed = max((item.traces.believed for item in round.parts if item.traces.believed is not None), default=None)
+    if believed is not None and believed > options.grace + _TOLERANCE:
+        notes.append(
+            f"the run believed that it had {believed:.0f} s, the grace is {options.grace:g} s. "
+            f"Set LASTCALL_GRACE_SECONDS={options.grace:g}"
+        )
+    if round.gone.status == 0:
+        notes.append("exit code 0 says that training has finished: many platforms would not have started it again")
+    return notes
+
+
+@dataclass(frozen=True)
+class End:
+    """What became of the run after the last round."""
+
+    how: str  # "finished" | "stopped": by the drill | "killed": by the drill, when the grace ended | "left": it ended by itself
+    exit: int
+    saved: bool  # whether it left everything in a checkpoint
+
+
+@dataclass
+class Report:
+    options: Options
+    directories: list[Path] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    end: End | None = None
+    problem: str | None = None  # why the drill could not be carried out to its end
+    interrupted: int | None = None  # the signal that ended the drill
+    log: Path | None = None  # where the command's output was kept
+
+    @property
+    def ok(self) -> bool:
+        done = len(self.rounds) == self.options.times and all(round.ok for round in self.rounds)
+        return done and self.problem is None and self.interrupted is None
+
+    def to_json(self) -> dict[str, object]:
+        """The document of `--json`; the fields are explained in docs/drill.md."""
+        options = self.options
+        return {
+            "ok": self.ok,
+            "problem": self.problem,
+            "command": list(options.command),
+            "signal": options.signal_name,
+            "to": options.to,
+            "grace": options.grace,
+            "times": options.times,
+            "directories": [str(path) for path in self.directories],
+            "lost": sum(round.lost or 0 for round in self.rounds),
+            "rounds": [_round_json(round) for round in self.rounds],
+            "end": None if self.end is None else dataclasses.asdict(self.end),
+            "log": None if self.log is None else str(self.log),
+        }
+
+
+def _round_json(round: Round) -> dict[str, object]:
+    return {
+        "round": round.number,
+        "ok": round.ok,
+        "reasons": list(round.reasons),
+        "notes": list(round.notes),
+        "step": round.step,
+        "lost": round.lost,
+        "at_least": round.at_least,
+        "came_back": round.back.came,
+        "exact": _exact(round),
+        "rescue": any(item.rescued for item in round.parts),
+        "killed": round.gone.killed,
+        "exit": round.gone.exit,
+        "died_of": round.gone.died_of,
+        "seconds": round.seconds,
+        "directories": [_part_json(item) for item in round.parts],
+    }
+
+
+def _exact(round: Round) -> bool | None:
+    """Whether it went on from exact checkpoints; None where it went on from none, or nobody can tell."""
+    known = [item.resumed.exact if item.resumed is not None else None for item in round.parts]
+    return False if False in known else None if None in known else True
+
+
+def _part_json(item: Part) -> dict[str, object]:
+    return {
+        "directory": str(item.directory),
+        "step": item.step,
+        "reached": item.reached,
+        "lost": item.lost,
+        "at_least": item.at_least,
+        "outcome": item.traces.outcome,
+        "rescue": item.rescued,
+        "saved": None if item.saved is None else dataclasses.asdict(item.saved),
+        "resumed": None if item.resumed is None else dataclasses.asdict(item.resumed),
+    }
