@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench env clean
+.PHONY: demo test lint bench e2e-slurm env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
@@ -23,6 +23,9 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+e2e-slurm: env
+	$(BIN)/python -m pytest tests/slurm
 
 bench: env
 	$(BIN)/python -m bench

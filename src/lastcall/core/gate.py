@@ -7,14 +7,18 @@ the two sees the other.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 
 from lastcall import clock as clocks
 
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
 
 class Gate:
-    __slots__ = ("_lock", "_opened", "begun", "closed", "on_hold", "steps")
+    __slots__ = ("__weakref__", "_lock", "_opened", "begun", "closed", "on_hold", "steps")
 
     def __init__(self) -> None:
         self.begun = 0  # optimizer steps begun; nested ones count
@@ -23,6 +27,7 @@ class Gate:
         self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
         self._opened = threading.Event()
         self._lock = threading.Lock()
+        _gates.add(self)
 
     @property
     def depth(self) -> int:
@@ -74,3 +79,15 @@ class Gate:
         self.begun += 1
         if self.closed:
             self._hold()
+
+
+def _open_in_child() -> None:
+    """Whoever keeps a gate shut is a thread of the parent: a forked child that trains would wait for it for ever."""
+    for gate in _gates:
+        gate.closed = 0
+        gate._lock = threading.Lock()
+        gate._opened = threading.Event()
+        gate.on_hold = lambda: None
+
+
+os.register_at_fork(after_in_child=_open_in_child)

@@ -10,7 +10,6 @@ copy (a periodic save would hold them, and the gate with them); anonymous memory
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import mmap
@@ -34,6 +33,7 @@ POINTER = "guard.json"  # in the run's private folder: where the area is
 _PAGE = 4096
 _SLOTS = 2
 _SHARE = 100.0  # a copy may cost one part in so many of the time
+_OFTEN = 2  # copies that were changed under: then they are made while training stands still
 _SLACK = 1024 * 1024  # room for a document that grows
 
 
@@ -145,10 +145,16 @@ class Guard:
         self._steps = steps
         self._seconds = seconds
         self._area: Area | None = None
+        self._former: list[str] = []  # areas that hold the newest snapshot until ours has one
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # between the end of the run and an area that is being made
+        self._closed = False
         self._busy = threading.Lock()  # held while a copy is made
+        self._copy_seconds = 0.0  # how long the last one took
         self._next_at = 0.0
-        self._last_step = 0
+        self._last_step = 0  # of the last boundary that was tried
         self._told = False  # why a boundary was not copied
+        self._changed = 0  # copies that the training has changed something under
         self.on_area: Callable[[str], None] = lambda path: None
 
     # ---- preparation, off the training thread ----------------------------------------------------------------------------------
@@ -158,23 +164,28 @@ class Guard:
         groups, data, _ = lay_out(capture)
         text = 2 * len(json.dumps(describe(capture, groups))) + _SLACK
         needed = _PAGE + _SLOTS * (_whole(data) + _whole(text))
+        path = self._folder / f"lastcall-{os.getuid()}-{os.getpid()}-{time.time_ns():x}"
         try:
             free = os.statvfs(self._folder)
             room = min(free.f_bavail * free.f_frsize, (available_memory() or 1 << 62) * 4 // 5)  # the rest is training's
             if needed > room:
                 raise OSError(f"{room / 1e6:.0f} MB are free")
-            area = Area.create(self._folder / f"lastcall-{os.getuid()}-{os.getpid()}-{time.time_ns():x}", data, text)
-            self._pointer.write_text(json.dumps({"area": str(area.path), "pid": os.getpid()}))
+            self._former = areas(self._pointer)  # of a dead process whose state could not be saved, or the one that we outgrew
+            point(self._pointer, [str(path), *self._former])  # before the area is there: killed now, it would have no name
+            area = Area.create(path, data, text)
         except OSError as error:
             log.warning(
                 "This run is not guarded: two copies of its state need %.0f MB of shared memory in %s (%s). Give it more "
                 "(docker run --shm-size=%dm, or an emptyDir with medium Memory), or set LASTCALL_GUARD_FOLDER.",
                 needed / 1e6, self._folder, error, needed // 1_000_000 + 1,
             )  # fmt: skip
+            self._switch_off()
             return
-        former, self._area = self._area, area
-        if former is not None:
-            former.remove()
+        with self._lock:
+            if self._closed:
+                area.remove()
+                return
+            self._area = area
         self._next_at = 0.0
         self.on_area(str(area.path))
         log.info("Guarded: copies of the state go to %s (%.0f MB)", area.path, needed / 1e6)
@@ -195,17 +206,37 @@ class Guard:
         """The next step that is due by its number."""
         return None if self._steps is None or self._area is None else self._last_step + self._steps
 
-    def begin(self, capture: Capture, began: float) -> None:
-        """On the training thread, at a boundary: keep the next mutation out, and let a thread copy. `began`: when the capture was."""
+    def take(self, capture: Callable[[], Capture], step: int) -> None:
+        """On the training thread, at a boundary: keep the next mutation out, and let a thread copy."""
+        began = time.monotonic()
+        self._last_step = step
         self._busy.acquire()
         self._gate.shut()
-        threading.Thread(target=self._copy, args=(capture, began), name="lastcall-guard", daemon=True).start()
+        try:
+            held = capture()
+            if self._changed < _OFTEN:
+                threading.Thread(target=self._copy, args=(held, began), name="lastcall-guard", daemon=True).start()
+                return
+        except Exception as error:  # what cannot be captured now, or no thread: never training's business
+            self._gate.open()
+            self._busy.release()
+            self._next_at = time.monotonic() + _SHARE * (time.monotonic() - began)
+            self._tell_once(step, str(error))
+            return
+        self._copy(held, began)
 
-    def stage(self, capture: Capture) -> None:
-        """Copy now, on this thread: nothing changes the state meanwhile. What the disk does not get in time, the guardian writes."""
-        if self._area is not None:
-            with self._busy, contextlib.suppress(TooSmall):
+    def stage(self, capture: Capture, spare: float | None) -> None:
+        """Copy now, on this thread: nothing changes the state meanwhile. What the disk does not get in time, the guardian writes.
+        `spare`: seconds that the save can do without."""
+        if self._area is None or (spare is not None and spare < 2 * self._copy_seconds):
+            return
+        if self._busy.acquire(timeout=-1 if spare is None else spare / 2):
+            try:
                 self._put(capture, time.monotonic())
+            except TooSmall as error:
+                log.info("This step is not copied for the guardian: %s", error)
+            finally:
+                self._busy.release()
 
     def _copy(self, capture: Capture, began: float) -> None:
         outgrown = False
@@ -228,9 +259,7 @@ class Guard:
             if area is None:
                 return
             if not capture.exact:
-                if not self._told:
-                    self._told = True
-                    log.info("Step %d is not copied for the guardian: %s", capture.step, capture.because)
+                self._tell_once(capture.step, capture.because)
                 return
             groups, size, copies = lay_out(capture)
             if size > area.data:
@@ -238,23 +267,70 @@ class Guard:
             text = json.dumps({**self._identity, **describe(capture, groups)}).encode()
             if area.write(copies, digest.of(text).encode() + text):
                 self._last_step = capture.step
+                self._forget_former(area)
+            else:
+                self._changed += 1
+                if self._changed == _OFTEN:
+                    log.info("Something in the state changes outside optimizer.step(): training waits for its copies from now on")
         except TooSmall:
             raise
         except Exception as error:  # whatever it was: training goes on
             log.warning("This run is no longer guarded: %s", error)
-            self._area = None
+            self._switch_off()
         finally:
             now = time.monotonic()
+            self._copy_seconds = now - began
             self._next_at = now + (self._seconds if self._seconds is not None else _SHARE * (now - began))
 
-    def close(self) -> None:
-        """The process ends in order: nothing is left for a guardian."""
+    def _forget_former(self, area: Area) -> None:
+        if self._former:
+            point(self._pointer, [str(area.path)])
+            for path in self._former:
+                Path(path).unlink(missing_ok=True)
+            self._former = []
+
+    def _tell_once(self, step: int, because: str) -> None:
+        if not self._told:
+            self._told = True
+            log.info("Step %d is not copied for the guardian: %s", step, because)
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------------
+
+    def close(self, *, keep: bool = False) -> None:
+        """The process ends in order: nothing is left for a guardian, or (`keep`) what the disk did not get."""
+        if os.getpid() != self._pid:
+            return  # a forked child that unwinds our block
         if self._busy.acquire(timeout=10.0):
             self._busy.release()
+        with self._lock:
+            self._closed = True
+        if not keep:
+            self._switch_off()
+
+    def _switch_off(self) -> None:
         area, self._area = self._area, None
         if area is not None:
             area.remove()
+        left = [path for path in areas(self._pointer) if os.path.exists(path) and path in self._former]
+        if left:
+            point(self._pointer, left)
+        else:
             self._pointer.unlink(missing_ok=True)
+
+
+def areas(pointer: Path) -> list[str]:
+    """The areas that a run has left, newest first."""
+    try:
+        found = json.loads(pointer.read_bytes())["areas"]
+        return [str(path) for path in found]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def point(pointer: Path, paths: list[str]) -> None:
+    under = pointer.with_suffix(".tmp")
+    under.write_text(json.dumps({"areas": paths}))
+    os.replace(under, pointer)
 
 
 def lay_out(capture: Capture) -> tuple[list[dict[str, Any]], int, Callable[[int], bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,19 +21,23 @@ class Outside:
         self._pause = private / PAUSE
         self._clock = clock
         self._grace = grace
+        self._pid = os.getpid()
         self._membership = registry.Membership.of_environment(root)
         self.launched = self._membership is not None  # `lastcall run` is above us
 
     def tell(self, **changes: object) -> None:
         """Keep the launcher, if there is one, informed."""
-        if self._membership is not None:
+        if self._membership is not None and os.getpid() == self._pid:  # not a forked child that unwinds our block
             self._membership.update(**changes)
+
+    def paused(self) -> bool:
+        return os.path.exists(self._pause)  # a folder that cannot be looked into is not paused; Path.exists would raise
 
     def wait_while_paused(self, given_up: Callable[[], bool]) -> bool:
         """A person has paused this run: whoever starts it before they resume it waits here, and holds no lock. False if `given_up`."""
-        if self._pause.exists():
+        if self.paused():
             log.warning("This run is paused. It goes on after: lastcall resume %s", self._root)
-        while self._pause.exists():
+        while self.paused():
             if given_up():
                 return False
             self._clock.sleep(0.2)
@@ -41,7 +46,7 @@ class Outside:
     def notice(self) -> Notice | None:
         """News since the last look; a pause is news for as long as it lasts."""
         notice = self._membership.notice() if self._membership is not None else None
-        if notice is None and self._pause.exists():
+        if notice is None and self.paused():
             now = self._clock.now()
             notice = Notice("pause", "pause", now, now + self._grace)
         return notice

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lastcall import memory
+from lastcall.types import Source
 
 log = logging.getLogger("lastcall")
 _COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
@@ -27,14 +28,15 @@ _WORTH = 64 * 1024  # smaller tensors are copied on their way to the disk
 _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def gather(regions: Iterable[memory.HostMemory], cancelled: Callable[[float], bool]) -> int:
-    """Move the regions into huge pages; the number of bytes that are in them now. `cancelled` waits so many seconds, and says whether
-    to end. Never raises: this is for speed only."""
+def gather(sources: Iterable[Source], cancelled: Callable[[float], bool]) -> int:
+    """Move what lies in host memory into huge pages; the number of bytes that are in them now. `cancelled` waits so many seconds, and
+    says whether to end. Never raises: this is for speed only."""
     try:
         if "[never]" in _SWITCH.read_text():
             return 0
         advise = ctypes.CDLL(None, use_errno=True).madvise
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            regions = [source for source in sources if isinstance(source, memory.HostMemory)]
             return _gather(regions, advise, pagemap.fileno(), cancelled)
     except (OSError, AttributeError) as error:
         log.debug("The state stays in small pages: %s", error)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,25 +44,37 @@ def recover(root: Path, reason: str, *, clock: clocks.Clock | None = None) -> Re
 
 
 def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued | None:
-    """The same, for who holds the directory. What cannot be used is left alone, with a warning: never a reason not to start."""
+    """The same, for who holds the directory. What cannot be saved now is left where it is, with a warning, for the next one who comes:
+    never a reason not to start."""
     pointer = catalog.private / guard.POINTER
+    paths = [Path(path) for path in guard.areas(pointer) if os.path.exists(path)]  # gone with the machine, if it was restarted
     try:
-        path = Path(json.loads(pointer.read_bytes())["area"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    try:
-        if not path.exists():  # the machine was restarted: shared memory is gone
-            pointer.unlink(missing_ok=True)
-            return None
-        area = guard.Area.attach(path)
-        found = guard.read_slot(area)
-        rescued = None if found is None else _save(catalog, *found, reason, clock)
-        area.remove()
+        found = [(area, slot) for area in _attached(paths) if (slot := _slot(area)) is not None]
+        newest = max(found, key=lambda each: each[1][0].step, default=None)
+        rescued = None if newest is None else _save(catalog, *newest[1], reason, clock)
+        for path in paths:
+            path.unlink(missing_ok=True)
         pointer.unlink(missing_ok=True)
-    except (errors.LastcallError, OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("The guarded state in %s could not be saved: %s", path, error)
+    except (errors.LastcallError, OSError) as error:
+        log.warning("The guarded state could not be saved, and stays in %s: %s", ", ".join(map(str, paths)), error)
         return None
     return rescued
+
+
+def _attached(paths: list[Path]) -> Iterator[guard.Area]:
+    for path in paths:
+        try:
+            yield guard.Area.attach(path)
+        except errors.CheckpointError as error:  # killed while it was being made
+            log.warning("No guarded state: %s", error)
+
+
+def _slot(area: guard.Area) -> tuple[Capture, dict[str, object]] | None:
+    try:
+        return guard.read_slot(area)
+    except (errors.CheckpointError, ValueError, KeyError, TypeError) as error:
+        log.warning("The guarded state in %s cannot be used: %s", area.path, error)
+        return None
 
 
 def _save(catalog: Catalog, capture: Capture, body: dict[str, object], reason: str, clock: clocks.Clock) -> Rescued | None:

@@ -99,7 +99,7 @@ class Membership:
     def update(self, **changes: Any) -> None:
         with self._lock:
             member = dataclasses.replace(self._member, **changes)
-            if member == self._member and self._path.exists():
+            if member == self._member and os.path.exists(self._path):
                 return
             self._member = member
             try:

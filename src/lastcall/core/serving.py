@@ -76,7 +76,8 @@ class Serving:
             )  # fmt: skip
         until = notice.at + wait
         while not self._closed.is_set() and (left := min(until, self._deadline()) - session.clock.now()) > 0:
-            self._closed.wait(min(left, 0.5))  # a second notice may have shortened the deadline
+            self._closed.wait(min(left, 0.25))
+            session.hear()  # a second notice may shorten the deadline
 
     def _rescue_at(self) -> float:
         """A boundary is waited for as long as a few usual steps take, but never longer than the save can afford."""
@@ -140,7 +141,8 @@ class Serving:
         if self.answered:
             until = min(until, session.clock.now() + _LEAVE)
         while not self._closed.is_set() and (left := until - session.clock.now()) > 0:
-            self._closed.wait(min(left, 0.5))
+            self._closed.wait(min(left, 0.25))
+            session.hear()
             until = min(until, self._deadline() - 0.2)
         if self._closed.is_set():
             return
@@ -152,6 +154,7 @@ class Serving:
                 log.info("The training thread does not return: leaving with exit code %d", code)
                 session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
                 session.events.close()
+                session.outcome = Outcome.SAVED
                 session.left()
                 exits.leave(code)
         log.error("The deadline has come and nothing could be saved")

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -219,7 +218,10 @@ class Session:
         """The agent's life: sleep until there is a notice, serve it."""
         while not self._stopping.is_set():
             if not self._wake.wait(_NUDGE):
-                self._look_around()
+                try:
+                    self._look_around()
+                except Exception:  # whoever looks must not stop looking
+                    log.exception("A fault in lastcall: it goes on listening")
                 continue
             self._wake.clear()
             if self.latch.raised and not self.serving.begun and not self._stopping.is_set():
@@ -235,10 +237,13 @@ class Session:
         self.subject.nudge()
         if self._guard is not None and self._guard.due(self.subject.step):
             self.subject.attend()
-        if not self.latch.raised or self.outside.launched:
-            notice = self.outside.notice()
-            if notice is not None:
-                self.notify(notice)
+        self.hear()
+
+    def hear(self) -> None:
+        """Look for news that comes as a file. Also while a notice is being served: a second one may bring the deadline forward."""
+        notice = self.outside.notice() if not self.latch.raised or self.outside.launched else None
+        if notice is not None:
+            self.notify(notice)
 
     def _write_down(self) -> None:
         """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may hold it up for long,
@@ -261,8 +266,7 @@ class Session:
         if not self._prepared and self.subject.step > 0:
             self._prepare()
         if self._guard is not None and self._guard.due(self.subject.step):
-            began = time.monotonic()
-            self._guard.begin(self.subject.behind_gate(), began)
+            self._guard.take(self.subject.behind_gate, self.subject.step)
 
     def next_due(self) -> int:
         """The step whose boundary must be looked at again, if nothing happens before."""
@@ -313,7 +317,8 @@ class Session:
         boundary = self.subject.boundary
         self.events.emit("save-begins", save=kind.value, step=capture.step, bytes=capture.nbytes)
         if self._guard is not None and kind in (Kind.JIT, Kind.RESCUE):
-            self._guard.stage(capture)
+            spare = None if deadline is None else deadline - began - self.budget.seconds(capture.nbytes)
+            self._guard.stage(capture, spare)
         entry = self.saver.save(capture, Request(kind, reason, deadline, lambda: False))
         self._committed(entry, capture, boundary, self.clock.now() - began)
         return entry
@@ -406,14 +411,10 @@ class Session:
         capture = self.subject.capture()
         self.expected_bytes = capture.nbytes
         sizes = self.saver.sizes(capture.groups)
-        sources = [entry.source for group in capture.groups for entry in group.entries]
-        regions = [source for source in sources if isinstance(source, memory.HostMemory)]
-        self._preparation = threading.Thread(
-            target=self._prepare_space, args=(sizes, capture, regions), name="lastcall-space", daemon=True
-        )
+        self._preparation = threading.Thread(target=self._prepare_space, args=(sizes, capture), name="lastcall-space", daemon=True)
         self._preparation.start()
 
-    def _prepare_space(self, sizes: list[int], capture: Capture, regions: list[memory.HostMemory]) -> None:
+    def _prepare_space(self, sizes: list[int], capture: Capture) -> None:
         nbytes = capture.nbytes
         if self._guard is not None:
             self._guard.prepare(capture)
@@ -437,7 +438,8 @@ class Session:
                 nbytes / 1e6, needed, self.jit.grace,
             )  # fmt: skip
         if self.jit.huge_pages:
-            moved = pages.gather(regions, lambda rest: self._stopping.wait(rest) or self.latch.raised)
+            sources = [entry.source for group in capture.groups for entry in group.entries]
+            moved = pages.gather(sources, lambda rest: self._stopping.wait(rest) or self.latch.raised)
             log.debug("%.0f of %.0f MB of the state are in huge pages", moved / 1e6, nbytes / 1e6)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
@@ -469,8 +471,11 @@ class Session:
     def left(self) -> None:
         """The last word to the outside. What could not be saved, or raised, is left for the guardian, where there is one."""
         outcome = self.outcome.value if self.outcome else None
-        if self._guard is not None and (self.outcome in (Outcome.FINISHED, Outcome.SAVED) or not self.outside.launched):
-            self._guard.close()
+        if self._guard is not None:
+            # Without a launcher an exception leaves nothing behind: memory that nobody may ever come for.
+            left_alone = self.outcome in (Outcome.FAILED, Outcome.FINISHED) and not self.outside.launched
+            safe = self.committed == self.subject.boundary or left_alone
+            self._guard.close(keep=not safe)
         self.outside.tell(step=self.subject.step, outcome=outcome)
 
     def stop(self) -> None:

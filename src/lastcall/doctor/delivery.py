@@ -155,7 +155,7 @@ def check_command(launch: Launch, environ: Mapping[str, str]) -> Iterator[Findin
         elif not script.stays:
             yield finding.ok("script", f"{script.name} is replaced by the training: signals reach it")
         elif environ.get("SLURM_JOB_ID"):
-            yield finding.ok("script", f"{script.name} stays, but Slurm sends SIGTERM to every process of the job")
+            yield finding.ok("script", f"{script.name} stays, but at the end of a job Slurm sends SIGTERM to every process of it")
         else:
             yield _in_the_way("script", script, script.name)
     if launch.given and not launch.shells:

@@ -167,7 +167,7 @@ def check_slurm(launch: Launch, expected: Expected, environ: Mapping[str, str], 
             "slurm",
             f"Slurm kills {finding.seconds(wait)} after SIGTERM (KillWait), a save needs {finding.seconds(expected.seconds)}",
             f"lastcall run -- {launch.text or 'COMMAND'}, which begins two minutes before the end; "
-            f"or #SBATCH --signal=TERM@{int(expected.seconds) + 60}",
+            f"or, with exec in front of the command: #SBATCH --signal=B:TERM@{int(expected.seconds) + 60}",
             **facts,
         )
     else:

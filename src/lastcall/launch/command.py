@@ -115,29 +115,31 @@ class Launcher:
     def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
         supervisor = Supervisor(self._options, self._book, self._ears, self._signals, self._strangers)
         try:
-            return supervisor.run(path, environ)
+            supervisor.start(path, environ)
         except OSError as error:
             hint = ": it has no #! line" if error.errno == errno.ENOEXEC else ""
             missing = error.errno == errno.ENOENT  # the program is there: it is the interpreter in its first line that is not
             raise CannotStart(f"{path} cannot be started: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE) from error
+        return supervisor.run()
 
     def _judge(self, ending: Ending) -> Verdict:
-        rescued = self._recover(ending) if self._options.guard else []
+        rescued = self._recover(ending) if self._options.guard or any(member.area for member in ending.members) else []
         verdict = outcome.decide(ending, self._exit_code, rescued)
         plain = not ending.members and ending.notice is None and verdict.code == outcome.shell_code(ending.status)
         log.log(logging.DEBUG if plain else logging.INFO, "Exit code %d: %s", verdict.code, verdict.because)
         return verdict
 
     def _recover(self, ending: Ending) -> list[str]:
-        """What the guardian could save of the runs that came to no good end."""
-        lost = outcome.unsaved(ending.members)
-        if not lost:
-            return []
+        """What the guardian could save of the runs that came to no good end. It looks after all of them: one that could save only a
+        part in its time has left the whole behind."""
         from lastcall.launch import guardian
 
+        lost = outcome.unsaved(ending.members)
         status = next((ending.statuses[member.pid] for member in lost if member.pid in ending.statuses), ending.status)
         how = processes.described(128 - status if status > 128 else status)  # a shell in between says 137 for SIGKILL
-        return [f"{rescued.root.name}/{rescued.path.name}" for rescued in guardian.recover(lost, how)]
+        found = guardian.recover(ending.members, how)
+        roots = {member.root for member in lost}
+        return [f"{rescued.root.name}/{rescued.path.name}" for rescued in found if str(rescued.root) in roots]
 
     def _rest(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict | None:
         """Between two incarnations: the back-off, or a pause. Returns the verdict that holds if the launcher is told to end."""

@@ -60,6 +60,9 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
         return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (the command ended with {said})")
     if taken and (ending.notice is not None or any(member.outcome is not None for member in taken)):
         return _not_saved(ending, taken)
+    if own != 0 and ending.notice is not None and ending.members and not lost:
+        # The notice came when training had finished, and ended what the command does afterwards: everything is committed.
+        return Verdict(Result.SAVED, exit_code, f"training had finished, but {ending.notice.reason} ended the command ({said})")
     if own != 0:
         crashed = ending.notice is None and not ending.interrupted
         return Verdict(Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed)

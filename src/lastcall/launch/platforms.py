@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -58,7 +60,8 @@ def job(environ: Mapping[str, str]) -> str | None:
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
-    """Ask Slurm to run the job again. False where it could not be asked: then a request file says so to whoever looks after the job."""
+    """Ask Slurm to run the job again. True where its kill is still to come; False where there is nothing to wait for: it could not be
+    asked (then a request file says so to whoever looks after the job), or it is ending the job already."""
     name = job(environ)
     if name is None:
         log.warning("No requeue: SLURM_JOB_ID is not set. Run inside a Slurm job, or choose another --platform")
@@ -66,10 +69,70 @@ def requeue(environ: Mapping[str, str]) -> bool:
     if environ.get("SLURM_PROCID", "0") != "0":
         log.info("The requeue of job %s is left to the first task", name)
         return False
-    failure = _scontrol(name, environ)
+    standing = _standing(name, environ)
+    if standing is Standing.CANCELLED:
+        log.info("Job %s is being cancelled: not requeued. To go on: scontrol requeue %s", name, name)
+        return False
+    if standing is Standing.REQUEUED:
+        log.info("Job %s is requeued by Slurm already", name)
+        return False
+    failure = _requeue(name, environ)
     if failure is None:
-        log.info("Job %s is requeued; waiting for the kill", name)
-        return True
+        log.info("Job %s is requeued; %s", name, "leaving" if standing is Standing.ENDING else "waiting for the kill")
+        return standing is not Standing.ENDING
+    _write_request(name, failure, environ)
+    return False
+
+
+class Standing(enum.Enum):
+    """What Slurm is about to do with the job."""
+
+    RUNNING = "running"  # nothing, or we cannot tell
+    ENDING = "ending"  # its time is over, or it is preempted and would not come back by itself
+    REQUEUED = "requeued"  # end it and run it again: a preemption with PreemptMode=REQUEUE, or a person's `scontrol requeue`
+    CANCELLED = "cancelled"  # end it: a person's `scancel`. Slurm would run it again if we asked, and it could never be cancelled
+
+
+def standing(text: str, restarts: int) -> Standing:
+    """From `scontrol show job -o`. `restarts` is what the job was started with: SLURM_RESTART_COUNT."""
+    fields = dict(re.findall(r"(\w+)=(\S*)", text))
+    if fields.get("Restarts", "").isdigit() and int(fields["Restarts"]) > restarts:
+        return Standing.REQUEUED
+    if fields.get("JobState") not in ("COMPLETING", "CANCELLED"):  # the first hides every other state: CANCELLED, TIMEOUT, PREEMPTED
+        return Standing.RUNNING
+    if fields.get("Reason") == "TimeLimit" or fields.get("PreemptTime", "None") != "None":
+        return Standing.ENDING
+    return Standing.CANCELLED
+
+
+def _standing(name: str, environ: Mapping[str, str]) -> Standing:
+    done = _scontrol(environ, "show", "job", name, "-o")
+    count = environ.get("SLURM_RESTART_COUNT", "")
+    return Standing.RUNNING if isinstance(done, str) else standing(done.stdout, int(count) if count.isdigit() else 0)
+
+
+def _requeue(name: str, environ: Mapping[str, str]) -> str | None:
+    """None once Slurm has agreed; otherwise why not."""
+    done = _scontrol(environ, "requeue", name)
+    if isinstance(done, str):
+        return done
+    return None if done.returncode == 0 else f"scontrol says {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"
+
+
+def _scontrol(environ: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str] | str:
+    """Its answer, or why there is none."""
+    program = shutil.which("scontrol", path=environ.get("PATH"))
+    if program is None:
+        return "there is no scontrol in PATH"
+    try:
+        return subprocess.run(
+            [program, *words], capture_output=True, text=True, timeout=_SCONTROL_SECONDS, env=dict(environ), check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"scontrol did not answer: {error}"
+
+
+def _write_request(name: str, failure: str, environ: Mapping[str, str]) -> None:
     path = request_file(name, environ)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,23 +143,8 @@ def requeue(environ: Mapping[str, str]) -> bool:
         )
     else:
         log.warning("Job %s is not requeued: %s. The request is in %s; run: scontrol requeue %s", name, failure, path, name)
-    return False
 
 
 def request_file(name: str, environ: Mapping[str, str]) -> Path:
     chosen = environ.get(REQUEUE_FILE)
     return Path(chosen) if chosen else Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd()) / f"lastcall-requeue-{name}"
-
-
-def _scontrol(name: str, environ: Mapping[str, str]) -> str | None:
-    """None once Slurm has agreed; otherwise why not."""
-    program = shutil.which("scontrol", path=environ.get("PATH"))
-    if program is None:
-        return "there is no scontrol in PATH"
-    try:
-        done = subprocess.run(
-            [program, "requeue", name], capture_output=True, text=True, timeout=_SCONTROL_SECONDS, env=dict(environ), check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"scontrol did not answer: {error}"
-    return None if done.returncode == 0 else f"scontrol says {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,4 +81,4 @@ def _further(before: tuple[int, frozenset[str]] | None, step: int, checkpoints: 
 def paused(members: Sequence[Member]) -> list[Path]:
     """The requests of `lastcall pause` for the runs of these."""
     wishes = {Path(member.root) / ".lastcall" / "pause.json" for member in members}
-    return sorted(wish for wish in wishes if wish.exists())
+    return sorted(wish for wish in wishes if os.path.exists(wish))  # Path.exists raises where it cannot look

@@ -57,13 +57,13 @@ class Stopping:
 
         Everybody is told before anything is logged: nobody may be reading the pipe that the log goes to.
         """
-        self._book.post(notice)
+        posted = self._post(notice)
         if self.notice is None:
             self.notice = notice
         self._deadline = min(self._deadline, notice.at + self._options.grace if notice.deadline is None else notice.deadline)
         tree, members = self.tree(), self.members()
         if members:
-            self._tell_members(notice, tree, [member.pid for member in members])
+            self._tell_members(notice, tree, [member.pid for member in members], posted)
             what = f"training {processes.names([member.pid for member in members])} told, the rest of the command waits"
         else:
             self._rest_told = True
@@ -73,10 +73,18 @@ class Stopping:
         left = max(0.0, self._deadline - time.monotonic())
         log.info("Notice: %s (%s), %.0f s left: %s", notice.reason, notice.source, left, what)
 
-    def _tell_members(self, notice: Notice, tree: dict[int, Process], pids: list[int]) -> None:
-        if notice.signum is None:
+    def _post(self, notice: Notice) -> bool:
+        try:
+            self._book.post(notice)
+        except OSError as error:  # a full or vanished TMPDIR: the signal still gets there, if without the deadline
+            log.warning("The notice could not be written down (%s): it goes out as a signal", error)
+            return False
+        return True
+
+    def _tell_members(self, notice: Notice, tree: dict[int, Process], pids: list[int], posted: bool) -> None:
+        if notice.signum is None and posted:
             return  # without a signal there is no hurry: the registry has it, and the agents are told when the first of them has saved
-        processes.send([tree[pid] for pid in pids if pid in tree], notice.signum)
+        processes.send([tree[pid] for pid in pids if pid in tree], notice.signum or signal.SIGTERM)
         self._tell_agents(tree)
 
     def _tell_agents(self, tree: dict[int, Process]) -> None:

@@ -58,11 +58,14 @@ class Supervisor:
         self._interrupted = False
         self._told = False
 
-    def run(self, path: str, environ: Mapping[str, str]) -> Ending:
-        """From start to end. OSError where the command cannot be started."""
+    def start(self, path: str, environ: Mapping[str, str]) -> None:
+        """OSError where the command cannot be started."""
         # Not subprocess: it would close file descriptors that the command was given, and unblocking signals needs code between fork
         # and exec there.
         self._pid = os.posix_spawn(path, self._options.command, environ, setsigmask=self._ears.mask, setsigdef=RESET)
+
+    def run(self) -> Ending:
+        """From the start to the end."""
         while not self._over():
             quiet = self._stopping.notice is None and self._status is None
             heard = self._ears.wait(None if quiet else _TICK)

@@ -18,7 +18,7 @@ from lastcall.notices import polling
 from lastcall.notices.polling import log
 
 LEAD = 120.0
-_READ_AGAIN = 300.0  # seconds: administrators extend time limits
+_READ_AGAIN = 60.0  # seconds: administrators extend time limits, and a preemption with a GraceTime shows nowhere else
 _SCONTROL_SECONDS = 5.0
 
 
@@ -46,7 +46,11 @@ class Slurm(polling.Poller):
         end = _seconds(environ.get("SLURM_JOB_END_TIME", ""))
         scontrol = shutil.which("scontrol", path=environ.get("PATH"))
         if end is None and scontrol is None:
-            log.debug("the end of Slurm job %s is unknown: neither SLURM_JOB_END_TIME nor scontrol is there", job)
+            log.warning(
+                "The end of Slurm job %s is unknown: neither SLURM_JOB_END_TIME nor scontrol is there. Ask for a signal before it: "
+                "#SBATCH --signal=B:TERM@120",
+                job,
+            )
             return None
         return cls(job, end, scontrol, lead=lead, clock=clock)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -176,3 +177,27 @@ def test_no_step_overlaps_a_closed_gate_under_fire() -> None:
     stop.set()
     training.join(60)
     assert (gate.depth, inside[0]) == (0, 0)
+
+
+def test_a_forked_child_finds_the_gate_open() -> None:
+    gate = Gate()
+    gate.shut()
+    pid = os.fork()
+    if pid == 0:
+        gate.enter()
+        gate.leave()
+        os._exit(0 if gate.steps == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert gate.closed
+    gate.open()
+    assert not gate.closed
+
+
+def test_the_gate_opens_when_the_last_who_shut_it_opens_it() -> None:
+    gate = Gate()
+    gate.shut()
+    gate.shut()
+    gate.open()
+    assert gate.closed
+    gate.open()
+    assert not gate.closed

@@ -17,7 +17,7 @@ from lastcall import errors
 from lastcall.core import guard, recovery
 from lastcall.core.gate import Gate
 from lastcall.core.guard import Area, Guard
-from lastcall.types import Kind
+from lastcall.types import Capture, Kind
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_guarded_boundary_becomes_a_committed_checkpoint_of_the_same_bytes(wor
     guarded = made(world, memory_folder)
     guarded.prepare(state.capture(5))
     assert guarded.due(5)
-    guarded.begin(state.capture(5), 0.0)
+    guarded.take(lambda: state.capture(5), 5)
     settle()
     expected = state.contents()
     put(state.tensors["model"]["w"], noise(20_000, "later"))
@@ -118,7 +118,7 @@ def test_a_guarded_step_that_is_not_newer_than_the_last_checkpoint_is_not_saved(
     world.save(state, 6)
     guarded = made(world, memory_folder)
     guarded.prepare(state.capture(5))
-    guarded.stage(state.capture(5))
+    guarded.stage(state.capture(5), None)
     assert recovery.recover_into(world.catalog, "SIGKILL", world.clock) is None
     assert [entry.record.step for entry in world.catalog.entries()] == [6]
     assert list(memory_folder.iterdir()) == []
@@ -134,7 +134,7 @@ def test_the_gate_is_shut_while_the_copy_is_made_and_open_afterwards(world: Worl
         copying.set()
         return go_on.wait(30)
 
-    guarded.begin(dataclasses.replace(state.capture(1), still=still), 0.0)
+    guarded.take(lambda: dataclasses.replace(state.capture(1), still=still), 1)
     assert copying.wait(30)
     assert guarded._gate.closed
     assert not guarded.due(2), "one copy at a time"
@@ -150,13 +150,14 @@ def test_a_state_that_has_grown_gets_a_larger_area(world: World, memory_folder: 
     large = State(seed=4, sizes={"model": {"w": 5000}, "optimizer": {"m": 3_000_000}})
     guarded = made(world, memory_folder)
     guarded.prepare(small.capture(1))
-    guarded.begin(small.capture(1), 0.0)
+    guarded.take(lambda: small.capture(1), 1)
     settle()
-    guarded.begin(large.capture(2), 0.0)
+    guarded.take(lambda: large.capture(2), 2)
+    settle()
+    assert len(list(memory_folder.iterdir())) == 2, "the smaller one holds the newest copy until the larger one has one"
+    guarded.take(lambda: large.capture(3), 3)
     settle()
     assert area_of(memory_folder).data > 3_000_000
-    guarded.begin(large.capture(3), 0.0)
-    settle()
     rescued = recovery.recover_into(world.catalog, "SIGKILL", world.clock)
     assert rescued is not None
     assert rescued.step == 3
@@ -172,13 +173,13 @@ def test_without_room_it_is_said_with_the_size_needed(
     assert "This run is not guarded: two copies of its state need" in caplog.text
     assert "1 MB are free" in caplog.text  # four fifths of what there is
     assert not guarded.due(100)
-    guarded.stage(State(seed=1).capture(1))  # nothing to put it into, and no reason to fail
+    guarded.stage(State(seed=1).capture(1), None)  # nothing to put it into, and no reason to fail
 
 
 def test_a_run_that_ends_in_order_leaves_nothing_behind(world: World, memory_folder: Path) -> None:
     guarded = made(world, memory_folder)
     guarded.prepare(State(seed=1).capture(1))
-    guarded.stage(State(seed=1).capture(1))
+    guarded.stage(State(seed=1).capture(1), None)
     guarded.close()
     assert list(memory_folder.iterdir()) == []
     assert not (world.catalog.private / guard.POINTER).exists()
@@ -186,7 +187,7 @@ def test_a_run_that_ends_in_order_leaves_nothing_behind(world: World, memory_fol
 
 def test_an_area_that_is_gone_with_the_machine_is_forgotten(world: World, tmp_path: Path) -> None:
     pointer = world.catalog.private / guard.POINTER
-    pointer.write_text(json.dumps({"area": str(tmp_path / "gone"), "pid": 1}))
+    pointer.write_text(json.dumps({"areas": [str(tmp_path / "gone")]}))
     assert recovery.recover_into(world.catalog, "SIGKILL", world.clock) is None
     assert not pointer.exists()
 
@@ -194,7 +195,7 @@ def test_an_area_that_is_gone_with_the_machine_is_forgotten(world: World, tmp_pa
 def test_a_damaged_area_is_left_alone_with_a_warning(world: World, memory_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     guarded = made(world, memory_folder)
     guarded.prepare(State(seed=1).capture(1))
-    guarded.stage(State(seed=1).capture(1))
+    guarded.stage(State(seed=1).capture(1), None)
     area = area_of(memory_folder)
     found = area.newest()
     assert found is not None
@@ -202,7 +203,7 @@ def test_a_damaged_area_is_left_alone_with_a_warning(world: World, memory_folder
     area._view[begin + 40] ^= 1
     with caplog.at_level(logging.WARNING):
         assert recovery.recover_into(world.catalog, "SIGKILL", world.clock) is None
-    assert "could not be saved" in caplog.text
+    assert "cannot be used" in caplog.text
     assert world.catalog.entries() == []
 
 
@@ -211,19 +212,20 @@ def test_how_often_by_steps_by_seconds_and_by_cost(world: World, memory_folder: 
     by_steps = made(world, memory_folder, steps=4)
     assert by_steps.next_step() is None, "there is no area yet"
     by_steps.prepare(capture)
-    by_steps.stage(capture)
+    by_steps.stage(capture, None)
     assert (by_steps.next_step(), by_steps.due(13), by_steps.due(14)) == (14, False, True)
     by_steps.close()
     by_time = made(world, memory_folder, steps=None, seconds=1000.0)
     by_time.prepare(capture)
     assert by_time.due(1)
-    by_time.stage(capture)
+    by_time.stage(capture, None)
     assert not by_time.due(50)
     by_time.close()
     by_cost = made(world, memory_folder, steps=None, seconds=None)
     by_cost.prepare(capture)
-    by_cost.begin(capture, -1e9)  # as if the copy had taken forever
+    by_cost.take(lambda: capture, 10)
     settle()
+    by_cost._next_at += 1000.0  # as if the copy had taken ten seconds
     assert not by_cost.due(50)
     by_cost.close()
 
@@ -231,7 +233,7 @@ def test_how_often_by_steps_by_seconds_and_by_cost(world: World, memory_folder: 
 def test_a_dead_runs_directory_is_taken_hold_of_and_let_go(world: World, memory_folder: Path) -> None:
     guarded = made(world, memory_folder)
     guarded.prepare(State(seed=1).capture(8))
-    guarded.stage(State(seed=1).capture(8))
+    guarded.stage(State(seed=1).capture(8), None)
     root = world.catalog.root
     with pytest.raises(errors.BusyError):
         recovery.recover(root, "SIGKILL")
@@ -250,6 +252,101 @@ def test_a_boundary_that_is_not_exact_is_not_copied_and_the_reason_is_said_once(
     guarded.prepare(State(seed=1).capture(1))
     with caplog.at_level(logging.INFO):
         for step in (1, 2):
-            guarded.stage(State(seed=1).capture(step, exact=False, because="gradients were being accumulated"))
+            guarded.stage(State(seed=1).capture(step, exact=False, because="gradients were being accumulated"), None)
     assert caplog.text.count("gradients were being accumulated") == 1
     assert area_of(memory_folder).newest() is None
+
+
+def test_what_cannot_be_saved_now_is_kept_until_it_can(world: World, memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk on start: the next incarnation guards its own steps, and the older state is not lost."""
+    guarded = made(world, memory_folder)
+    guarded.prepare(State(seed=1).capture(4))
+    guarded.stage(State(seed=1).capture(4), None)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.files, "rename", full)
+        assert recovery.recover_into(world.catalog, "SIGKILL", world.clock) is None
+    following = made(world, memory_folder)
+    following.prepare(State(seed=2).capture(4))
+    assert len(list(memory_folder.iterdir())) == 2
+    following.close()  # it ended before its first copy
+    assert len(list(memory_folder.iterdir())) == 1
+    rescued = recovery.recover_into(world.catalog, "SIGKILL", world.clock)
+    assert rescued is not None
+    assert rescued.step == 4
+    assert list(memory_folder.iterdir()) == []
+
+
+def test_an_older_area_goes_once_the_new_one_holds_something(world: World, memory_folder: Path) -> None:
+    first, second = made(world, memory_folder), made(world, memory_folder)
+    first.prepare(State(seed=1).capture(4))
+    first.stage(State(seed=1).capture(4), None)
+    second.prepare(State(seed=2).capture(9))
+    second.stage(State(seed=2).capture(9), None)
+    assert len(list(memory_folder.iterdir())) == 1
+    rescued = recovery.recover_into(world.catalog, "SIGKILL", world.clock)
+    assert rescued is not None
+    assert rescued.step == 9
+
+
+def test_a_run_that_ends_while_its_area_is_being_made_leaves_nothing(world: World, memory_folder: Path) -> None:
+    guarded = made(world, memory_folder)
+    guarded.close()
+    guarded.prepare(State(seed=1).capture(1))
+    assert list(memory_folder.iterdir()) == []
+    assert not guarded.due(1)
+
+
+def test_what_cannot_be_captured_is_passed_over_and_the_gate_is_open(
+    world: World, memory_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = made(world, memory_folder)
+    guarded.prepare(State(seed=1).capture(1))
+
+    def unsavable() -> Capture:
+        raise errors.StateError("extra['fn']: a function cannot be saved")
+
+    with caplog.at_level(logging.INFO):
+        guarded.take(unsavable, 1)
+    assert "a function cannot be saved" in caplog.text
+    assert not guarded._gate.closed
+    guarded.take(lambda: State(seed=1).capture(2), 2)
+    settle()
+    assert area_of(memory_folder).newest() is not None
+
+
+def test_kept_for_the_guardian_an_area_outlives_the_end(world: World, memory_folder: Path) -> None:
+    guarded = made(world, memory_folder)
+    guarded.prepare(State(seed=1).capture(5))
+    guarded.stage(State(seed=1).capture(5), None)
+    guarded.close(keep=True)
+    rescued = recovery.recover_into(world.catalog, "the deadline", world.clock)
+    assert rescued is not None
+    assert rescued.step == 5
+
+
+def test_without_time_to_spare_a_save_is_not_held_up_by_a_copy(world: World, memory_folder: Path) -> None:
+    guarded = made(world, memory_folder)
+    guarded.prepare(State(seed=1).capture(5))
+    guarded.stage(State(seed=1).capture(5), -1.0)
+    assert area_of(memory_folder).newest() is None
+
+
+def test_a_state_that_keeps_changing_under_the_copy_is_copied_while_training_waits(world: World, memory_folder: Path) -> None:
+    guarded = made(world, memory_folder)
+    guarded.prepare(State(seed=1).capture(1))
+    here = threading.current_thread()
+
+    def still() -> bool:
+        return threading.current_thread() is here  # what another thread copies, this one changes
+
+    for step in range(1, 5):
+        guarded.take(lambda: dataclasses.replace(State(seed=1).capture(step), still=still), step)  # noqa: B023
+        settle()
+    assert not guarded._gate.closed
+    rescued = recovery.recover_into(world.catalog, "SIGKILL", world.clock)
+    assert rescued is not None
+    assert rescued.step == 4

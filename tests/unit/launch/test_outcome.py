@@ -60,7 +60,7 @@ def ending(status: int, *members: Member, notice: Notice | None = None, **more: 
         (ending(0, member("finished")), Result.ENDED, 0),
         (ending(0, member("finished"), notice=TERM), Result.ENDED, 0),
         (ending(5, member("finished")), Result.FAILED, 5),
-        (ending(-15, member("finished"), notice=TERM), Result.STOPPED, 143),
+        (ending(-15, member("finished"), notice=TERM), Result.SAVED, CODE),  # all is committed: what follows training is done again
         # failed
         (ending(9, member("failed")), Result.FAILED, 9),
         (ending(-11, member(None, pid=1)), Result.FAILED, 139),

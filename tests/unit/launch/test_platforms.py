@@ -98,3 +98,26 @@ def test_a_command_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
     with pytest.raises(command.CannotStart, match="not found") as missing:
         command.locate("other", environ)
     assert missing.value.code == 127
+
+
+@pytest.mark.parametrize(
+    ("said", "standing"),
+    [  # as Slurm 22.05 says it
+        ("JobState=RUNNING Reason=None Restarts=0 PreemptTime=None", platforms.Standing.RUNNING),
+        ("JobState=RUNNING Reason=None Restarts=0 PreemptTime=2026-11-15T11:50:13", platforms.Standing.RUNNING),
+        ("JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None", platforms.Standing.CANCELLED),
+        ("JobState=CANCELLED Reason=None Restarts=0", platforms.Standing.CANCELLED),
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0 PreemptTime=None", platforms.Standing.ENDING),
+        ("JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-11-15T11:46:11", platforms.Standing.ENDING),
+        ("JobState=COMPLETING Reason=None Restarts=1", platforms.Standing.REQUEUED),
+        ("JobState=PENDING Reason=BeginTime Restarts=1", platforms.Standing.REQUEUED),
+        ("", platforms.Standing.RUNNING),
+        ("slurm_load_jobs error: Invalid job id specified", platforms.Standing.RUNNING),
+    ],
+)
+def test_whether_to_requeue_is_told_by_what_slurm_is_doing_with_the_job(said: str, standing: platforms.Standing) -> None:
+    assert platforms.standing(said, 0) is standing
+
+
+def test_the_restarts_of_earlier_lives_do_not_count() -> None:
+    assert platforms.standing("JobState=RUNNING Restarts=3", 3) is platforms.Standing.RUNNING

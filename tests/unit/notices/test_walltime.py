@@ -89,7 +89,7 @@ def test_outside_of_an_allocation_there_is_no_source(scontrol: Scontrol) -> None
 def test_without_a_variable_and_without_scontrol_there_is_no_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "lastcall"):
         assert walltime.Slurm.of_environment({"SLURM_JOB_ID": "71", "PATH": str(tmp_path)}) is None
-    assert "SLURM_JOB_END_TIME" in caplog.text and not warnings(caplog)
+    assert "SLURM_JOB_END_TIME" in caplog.text and "--signal=B:TERM@120" in caplog.text
 
 
 def test_the_variable_alone_is_enough_and_the_deadline_is_the_end(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_notice_comes_by_itself_when_its_time_has_come(scontrol: Scontrol) -
 def test_scontrol_is_asked_for_this_job_in_seconds(scontrol: Scontrol) -> None:
     scontrol.says(time.time() + 3600)
     source = slurm(scontrol.environ())
-    assert source.look() == 300.0
+    assert source.look() == 60.0
     assert scontrol.calls == ["%s show job 71 -o"]
 
 
@@ -122,23 +122,23 @@ def test_scontrol_knows_better_than_the_variable_which_is_never_renewed(scontrol
     end = int(time.time()) + 7200
     scontrol.says(end)
     source = slurm(scontrol.environ(SLURM_JOB_END_TIME=str(int(time.time()) + 60)))
-    assert source.look() == 300.0 and source.end == end
+    assert source.look() == 60.0 and source.end == end
 
 
 def test_a_limit_that_was_extended_meanwhile_is_seen_before_the_notice_is_given(scontrol: Scontrol) -> None:
     clock = Turned()
     scontrol.says(time.time() + 1000)
     source = slurm(scontrol.environ(), clock=clock)
-    assert source.look() == 300.0
+    assert source.look() == 60.0
     clock.ahead = 900.0
     scontrol.says(time.time() + 5000)
-    assert source.look() == 300.0
+    assert source.look() == 60.0
 
 
 def test_a_job_without_a_limit_is_asked_about_again_later(scontrol: Scontrol) -> None:
     scontrol.says("Unknown")
     source = slurm(scontrol.environ())
-    assert source.look() == 300.0 and source.end is None
+    assert source.look() == 60.0 and source.end is None
 
 
 def test_a_job_shorter_than_the_lead_keeps_half_of_its_time(scontrol: Scontrol, caplog: pytest.LogCaptureFixture) -> None:
@@ -156,7 +156,7 @@ def test_an_scontrol_that_fails_is_warned_of_once_and_the_variable_still_holds(
     scontrol.does(shell)
     end = int(time.time()) + 3600
     source = slurm(scontrol.environ(SLURM_JOB_END_TIME=str(end)))
-    assert source.look() == source.look() == 300.0
+    assert source.look() == source.look() == 60.0
     assert source.end == end and len(warnings(caplog)) == 1
 
 
@@ -164,7 +164,7 @@ def test_an_scontrol_that_hangs_is_ended(scontrol: Scontrol, monkeypatch: pytest
     monkeypatch.setattr(walltime, "_SCONTROL_SECONDS", 0.2)
     scontrol.does("exec sleep 600")
     source = slurm(scontrol.environ(SLURM_JOB_END_TIME=str(int(time.time()) + 3600)))
-    assert source.look() == 300.0
+    assert source.look() == 60.0
     assert "timed out" in warnings(caplog)[0]
 
 

@@ -13,9 +13,10 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from lastcall import errors
@@ -23,6 +24,7 @@ from lastcall.adapters.torch import cuda, hooks
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.rng import Captured, Randomness
 from lastcall.adapters.torch.state.entries import StateSet
+from lastcall.core import digest
 from lastcall.core.gate import Gate
 from lastcall.core.restore import Loading, Stored
 from lastcall.formats import tree
@@ -219,6 +221,10 @@ class TorchSubject:
 
     def rescue(self) -> Capture:
         """The last completed step. Runs on a side thread while the training thread is somewhere between two mutations."""
+        return self._last_boundary(None)
+
+    def _last_boundary(self, digests: list[str] | None) -> Capture:
+        """`digests`: of the large arrays, as they were at this boundary. numpy does not count changes as torch does."""
         copy = self._copy
         assert copy is not None
         if self._gate.steps != self.mark:
@@ -231,12 +237,25 @@ class TorchSubject:
             because = "gradients were being accumulated"
         elif self._gate.steps == 0:
             because = "no torch optimizer has stepped: nothing tells whether the state is between two updates"
+        elif digests is None and self.state.arrays():
+            because = "nothing tells whether a large numpy array has changed since the last boundary"
         capture = self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, copy.place)
-        return dataclasses.replace(capture, still=self.untouched)  # what changes outside the gate shows only afterwards
+        mark = self._gate.steps
+        kept = _storages(self.state.tensors())  # `p.data = ...` while they are being read must not free them
+
+        def still() -> bool:
+            """What changes outside the gate shows only afterwards. Against this boundary, whichever has come since."""
+            same = self._gate.steps == mark and copy.fingerprint == self._fingerprint() and kept is not None
+            return same and (digests is None or digests == self._digests())
+
+        return dataclasses.replace(capture, still=still)
 
     def behind_gate(self) -> Capture:
         self.refresh(time.perf_counter())
-        return self.rescue()
+        return self._last_boundary(self._digests())
+
+    def _digests(self) -> list[str]:
+        return [digest.of(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in self.state.arrays()]
 
     def untouched(self) -> bool:
         return self._gate.steps == self.mark and self._copy is not None and self._copy.fingerprint == self._fingerprint()
@@ -353,6 +372,10 @@ def _loaders_in(value: object, depth: int = 0) -> list[object]:
     elif isinstance(value, list | tuple):
         items = list(value)
     return [loader for item in items for loader in _loaders_in(item, depth + 1)]
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[object]:
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
 
 
 def _sample(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Callable[[torch.Tensor], tuple[int, ...]], int]]:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from lastcall import errors, types
@@ -126,11 +127,16 @@ class StateSet:
         for part, _ in self._seen.values():
             if isinstance(part, modules.ModulePart):
                 found.update((id(p), p) for p in part.module.parameters())
+                found.update((id(b), b) for b in part.live_buffers())
             elif isinstance(part, optimizers.OptimizerPart):
                 found.update((id(p), p) for p in part.parameters())
                 found.update((id(t), t) for kept in part.value.state.values() for t in _tensors_in(kept))
         found.update((id(t), t) for t in _tensors_in(self.values) if t.nbytes >= copies.LARGE)
         yield from found.values()
+
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """The numpy arrays that a rescue reads live."""
+        return [array for array in _leaves(self.values, np.ndarray) if array.nbytes >= copies.LARGE]
 
     # ---- restoring ---------------------------------------------------------------------------------------------------
 
@@ -214,12 +220,16 @@ def _groups(encoder: Encoder, names: Iterable[str]) -> tuple[types.Group, ...]:
     return tuple(groups)
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    return _leaves(value, torch.Tensor)
+
+
+def _leaves(value: Any, kind: type, depth: int = 0) -> Iterator[Any]:
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, dict) and depth < 20:
         for item in value.values():
-            yield from _tensors_in(item, depth + 1)
+            yield from _leaves(item, kind, depth + 1)
     elif isinstance(value, list | tuple) and depth < 20:
         for item in value:
-            yield from _tensors_in(item, depth + 1)
+            yield from _leaves(item, kind, depth + 1)

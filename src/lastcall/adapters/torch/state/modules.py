@@ -7,6 +7,7 @@ the modules once, and later only looked at again to see whether they still hold.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,16 +60,27 @@ class ModulePart:
         found = self.structure
         if not found.plain:
             return self._copy_state_dict()
-        names, live, room = [], [], COPY_LIMIT
-        for name, owner, key in found.buffers:
-            buffer = owner.get(key)
-            if buffer is not None and buffer.nbytes <= room:
+        names, live = [], []
+        for name, buffer, copied in self._budgeted(found):
+            if copied:
                 names.append(name)
                 live.append(buffer)
-                room -= buffer.nbytes
         lease = self._buffers.copy(live) if live else None
         others = {name: tree.copy(owner.get_extra_state()) for name, owner in found.extras} if found.extras else {}
         return Copy(names, lease, others)
+
+    def live_buffers(self) -> list[torch.Tensor]:
+        """Those that are too large to be copied at a boundary."""
+        return [buffer for _, buffer, copied in self._budgeted(self.structure) if not copied] if self.structure.plain else []
+
+    def _budgeted(self, found: structure.Structure) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        room = COPY_LIMIT
+        for name, owner, key in found.buffers:
+            buffer = owner.get(key)
+            if buffer is not None:
+                copied = buffer.nbytes <= room
+                room -= buffer.nbytes if copied else 0
+                yield name, buffer, copied
 
     def _copy_state_dict(self) -> Copy:
         """State that a module makes up itself is copied where it is small; parameters stay live, as elsewhere."""
