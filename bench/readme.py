@@ -44,7 +44,7 @@ def row(report: dict[str, Any]) -> str:
 
 def costs(found: list[dict[str, Any]]) -> list[str]:
     """What a step costs while nothing happens, in a sentence for each row of ours."""
-    rows = [each for one in found for report in one["reports"] if report["name"] == "step" for each in report["rows"]]
+    rows = next((report["rows"] for one in found for report in one["reports"] if report["name"] == "step"), [])
     own = [
         f"{each['what'].removeprefix('lastcall: ')} {each['microseconds']:.1f} µs"
         for each in rows
@@ -60,8 +60,10 @@ def main(paths: list[str]) -> None:
     lines += [row(report) for one in found for report in one["reports"] if "methods" in report]
     lines += ["", "Medians of interleaved rounds; in brackets, how many times lastcall's time.", *costs(found)]
     where = found[0]["conditions"]
+    dates = sorted(one["conditions"]["date"] for one in found)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     parts = [where["kernel"], where["cores"], where["memory"], where["disk"].split(" at ")[0], where["torch"]]
-    lines.append(f"Measured on {where['date']}: {', '.join(parts)}.")
+    lines.append(f"Measured on {when}: {', '.join(parts)}.")
     text = README.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
