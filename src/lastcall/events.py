@@ -15,7 +15,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lastcall.clock import Clock
@@ -169,7 +169,12 @@ class _Folder:
 
 def read(path: Path) -> Iterator[dict[str, object]]:
     """The events of a log, oldest first, rotated ones too. Torn lines are skipped; a missing file is an empty one."""
-    for line in itertools.chain(_lines(_rotated(path)), _lines(path)):
+    return parsed(itertools.chain(_lines(_rotated(path)), _lines(path)))
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, object]]:
+    """The events in these lines; what makes no sense is skipped."""
+    for line in lines:
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):

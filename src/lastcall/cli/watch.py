@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lastcall import events
 from lastcall.cli import ls, output
 from lastcall.core import catalog as catalogs
 from lastcall.core import registry
@@ -232,13 +233,7 @@ class Log:
             return
         whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
         self._read[info.st_ino] = begin + len(whole)
-        for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield event
+        yield from events.parsed(whole.splitlines())
 
 
 def _read(path: Path) -> Event | None:
