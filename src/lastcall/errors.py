@@ -8,7 +8,9 @@ LastcallError
 ├── SaveError          a save could not be completed; what was committed before is intact
 │   ├── NoSpaceError   ... because the disk is full
 │   └── DeadlineError  ... because the time ran out
-└── BusyError          another process is running in this directory
+├── BusyError          another process is running in this directory
+├── StoreLost          the store through which the ranks agree cannot be reached
+└── RanksError         the ranks of a run do not fit together, or one of them did not come; the message names it
 Preempted              not an error: leaves the training loop after a notice was served; a SystemExit
 """
 
@@ -55,6 +57,14 @@ class DeadlineError(SaveError):
 
 class BusyError(LastcallError):
     """Another process is running in this directory."""
+
+
+class StoreLost(LastcallError):
+    """The store through which the ranks of a run agree cannot be reached. A local save never depends on it."""
+
+
+class RanksError(LastcallError):
+    """The ranks of a run do not fit together (other directories, other states), or one of them did not come."""
 
 
 class Preempted(SystemExit):

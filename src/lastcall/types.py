@@ -60,6 +60,25 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True)
+class Share:
+    """How a tensor of this rank belongs to a whole that several ranks hold: DDP's parameters, a DTensor's shard. Without one, a tensor is
+    the rank's own. Shapes are those of the file (a dtype that safetensors lacks is stored in another shape)."""
+
+    whole: tuple[int, ...]  # the shape of the whole
+    offset: tuple[int, ...]  # where this rank's piece begins in it
+    holders: tuple[int, ...]  # the ranks that hold the same piece, this one included, in order
+
+
+@dataclass(frozen=True)
+class Region:
+    """A Target for a piece of a stored tensor: the box at `offset` of `shape` goes to `target`, in C order."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    target: Target
+
+
+@dataclass(frozen=True)
 class TensorEntry:
     """One tensor as a format sees it: a name, a safetensors dtype code ("F32", "BF16", ...), a shape, and its bytes in C order."""
 
@@ -67,6 +86,7 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     source: Source
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
