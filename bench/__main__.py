@@ -11,12 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import disk, gpu, resume, save, stall, startup, step
+from bench import agreement, disk, gpu, resume, save, stall, startup, step
 from bench.conditions import conditions
 from bench.measure import Options
 from bench.table import Comparison, Listing
 
-_SIZES = {"save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0}
+_SIZES = {
+    "save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0,
+    "agreement": 0.0, "traffic": 0.0,
+}  # fmt: skip
 _FOLDER = "lastcall-bench-"
 
 
@@ -54,7 +57,7 @@ def _workspace(folder: Path) -> Iterator[Path]:
         disk.clear(own)
 
 
-def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Comparison | Listing:
+def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Comparison | Listing | agreement.Report:
     match name:
         case "save":
             return save.save(folder, gigabytes, options)
@@ -70,6 +73,10 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
             return startup.startup(folder, options)
         case "gpu":
             return gpu.gpu(folder, gigabytes, options)
+        case "agreement":
+            return agreement.processes(folder, options)
+        case "traffic":
+            return agreement.simulation(folder, options)
         case _:
             return step.step(folder, options)
 

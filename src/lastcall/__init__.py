@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # importing typing costs 3 ms and more, in every Python p
 if TYPE_CHECKING:
     from typing import Any
 
+    from lastcall import dcp
     from lastcall.adapters.torch.run import Run, protect
     from lastcall.errors import (
         BusyError,
@@ -37,6 +38,7 @@ __all__ = [
     "SaveError",
     "StateError",
     "__version__",
+    "dcp",
     "protect",
 ]
 
@@ -53,6 +55,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lastcall' has no attribute {name!r}")
     import importlib
 
+    if name == "dcp":
+        return importlib.import_module("lastcall.dcp")
     home = _HOMES.get(name, "lastcall.errors")
     try:
         module = importlib.import_module(home)

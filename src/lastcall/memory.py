@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
-from typing import Protocol
+from typing import Literal, Protocol
 
 ALIGNMENT = 4096
 HUGE = 2 * 1024 * 1024
+_SHORT = 64  # words: longer runs are copied faster one by one
+_WORDS: dict[int, Literal["Q", "I", "H", "B"]] = {8: "Q", 4: "I", 2: "H", 1: "B"}
 
 
 class HostMemory:
@@ -26,6 +29,10 @@ class HostMemory:
 
     def write_from(self, address: int, offset: int, nbytes: int) -> None:
         ctypes.memmove(self.address + offset, address, nbytes)
+
+    def write_rows(self, address: int, stride: int, offset: int, step: int, nbytes: int, count: int) -> None:
+        """Copy `count` runs of `nbytes`: `stride` bytes apart from `address` on, to places `step` bytes apart from `offset` on."""
+        copy_rows(self.address + offset, step, address, stride, nbytes, count)
 
 
 class BytesSource:
@@ -47,6 +54,20 @@ class BytesSource:
 def view(address: int, nbytes: int) -> memoryview:
     """The bytes at an address, for Python's file calls. Whoever owns them must outlive it."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def copy_rows(to: int, step: int, address: int, stride: int, nbytes: int, count: int) -> None:
+    """Copy `count` runs of `nbytes`, `stride` bytes apart at one address and `step` apart at the other. Many short runs are copied
+    a column of words at a time, which a slice of a memoryview does in C: for runs of 8 bytes a hundred times as fast."""
+    word = math.gcd(step, stride, nbytes, 8)
+    if nbytes // word > _SHORT or count < nbytes // word:
+        for number in range(count):
+            ctypes.memmove(to + number * step, address + number * stride, nbytes)
+        return
+    there = view(to, (count - 1) * step + nbytes).cast(_WORDS[word])
+    here = view(address, (count - 1) * stride + nbytes).cast(_WORDS[word])
+    for column in range(nbytes // word):
+        there[column :: step // word] = here[column :: stride // word]
 
 
 def address_of(mapping: mmap.mmap) -> int:

@@ -25,7 +25,7 @@ Mode = Literal["min", "max"]
 
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
 PREFIX = "LASTCALL_"
-INTERNAL = ("LASTCALL_REGISTRY",)  # set by `lastcall run` for the processes below it
+INTERNAL = ("LASTCALL_REGISTRY", "LASTCALL_STORE")  # set by `lastcall run` for the processes below it
 LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
     "LASTCALL_AWS_REBALANCE",
     "LASTCALL_AZURE_LEAD_SECONDS",
@@ -190,6 +190,9 @@ JIT = (
     Setting("guard_folder", "LASTCALL_GUARD_FOLDER", "/dev/shm", _text, "a folder in memory", "/dev/shm"),
     Setting("huge_pages", "LASTCALL_HUGE_PAGES", True, _flag, _YES_OR_NO, "1"),
     Setting("threads", "LASTCALL_WRITER_THREADS", 16, _threads, f"a whole number from 1 to {_MOST_THREADS}", "16"),
+    Setting("ranks", "LASTCALL_RANKS", "together", _one_of(("together", "separate")), "one of together, separate", "together"),
+    Setting("on_hang", "LASTCALL_ON_HANG", "save", _one_of(("save", "exit")), "one of save, exit", "save"),
+    Setting("hang_seconds", "LASTCALL_HANG_SECONDS", 30.0, _some_seconds, "a number greater than 0", "30.0"),
     Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
     Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
 )
@@ -244,6 +247,12 @@ class JITCheckpointConfig:
     """Move large host tensors into huge pages while training goes on: they are written faster."""
     threads: int
     """How many threads write a checkpoint."""
+    ranks: str
+    """What the processes of torch.distributed are: one run in one directory ("together"), or each a run of its own ("separate")."""
+    on_hang: str
+    """When a rank hangs, the others save. Then they go on waiting for it ("save"), or leave so that the run is started again ("exit")."""
+    hang_seconds: float
+    """How long a rank may make no progress at least; ten times the longest usual step where that is more."""
     exit_code: int
     """How the process leaves after a notice and a committed checkpoint; it asks the platform to run it again."""
     log_level: str
@@ -264,6 +273,9 @@ class JITCheckpointConfig:
         guard_folder: str | None = None,
         huge_pages: bool | None = None,
         threads: int | None = None,
+        ranks: str | None = None,
+        on_hang: str | None = None,
+        hang_seconds: float | None = None,
         exit_code: int | None = None,
         log_level: str | None = None,
         *,
@@ -282,6 +294,9 @@ class JITCheckpointConfig:
             "guard_folder": guard_folder,
             "huge_pages": huge_pages,
             "threads": threads,
+            "ranks": ranks,
+            "on_hang": on_hang,
+            "hang_seconds": hang_seconds,
             "exit_code": exit_code,
             "log_level": log_level,
         }
@@ -367,6 +382,29 @@ def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """Where `lastcall run`, if there is one above this process, keeps book of the training processes."""
     folder = (os.environ if environ is None else environ).get("LASTCALL_REGISTRY")
     return Path(folder) if folder and os.path.isdir(folder) else None
+
+
+def launcher_store(environ: Mapping[str, str] | None = None) -> str | None:
+    """The port and the secret of the store that `lastcall run`, if there is one above this process, keeps for the ranks."""
+    return (os.environ if environ is None else environ).get("LASTCALL_STORE", "").strip() or None
+
+
+def of_torchrun(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
+    """What torchrun tells each of its processes; None where it is not above this one, or keeps no store of its own."""
+    environ = os.environ if environ is None else environ
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    if not all(environ.get(name) for name in names) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    found = {name: environ[name] for name in names}
+    found["TORCHELASTIC_RESTART_COUNT"] = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return found
+
+
+def many_tasks(environ: Mapping[str, str] | None = None) -> int:
+    """How many processes a launcher says that there are; 1 where none says anything."""
+    environ = os.environ if environ is None else environ
+    text = environ.get("WORLD_SIZE") or environ.get("SLURM_NTASKS") or "1"
+    return int(text) if text.isdigit() else 1
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

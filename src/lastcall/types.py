@@ -17,6 +17,7 @@ class Kind(enum.Enum):
     MANUAL = "manual"  # run.save()
     FINAL = "final"  # training finished
     GUARD = "guard"  # the process was killed: saved from the shared memory that it left behind
+    SURVIVORS = "survivors"  # a rank was lost, failed or hangs: saved by the others
 
 
 class Outcome(enum.Enum):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,12 @@ class Child:
 
 
 class Nursery:
-    def __init__(self) -> None:
+    def __init__(self, imports: Sequence[str] = ()) -> None:
+        """`imports`: modules that the children shall find imported, besides those that every script needs."""
         self._channel, theirs = socket.socketpair()
         server = Path(__file__).with_name("nursery_server.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(server), str(theirs.fileno())],
+            [sys.executable, "-X", "faulthandler", str(server), str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],
             env=environment(),
         )
@@ -168,8 +169,8 @@ class Nursery:
 
 
 @contextmanager
-def opened() -> Iterator[Nursery]:
-    nursery = Nursery()
+def opened(imports: Sequence[str] = ()) -> Iterator[Nursery]:
+    nursery = Nursery(imports)
     try:
         yield nursery
     finally:

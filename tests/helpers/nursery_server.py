@@ -2,13 +2,14 @@
 process and not the seconds that the import takes. What the child does from then on is what `python script.py` does:
 its own session, its own output files, the script as `__main__`, exit functions, exit code.
 
-    python nursery_server.py FD        requests and answers are JSON lines on the socket FD
+    python nursery_server.py FD [MODULE ...]       requests and answers are JSON lines on the socket FD
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -69,6 +70,8 @@ def serve(channel: socket.socket) -> Path | None:
 def warm_up() -> None:
     """What every script would import or build by itself. No backward(): its engine's threads do not survive a fork."""
     assert lastcall.protect is not None
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     torch.set_num_threads(1)
     parameter = torch.zeros(2, requires_grad=True)
     parameter.grad = torch.zeros(2)

@@ -122,7 +122,7 @@ _interrupted = False
 def wait_until_saved(run: Run) -> None:
     """Let the periodic save that may be in progress come to its end, so that none is put off."""
     assert run._session is not None
-    run._session.wait_for_background()
+    run._session.background.wait()
 
 
 def hang() -> None:

@@ -14,6 +14,7 @@ from lastcall.auto import imports
 # Module that is waited for -> "module:function" of ours, called with that module right after its import.
 PATCHES = {
     "torch.distributed.elastic.multiprocessing.api": "lastcall.auto.torchrun:apply",
+    "torch.distributed.rendezvous": "lastcall.auto.attempts:apply",
 }
 
 _ON = ("1", "true", "yes", "on")

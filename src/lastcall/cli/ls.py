@@ -184,9 +184,11 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def checkpoint(path: Path) -> Path | None:
-    """The path, if it names a checkpoint rather than a run; spelt with its name where it was "."."""
+    """The path, if it names a checkpoint rather than a run; spelt with its name where it was ".". One of lastcall.dcp may be called
+    anything, so a commit record will do."""
     named = path if _NAME.fullmatch(path.name) else Path(os.path.abspath(path))
-    return named if _NAME.fullmatch(named.name) and not (named / catalogs.PRIVATE).exists() else None
+    is_one = _NAME.fullmatch(named.name) is not None or os.path.lexists(named / records.NAME)
+    return named if is_one and not (named / catalogs.PRIVATE).exists() else None
 
 
 def identify(root: Path) -> dict[str, object]:

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls", "list the checkpoints of runs"),
     "show": ("show", "show one checkpoint in detail"),
     "verify": ("verify", "check every byte of checkpoints against its digest"),
+    "export": ("export", "write a checkpoint out as one plain safetensors or .pt file"),
     "prune": ("prune", "remove checkpoints that are not needed; shows first what would go"),
     "watch": ("watch", "follow a run: step, metrics, speed, saves, notices"),
     "pause": ("pause", "have a run save, stop, and stay stopped"),

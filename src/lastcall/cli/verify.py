@@ -51,7 +51,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     targets = [item for path in args.paths for item in _targets(path, newest=args.newest)]
     targets = list({os.path.abspath(item.path): item for item in targets}.values())
-    bar = _Bar(sum(item.size for item in targets if item.record), show=not args.json and sys.stderr.isatty())
+    bar = Bar(sum(item.size for item in targets if item.record), show=not args.json and sys.stderr.isatty())
     engine = writer.Engine(files=bar)
     results = []
     try:
@@ -147,7 +147,7 @@ def _json(result: Result) -> dict[str, object]:
     }
 
 
-class _Bar(storage.Files):
+class Bar(storage.Files):
     """The file system of the engine, counting what is read, and the bar that shows it."""
 
     def __init__(self, total: int, *, show: bool) -> None:

@@ -4,7 +4,7 @@ runs/exp1/checkpoint-1347/        committed: the record is there
 runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
 runs/exp1/.lastcall/staging/      under construction; never looked at, removed on start
 runs/exp1/.lastcall/trash/        pruned; its files become spare space
-runs/exp1/.lastcall/spare/        space kept ready
+runs/exp1/.lastcall/spare/        space kept ready; spare-2/ is that of rank 2
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
+from lastcall.core import naming
 from lastcall.core import record as records
 from lastcall.core.record import Record
 from lastcall.storage import files as storage
@@ -52,51 +53,68 @@ class Keep:
 
 
 class Catalog:
-    """One directory of checkpoints. Only the process that holds its lock changes it."""
+    """One directory of checkpoints. Only the process that holds its lock changes it; the other ranks of a run write into its staging."""
 
-    def __init__(self, root: Path, files: storage.Files) -> None:
+    def __init__(self, root: Path, files: storage.Files, rank: int = 0) -> None:
         self.root = root
         self.private = root / PRIVATE
         self.staging = self.private / "staging"
         self.trash = self.private / "trash"
-        self.preparing = self.private / "preparing"  # a spare that is being written
+        mine = f"-{rank}" if rank else ""
+        self.preparing = self.private / f"preparing{mine}"  # a spare that is being written
         self.files = files
-        self.spares = SparePool(self.private / "spare", files)
+        self._rank = rank
+        self.spares = SparePool(self.private / f"spare{mine}", files)
         self._lock: int | None = None
 
-    def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
-        """Make the directory, and make it ours. A predecessor on its way out is waited for."""
+    def _pool(self, rank: int) -> SparePool:
+        return self.spares if rank == self._rank else SparePool(self.private / (f"spare-{rank}" if rank else "spare"), self.files)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._lock is not None
+
+    def make(self) -> None:
+        """Make the directory, as any rank may."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             settings.fail(f"{error.filename} is a file where a directory belongs. Move it away, or give protect() another directory.")
+
+    def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
+        """Make the directory, and make it ours. A predecessor on its way out is waited for."""
+        self.make()
         # POSIX locks do not keep out a second run in this process, and opening the file again would let go of the first one's.
         if _held.get(self.root.resolve()) == os.getpid():
             raise errors.BusyError(f"{self.root} is in use by this process already: give each run a directory of its own.")
-        self._lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         give_up = clock.now() + patience
-        while True:
-            try:
-                # POSIX locks, not flock: DataLoader workers that outlive a killed trainer must not hold it.
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror)
-                    break
-                if clock.now() >= give_up:
-                    owner = os.pread(self._lock, 100, 0).decode(errors="replace").strip()
-                    os.close(self._lock)
-                    self._lock = None
-                    raise errors.BusyError(
-                        f"{self.root} is in use by process {owner or '(unknown)'}. Two runs cannot share a directory: let it end, "
-                        f"stop it (kill {owner or 'PID'}), or give this run a directory of its own."
-                    ) from error
+        while not self.try_lock():
+            if clock.now() >= give_up:
+                owner = (self.private / "lock").read_text(errors="replace")[:100].strip()
+                raise errors.BusyError(
+                    f"{self.root} is in use by process {owner or '(unknown)'}. Two runs cannot share a directory: let it end, "
+                    f"stop it (kill {owner or 'PID'}), or give this run a directory of its own."
+                )
             clock.sleep(0.1)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def try_lock(self) -> bool:
+        """Take the lock if nobody has it. Where the file system has no locks, it counts as taken, with a warning."""
+        fd = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # POSIX locks, not flock: DataLoader workers that outlive a killed trainer must not hold it.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(fd)
+                return False
+            log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        self._lock = fd
         _held[self.root.resolve()] = os.getpid()
+        return True
 
     def close(self) -> None:
         if self._lock is not None:
@@ -120,8 +138,9 @@ class Catalog:
         for leftover in (self.staging, self.trash):
             if os.path.lexists(leftover):
                 self._throw_away(leftover)
-        with contextlib.suppress(OSError):
-            self.files.unlink(self.preparing)
+        for leftover in (self.preparing, *self.private.glob("preparing-*")):
+            with contextlib.suppress(OSError):
+                self.files.unlink(leftover)
         for path in self._folders():
             if os.path.lexists(path / records.SENTINEL):
                 self._discard(path)
@@ -178,9 +197,16 @@ class Catalog:
         for path in gone:
             self._discard(path)
         if entries:
-            newest = entries[0].record
-            self.spares.trim(len(newest.files), newest.size * 5 // 4)
+            self._trim(entries[0].record)
         return gone
+
+    def _trim(self, newest: Record) -> None:
+        """Each rank's spare space is to hold its next files, and no more."""
+        by_rank: dict[int, list[int]] = {self._rank: []}
+        for file in newest.files:
+            by_rank.setdefault(naming.rank_of(file.name), []).append(file.size)
+        for rank, sizes in by_rank.items():
+            self._pool(rank).trim(len(sizes), sum(sizes) * 5 // 4)
 
     def _folders(self) -> list[Path]:
         try:
@@ -205,7 +231,7 @@ class Catalog:
         for entry in list(os.scandir(folder)):
             path = Path(entry.path)
             if entry.is_file(follow_symlinks=False) and entry.name.endswith(".safetensors"):
-                self.spares.give(path)
+                self._pool(naming.rank_of(entry.name)).give(path)
         storage.remove_tree(self.files, folder)
 
     def _throw_away(self, folder: Path) -> None:

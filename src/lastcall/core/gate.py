@@ -18,12 +18,13 @@ _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
 
 class Gate:
-    __slots__ = ("__weakref__", "_lock", "_opened", "begun", "closed", "on_hold", "steps")
+    __slots__ = ("__weakref__", "_lock", "_opened", "allowed", "begun", "closed", "on_hold", "steps")
 
     def __init__(self) -> None:
         self.begun = 0  # optimizer steps begun; nested ones count
         self.steps = 0  # optimizer steps completed
         self.closed = 0  # how many keep it shut: a rescue, a copy for the guardian
+        self.allowed = 0  # a shut gate lets steps through until so many are completed: a rank that is behind the others
         self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
         self._opened = threading.Event()
         self._lock = threading.Lock()
@@ -70,21 +71,30 @@ class Gate:
             if self.closed == 0:
                 self._opened.set()
 
+    def let(self, steps: int) -> None:
+        """Let steps through the shut gate until `steps` are completed."""
+        with self._lock:
+            self.allowed = steps
+            self._opened.set()
+
     def _hold(self) -> None:
         # Outside while it waits: otherwise close() would wait for a step that waits for it.
         self.begun -= 1
-        while self.closed:
+        while self.closed and self.steps >= self.allowed:
             self._opened.wait(1.0)
-        self.on_hold()
+            if self.closed and self.steps >= self.allowed:
+                self._opened.clear()  # set for somebody who was let through
+        if not self.closed:
+            self.on_hold()
         self.begun += 1
-        if self.closed:
+        if self.closed and self.steps >= self.allowed:
             self._hold()
 
 
 def _open_in_child() -> None:
     """Whoever keeps a gate shut is a thread of the parent: a forked child that trains would wait for it for ever."""
     for gate in _gates:
-        gate.closed = 0
+        gate.closed = gate.allowed = 0
         gate._lock = threading.Lock()
         gate._opened = threading.Event()
         gate.on_hold = lambda: None

@@ -36,6 +36,7 @@ class Record:
     run: str = ""
     incarnation: int = 1
     world: int = 1
+    save: str = ""  # what the ranks called this save, by which they find out on disk whether it was committed
     created: float = 0.0
     seconds: float = 0.0
     written: int = 0  # bytes that went to the disk; less than the sum of the sizes where files were taken over
@@ -74,7 +75,7 @@ def parse(data: bytes) -> Record:
         stated = body.pop("digest")
         if digest.named(_text(body["algorithm"]))(_canonical({"format": FORMAT, **body})) != stated:
             raise errors.CheckpointError(f"{NAME} does not match its own digest")
-        files = tuple(_file(item) for item in body.pop("files"))
+        files = tuple(file_from(item) for item in body.pop("files"))
         kind = Kind(body.pop("kind"))
         missing = tuple(_text(name) for name in body.pop("missing"))
         record = Record(kind=kind, files=files, missing=missing, **body)
@@ -119,7 +120,7 @@ def _check(record: Record) -> None:
             raise ValueError(f"{number!r} is not a count")
     if type(record.exact) is not bool or not isinstance(record.metrics, dict):
         raise TypeError("a field has the wrong type")
-    for text in (record.reason, record.because, record.run):
+    for text in (record.reason, record.because, record.run, record.save):
         _text(text)
     for value in (record.created, record.seconds, *record.metrics.values()):
         if type(value) not in (int, float):
@@ -136,7 +137,7 @@ def _text(value: object) -> str:
     return value
 
 
-def _file(item: dict[str, Any]) -> FileRecord:
+def file_from(item: dict[str, Any]) -> FileRecord:
     file = FileRecord(**{**item, "chunks": tuple(_text(chunk) for chunk in item["chunks"])})
     if not _SAFE_NAME.fullmatch(_text(file.name)) or file.name in (NAME, SENTINEL) or ".." in file.name:
         raise errors.CheckpointError(f"{NAME} names the file {file.name!r}, which is not a plain name in its folder")

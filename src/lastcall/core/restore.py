@@ -1,36 +1,40 @@
 """From the catalog back to live state: the newest checkpoint whose digests hold, read in parallel straight into place.
 
 Live tensors are only written to when there is a way out: an older checkpoint that would overwrite them again. The last one that is
-left is checked as a whole first, so a damaged one never leaves the run with half a state.
+left is checked first, so a damaged one never leaves the run with half a state. One process checks every byte of it; of many ranks each
+checks what it needs.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import itertools
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 from lastcall import errors
-from lastcall.core import digest, saving, writer
-from lastcall.core import record as records
+from lastcall.core import digest, writer
 from lastcall.core.catalog import Catalog, Entry
-from lastcall.formats import safetensors
-from lastcall.types import FileRecord, Target
+from lastcall.core.contents import Contents, Stored, Targets, Wanted
+from lastcall.types import FileRecord
+
+__all__ = ["Loading", "Restorable", "Spoiled", "Stored", "attempt", "load", "newest", "order", "verify"]
 
 log = logging.getLogger("lastcall")
-Stored = Mapping[str, Mapping[str, safetensors.Stored]]
+_AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
 
 
 class Loading(Protocol):
-    """A restore in progress: everything fits; bytes go to `targets` (file stem, tensor name), then `finish` applies the rest."""
+    """A restore in progress: everything fits; bytes go to `targets` (group, tensor name), then `finish` applies the rest. A target is a
+    Target for the whole tensor, a Region of it, or has several of them as its `targets`."""
 
     @property
-    def targets(self) -> Mapping[str, Mapping[str, Target]]: ...
+    def targets(self) -> Targets: ...
 
     def finish(self) -> None: ...
 
@@ -40,22 +44,20 @@ class Restorable(Protocol):
         """Check that the checkpoint fits, without changing anything. MismatchError if it does not."""
 
 
+class Spoiled(errors.CheckpointError):
+    """The damage was found after live tensors had been written to."""
+
+
 def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entry | None:
     """Restore the newest checkpoint that is whole. Damaged ones are set aside, with the reason logged."""
-    entries = catalog.entries()
-    complete = [entry for entry in entries if entry.record.complete]
-    partial = [entry for entry in entries if not entry.record.complete]
     spoiled = False
-    for position, entry in enumerate([*complete, *partial]):
+    for entry, way_out in order(catalog.entries()):
         if spoiled and not entry.record.complete:
             break  # it would not overwrite everything that the damaged one has left
-        way_out = position + 1 < len(complete)
         try:
-            load(entry, engine, subject, verify_first=not way_out)
-        except _Spoiled as error:
-            spoiled = True
-            log.warning("%s", catalog.set_aside(entry.path, str(error.__cause__)))
+            attempt(entry, engine, subject, way_out)
         except errors.CheckpointError as error:
+            spoiled = spoiled or isinstance(error, Spoiled)
             log.warning("%s", catalog.set_aside(entry.path, str(error)))
         else:
             return entry
@@ -67,90 +69,117 @@ def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entr
     return None
 
 
-class _Spoiled(errors.CheckpointError):
-    """The damage was found after live tensors had been written to."""
+def order(entries: Iterable[Entry]) -> list[tuple[Entry, bool]]:
+    """The entries (newest first) in the order in which to try them, and whether each leaves a way out: a complete one after it."""
+    found = list(entries)
+    complete = [entry for entry in found if entry.record.complete]
+    partial = [entry for entry in found if not entry.record.complete]
+    return [(entry, position + 1 < len(complete)) for position, entry in enumerate([*complete, *partial])]
 
 
-def load(entry: Entry, engine: writer.Engine, subject: Restorable, *, verify_first: bool) -> None:
-    with ExitStack() as stack:
-        opened = {file.name: _open(stack, entry.path, file) for file in entry.record.files}
-        function = digest.named(entry.record.algorithm)
-        document = _document(entry, function)
-        headers = {
-            file.name.removesuffix(".safetensors"): _header(entry.path / file.name, file.size)
-            for file in entry.record.files
-            if file.name.endswith(".safetensors")
-        }
-        if verify_first:
-            engine.read([writer.Input(fd, file, (), direct, function) for file, fd, direct in opened.values()])
-        loading = subject.prepare(document, headers)
-        inputs = []
-        for file, fd, direct in opened.values():
-            stem = file.name.removesuffix(".safetensors")
-            targets = loading.targets.get(stem, {})
-            pieces = [writer.Piece(headers[stem][name].begin, target) for name, target in targets.items()]
-            pieces.sort(key=lambda piece: piece.offset)
-            if pieces or not verify_first:
-                inputs.append(writer.Input(fd, file, pieces, direct, function))
-        try:
-            engine.read(inputs)
-            loading.finish()
-        except errors.CheckpointError as error:
-            raise _Spoiled(str(error)) from error
+def attempt(
+    entry: Entry,
+    engine: writer.Engine,
+    subject: Restorable,
+    way_out: bool,
+    rank: int = 0,
+    size: int = 1,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Restore this one. CheckpointError where it is damaged (Spoiled: live tensors have been written to), MismatchError where it does
+    not fit. `ready` is called when the checks are done and no live byte has changed; when it raises, none will. Here many ranks wait
+    for each other, so that none loads what another found damaged."""
+    load(entry, engine, subject, verify_first=not way_out, rank=rank, size=size, ready=ready)
+
+
+def load(
+    entry: Entry,
+    engine: writer.Engine,
+    subject: Restorable,
+    *,
+    verify_first: bool,
+    rank: int = 0,
+    size: int = 1,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    alone = size == 1
+    everything = [Wanted(file) for file in entry.record.files]
+    if alone:
+        for wanted in everything:
+            _check(entry.path, wanted.file)
+    contents = Contents(entry, rank)
+    if alone and verify_first:
+        _read(entry, engine, everything, whole=True)
+    try:
+        loading = subject.prepare(contents.document, contents.stored)
+    except errors.MismatchError:
+        _read(entry, engine, contents.headers())  # a name that was damaged in a header looks like another model
+        raise
+    plan = contents.plan(loading.targets)
+    if verify_first and not alone:
+        _read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
+    ready()
+    try:
+        if alone and not verify_first:  # nobody else checks the rest
+            known = {wanted.file.name for wanted in plan}
+            plan += [wanted for wanted in everything if wanted.file.name not in known]
+        _read(entry, engine, plan, whole=alone and not verify_first)
+        loading.finish()
+    except errors.CheckpointError as error:
+        raise Spoiled(str(error)) from error
 
 
 def verify(entry: Entry, engine: writer.Engine) -> None:
     """Check every byte of a checkpoint against its digests. CheckpointError names the first that does not hold."""
-    with ExitStack() as stack:
-        function = digest.named(entry.record.algorithm)
-        opened = [_open(stack, entry.path, file) for file in entry.record.files]
-        engine.read([writer.Input(fd, file, (), direct, function) for file, fd, direct in opened])
+    _read(entry, engine, [Wanted(file) for file in entry.record.files], whole=True)
 
 
-def _header(path: Path, size: int) -> dict[str, safetensors.Stored]:
-    data = safetensors.read_header(path)
+def _read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False) -> None:
+    """Bring what is wanted of these files where it is wanted. `whole`: read all of each, for the digests."""
+    function = digest.named(entry.record.algorithm)
+    left = iter(plan)
+    while batch := list(itertools.islice(left, _AT_ONCE)):
+        with ExitStack() as stack:
+            inputs = []
+            for wanted in batch:
+                fd, direct = stack.enter_context(_opened(entry.path, wanted.file))
+                inputs.append(writer.Input(fd, wanted.file, wanted.pieces, direct, function, None if whole else wanted.chunks))
+            engine.read(inputs)
+
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def _check(folder: Path, file: FileRecord) -> None:
+    os.close(_open(folder / file.name, file))
+
+
+def _open(path: Path, file: FileRecord) -> int:
     try:
-        return safetensors.parse(data, size)[0]
-    except errors.CheckpointError as error:
-        raise errors.CheckpointError(f"{path.name}: {error}") from None
-
-
-def _document(entry: Entry, function: digest.Digest) -> dict[str, object]:
-    file = entry.record.file(saving.DOCUMENT)
-    if file is None:
-        raise errors.CheckpointError(f"the record names no {saving.DOCUMENT}")
-    data = records.read_regular(entry.path / saving.DOCUMENT, file.size)
-    chunks = [function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)]
-    if tuple(chunks) != file.chunks:
-        raise errors.CheckpointError(f"{saving.DOCUMENT} does not match its digest")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise errors.CheckpointError(f"{saving.DOCUMENT} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise errors.CheckpointError(f"{saving.DOCUMENT} is not an object")
-    return document
-
-
-def _open(stack: ExitStack, folder: Path, file: FileRecord) -> tuple[FileRecord, int, bool]:
-    path = folder / file.name
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        fd = os.open(path, flags)
+        fd = os.open(path, _FLAGS)
     except OSError as error:
         raise errors.CheckpointError(f"{file.name} cannot be opened: {error.strerror}") from error
-    stack.callback(os.close, fd)
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_size != file.size:
+        os.close(fd)
         raise errors.CheckpointError(f"{file.name} has {info.st_size} bytes, {file.size} were recorded")
-    if file.size < writer.CHUNK or _cached(fd, file.size):
-        return file, fd, False
+    return fd
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, file: FileRecord) -> Iterator[tuple[int, bool]]:
+    """The open file, and whether it goes past the page cache."""
+    fd = _open(folder / file.name, file)
+    direct = False
     try:
-        direct = os.open(path, flags | os.O_DIRECT)
-    except OSError:
-        return file, fd, False
-    stack.callback(os.close, direct)
-    return file, direct, True
+        if file.size >= writer.CHUNK and not _cached(fd, file.size):
+            with contextlib.suppress(OSError):
+                past = os.open(folder / file.name, _FLAGS | os.O_DIRECT)
+                os.close(fd)
+                fd, direct = past, True
+        yield fd, direct
+    finally:
+        os.close(fd)
 
 
 def _cached(fd: int, size: int) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors, memory
-from lastcall.core import digest, writer
+from lastcall.core import digest, naming, writer
 from lastcall.core import record as records
 from lastcall.core.budget import Budget
 from lastcall.core.catalog import Catalog, Entry
@@ -29,7 +29,7 @@ from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, FileLayout, FileRecord, Group, Kind
 
 log = logging.getLogger("lastcall")
-DOCUMENT = "state.json"
+DOCUMENT = naming.DOCUMENT
 _DIRECT_FROM = 1024 * 1024  # smaller files gain nothing from O_DIRECT
 _COMMIT = 0.3  # seconds kept back before a deadline for fsync, record and rename
 ATTEMPTS = 3
@@ -47,8 +47,21 @@ class Request:
     same: Mapping[str, FileRecord] | None = None
 
 
+@dataclass(frozen=True)
+class Laid:
+    """The files of a capture, durable in a folder."""
+
+    files: tuple[FileRecord, ...]
+    written: int  # bytes that went to the disk
+    missing: tuple[str, ...]  # files that the time did not suffice for
+    because: str  # why it is not the exact state of its step; empty if it is
+
+
 class Saver:
-    """Builds and publishes checkpoints, one at a time. The caller holds the catalog's lock."""
+    """Builds and publishes checkpoints, one at a time. The caller holds the catalog's lock.
+
+    With a `rank` it writes that rank's files of a checkpoint of many (`lay`); `gathering` makes them one.
+    """
 
     def __init__(
         self,
@@ -59,14 +72,17 @@ class Saver:
         *,
         run: str,
         incarnation: int,
+        rank: int | None = None,
     ) -> None:
+        self._rank = rank
+        self._document = naming.document(rank)
         self._catalog = catalog
         self._files = catalog.files
         self._engine = engine
         self._budget = budget
         self._clock = clock
-        self._run = run
-        self._incarnation = incarnation
+        self.run = run
+        self.incarnation = incarnation
         self._sequence = 0
         self._layouts: dict[str, tuple[Group, FileLayout]] = {}
         self._steady: dict[str, bool] = {}  # files that were the same, or not, when last compared
@@ -97,6 +113,33 @@ class Saver:
             self._budget.observe(built.written, built.seconds)
         return self.last
 
+    def lay(self, folder: Path, capture: Capture, request: Request) -> Laid:
+        """This rank's files of a checkpoint of many, durable. Tries again as save() does."""
+        began = self._clock.now()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                laid = self._lay(folder, capture, request, recycled=attempt == 1)
+                self._files.sync_directory(folder)
+                break
+            except OSError as error:
+                self._give_up_or_go_on(error, attempt, capture, request)
+        if attempt == 1 and not laid.missing:
+            self._budget.observe(laid.written, self._clock.now() - began)
+        return laid
+
+    def for_rank(self, rank: int) -> Saver:
+        """One that lays down the files of another rank, for who speaks for it."""
+        return Saver(self._catalog, self._engine, self._budget, self._clock, run=self.run, incarnation=self.incarnation, rank=rank)
+
+    def saw(self, entry: Entry) -> None:
+        """A checkpoint was committed, by this rank or another."""
+        self._sequence = max(self._sequence, entry.record.sequence)
+        self.last = entry
+
+    def next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
     def sizes(self, groups: tuple[Group, ...]) -> list[int]:
         """The sizes of the files that these groups become."""
         return [self._layout(group).size for group in groups]
@@ -108,7 +151,7 @@ class Saver:
             return {}
         same: dict[str, FileRecord] = {}
         for group in groups:
-            name = f"{group.name}.safetensors"
+            name = naming.tensors(group.name, self._rank)
             before = self.last.record.file(name)
             layout = self._layout(group)
             if before is None or before.size != layout.size or not self._steady.get(name, group.frozen):
@@ -145,39 +188,41 @@ class Saver:
             storage.remove_tree(self._files, folder)
         self._files.mkdir(folder)
         storage.write_small(self._files, folder / records.SENTINEL, b"lastcall is writing this checkpoint\n")
-        same = self._same(capture, request, recycled=recycled)
-        taken = [self._take_over(folder, before) for before in same.values()]
-        groups = sorted((group for group in capture.groups if group.name not in same), key=lambda group: group.rank)
-        document = json.dumps(capture.document).encode()
-        layouts = [FileLayout(DOCUMENT, len(document), (Extent(0, memory.BytesSource(document)),))]
-        layouts += [self._layout(group) for group in groups]
-        written = self._write(folder, layouts, request, recycled=recycled)
-        missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
-        if missing:
-            self._check_worth(missing, capture, request)
-        because = _shortcoming(capture, missing)
-        self._learn(written)
-        self._sequence += 1
+        laid = self._lay(folder, capture, request, recycled=recycled)
         record = Record(
-            sequence=self._sequence,
+            sequence=self.next_sequence(),
             step=capture.step,
             kind=request.kind,
             reason=request.reason,
-            exact=not because,
-            because=because,
-            missing=missing,
-            files=(*written, *taken),
-            run=self._run,
-            incarnation=self._incarnation,
+            exact=not laid.because,
+            because=laid.because,
+            missing=laid.missing,
+            files=laid.files,
+            run=self.run,
+            incarnation=self.incarnation,
             created=self._clock.wall(),
             seconds=round(self._clock.now() - began, 4),
-            written=sum(file.size for file in written),
+            written=laid.written,
             metrics=capture.metrics,
         )
         storage.write_small(self._files, folder / records.NAME, record.to_json())
         self._files.unlink(folder / records.SENTINEL)
         self._files.sync_directory(folder)
         return record
+
+    def _lay(self, folder: Path, capture: Capture, request: Request, *, recycled: bool) -> Laid:
+        same = self._same(capture, request, recycled=recycled)
+        taken = [self._take_over(folder, before) for before in same.values()]
+        groups = sorted((group for group in capture.groups if group.name not in same), key=lambda group: group.rank)
+        document = json.dumps(capture.document).encode()
+        layouts = [FileLayout(self._document, len(document), (Extent(0, memory.BytesSource(document)),))]
+        layouts += [self._layout(group) for group in groups]
+        written = self._write(folder, layouts, request, recycled=recycled)
+        missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
+        if missing:
+            self._check_worth(missing, capture, request)
+        self._learn(written)
+        return Laid((*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing))
 
     def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
         outputs: list[writer.Output] = []
@@ -226,7 +271,7 @@ class Saver:
         cached = self._layouts.get(group.name)
         if cached is not None and (cached[0] is group or cached[0].entries == group.entries):
             return cached[1]
-        layout = safetensors.layout(f"{group.name}.safetensors", group.entries, {"format": "pt"})
+        layout = safetensors.layout(naming.tensors(group.name, self._rank), group.entries, {"format": "pt"})
         self._layouts[group.name] = (group, layout)
         return layout
 
@@ -234,6 +279,8 @@ class Saver:
         """The file of the previous checkpoint, under a second name: pruning that one leaves this one whole."""
         assert self.last is not None
         old, new = self.last.path / file.name, folder / file.name
+        if os.path.lexists(new):  # left by an attempt that failed
+            self._files.unlink(new)
         try:
             self._files.link(old, new)
         except OSError as error:
@@ -253,14 +300,15 @@ class Saver:
             return
         for file in written:
             before = self.last.record.file(file.name)
-            if file.name != DOCUMENT and before is not None:
+            if file.name != self._document and before is not None:
                 self._steady[file.name] = before.chunks == file.chunks
 
     def _check_worth(self, missing: tuple[str, ...], capture: Capture, request: Request) -> None:
         if request.abandoned():
             raise errors.DeadlineError(f"step {capture.step} was given up while it was being written")
-        wanted = {f"{group.name}.safetensors" for group in capture.groups if group.rank == 0}
-        if DOCUMENT in missing or not wanted or wanted & set(missing):
+        wanted = {naming.tensors(group.name, self._rank) for group in capture.groups if group.rank == 0}
+        together = self._rank is not None  # a checkpoint of many ranks is whole or not at all
+        if together or self._document in missing or not wanted or wanted & set(missing):
             raise errors.DeadlineError(f"the time ran out while step {capture.step} was being written; the previous checkpoint stays")
 
     def _abandon(self, folder: Path) -> None:

@@ -102,7 +102,7 @@ class Serving:
             log.warning("The optimizer step in progress does not end: waiting for the boundary until the deadline")
             return
         try:
-            session.background_in_the_way(self._deadline(), session.expected_bytes)
+            session.background.in_the_way(self._deadline(), session.expected_bytes)
             with session.saving:
                 if not self._arrived.is_set():
                     self._save_rescue()
@@ -165,7 +165,7 @@ class Serving:
         """Save at this boundary, unless a rescue has answered already, and leave."""
         session = self._session
         self._arrived.set()
-        session.background_in_the_way(self._deadline(), session.expected_bytes)
+        session.background.in_the_way(self._deadline(), session.expected_bytes)
         with session.saving:
             if not self.answered:
                 self._save_at_boundary()

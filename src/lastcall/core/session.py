@@ -5,7 +5,7 @@
     finish    training is over: a last checkpoint, so that a restart does nothing
     stop      threads ended, handlers restored
 
-The way of a notice from its arrival to the boundary or the rescue is in `serving`.
+The way of a notice from its arrival to the boundary or the rescue is in `serving`; that of many ranks in `joint`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, pages, recovery, restore, space
+from lastcall.core import exits, joining, pages, recovery, restore, shares, space
 from lastcall.core.budget import Budget
 from lastcall.core.gate import Gate
+from lastcall.core.gathering import Gathering, Order
 from lastcall.core.guard import Guard
+from lastcall.core.joint import Joint
 from lastcall.core.latch import Latch
 from lastcall.core.outside import Outside
+from lastcall.core.periodic import Periodic
+from lastcall.core.ranks import HANG, LOST, Ranks
 from lastcall.core.saving import Request, Saver, with_groups
 from lastcall.core.serving import Serving
-from lastcall.core.snapshot import Arena, without
+from lastcall.core.snapshot import Arena
+from lastcall.core.world import World
 from lastcall.core.writer import Engine
 from lastcall.events import EventLog, Progress
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -51,6 +56,14 @@ class Subject(restore.Restorable, Protocol):
     @property
     def boundary(self) -> Boundary:
         """What tells one boundary from another: the completed steps and epochs."""
+
+    @property
+    def ordinal(self) -> int:
+        """The number of this boundary: every completed step and every completed epoch is one."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether no optimizer has stepped since the last boundary."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -81,6 +94,18 @@ class Subject(restore.Restorable, Protocol):
     def attend(self) -> None:
         """Let the training thread call Session.at_boundary at its next boundary. Called from side threads."""
 
+    def join(self, run: str, incarnation: int, folder: Path) -> None:
+        """The ranks have begun: keep in `folder` what the others must know of this one if it is killed."""
+
+    def holdings(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that hold the same pieces of the shared state, for each kind of piece."""
+
+    def alone(self) -> str:
+        """A digest of what is not shared, as far as anybody can tell, and would be lost with this rank; empty if nothing would."""
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        """What a rank that was killed would have saved as its own, as far as it is known; `mine` is this rank's capture of that step."""
+
 
 class Session:
     def __init__(
@@ -93,7 +118,9 @@ class Session:
         clock: clocks.Clock | None = None,
         files: storage.Files | None = None,
         allocate: Callable[[int], memory.Buffer] = memory.PageBuffer,
+        world: World | None = None,
     ) -> None:
+        self.world = world or World()
         self.clock = clock or clocks.Clock()
         self.jit = jit
         self.periodic = periodic
@@ -101,22 +128,22 @@ class Session:
         self.gate = Gate()
         self.latch = Latch()
         self.budget = Budget(self.clock)
-        self.catalog = catalogs.Catalog(root, files or storage.Files())
-        self.events = EventLog(self.catalog.private / "events-0.jsonl", self.clock)
-        self.progress = Progress(self.catalog.private / "progress.json", self.clock)
+        rank = self.world.rank
+        self.catalog = catalogs.Catalog(root, files or storage.Files(), rank)
+        self.events = EventLog(self.catalog.private / f"events-{rank}.jsonl", self.clock)
+        self.progress = Progress(self.catalog.private / (f"progress-{rank}.json" if rank else "progress.json"), self.clock)
         self._keep = catalogs.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
         self._allocate = allocate
-        self._arena = Arena(allocate)
         self.saving = threading.RLock()  # one save at a time, whoever asks for it
         self.committed: Boundary | None = None  # the boundary that the newest checkpoint holds exactly
         self.expected_bytes = 0
         self.outcome: Outcome | None = None
         self.metrics: Callable[[], dict[str, float]] = dict
-        self._best: float | None = None
         self._saved_document: dict[str, object] | None = None  # of the newest checkpoint that this incarnation committed
-        self._owed = False  # a periodic save was due while another was being written
-        self._background: threading.Thread | None = None
-        self._abandon_background = False
+        self.background = Periodic(self, Arena(allocate))
+        self.ranks: Ranks | None = None
+        self.gathering: Gathering | None = None
+        self.pressing: Notice | None = None  # a rank was lost, or hangs
         self._prepared = False
         self._preparation: threading.Thread | None = None
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
@@ -124,6 +151,7 @@ class Session:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.serving = Serving(self)
+        self.joint: Joint | None = None
 
     # ---- start -------------------------------------------------------------------------------------------------------------
 
@@ -133,24 +161,13 @@ class Session:
             assert self.latch.notice is not None
             self.outcome = Outcome.SAVED
             raise errors.Preempted(exits.code(self.latch.notice, True, self.jit.exit_code), "told to stop while paused")
-        self.catalog.open(self.clock)
-        try:
-            recovery.recover_into(self.catalog, "the process was killed", self.clock)
-            run, self.incarnation = self._identity()
-            self.engine = Engine(self.jit.threads, self.catalog.files, self._allocate)
-            self.saver = Saver(self.catalog, self.engine, self.budget, self.clock, run=run, incarnation=self.incarnation)
-            try:
-                resumed = self._resume()
-            except BaseException:
-                self.engine.close()
-                raise
-        except BaseException:
-            self.catalog.close()
-            raise
+        resumed = self._start_together() if self.world.many else self._start_alone()
         self._agent = threading.Thread(target=self._watch, name="lastcall-agent", daemon=True)
         self._scribe = threading.Thread(target=self._write_down, name="lastcall-scribe", daemon=True)
-        if self.jit.guard:
-            identity = {"run": run, "incarnation": self.incarnation}
+        if self.jit.guard and self.world.many:
+            log.warning("The guard keeps a copy of a run of one process only: with %d ranks the survivors save", self.world.size)
+        elif self.jit.guard:
+            identity = {"run": self.saver.run, "incarnation": self.incarnation}
             steps, seconds = self.jit.guard_steps, self.jit.guard_seconds
             self._guard = Guard(Path(self.jit.guard_folder), self.catalog.private, self.gate, identity, steps=steps, seconds=seconds)
             self._guard.on_area = lambda area: self.outside.tell(area=area)
@@ -159,20 +176,101 @@ class Session:
         self._scribe.start()
         return resumed
 
-    def _resume(self) -> catalogs.Entry | None:
+    def _start_alone(self) -> catalogs.Entry | None:
+        self.catalog.open(self.clock)
+        try:
+            recovery.recover_into(self.catalog, "the process was killed", self.clock)
+            run, self.incarnation = self._identity()
+            self._equip(run, None)
+            try:
+                entries = self._tidied()
+                began = self.clock.now()
+                entry = restore.newest(self.catalog, self.engine, self.subject) if entries else None
+                self._resumed(entry, entries, self.clock.now() - began)
+            except BaseException:
+                self.engine.close()
+                raise
+        except BaseException:
+            self.catalog.close()
+            raise
+        return entry
+
+    def _start_together(self) -> catalogs.Entry | None:
+        """Rank 0 opens the directory; all ranks load the same checkpoint, and nobody begins before all have it."""
+        leading = self.world.rank == 0
+        self.catalog.make()
+        meeting = joining.Joining(self.world, self.catalog, self.clock, lambda: self.latch.raised)
+        try:
+            if leading:
+                joined = self._lead(meeting)
+            else:
+                joined = meeting.follow()
+                self.incarnation = joined.start.incarnation
+            self._equip(joined.start.run, self.world.rank)
+            try:
+                return self._begin_together(meeting, joined)
+            except BaseException:
+                self.engine.close()
+                raise
+        except joining.Stopped:
+            self.catalog.close()
+            assert self.latch.notice is not None or not leading
+            return self._stopped_before_the_first_step()
+        except BaseException:
+            self.catalog.close()
+            raise
+
+    def _lead(self, meeting: joining.Joining) -> joining.Joined:
+        try:
+            self.catalog.open(self.clock)
+            run, self.incarnation = self._identity()
+            return meeting.lead(run, self.incarnation)
+        except (errors.LastcallError, OSError) as error:
+            meeting.refuse(error)
+            raise
+
+    def _begin_together(self, meeting: joining.Joining, joined: joining.Joined) -> catalogs.Entry | None:
+        ranks = self.ranks = Ranks(self.world, self.clock, joined)
+        self.gathering = Gathering(self.catalog, self.saver, joined.fence, ranks, self.clock)
+        entries = self._tidied() if self.world.rank == 0 else []
+        began = self.clock.now()
+        entry = meeting.load(ranks.agreement, self.engine, self.subject)
+        self._resumed(entry, entries or self.catalog.entries(), self.clock.now() - began)
+        ranks.part = self.subject.part_of
+        self.subject.join(joined.start.run, self.incarnation, Path(self.jit.guard_folder))
+        self.serving = self.joint = Joint(self, ranks)
+        ranks.begin(self.jit.hang_seconds, self._how_far, self.notify, self.jit.grace)
+        return entry
+
+    def _how_far(self) -> tuple[int, str]:
+        busy = "finished" if self.joint is not None and self.joint.finished else "serving a notice" if self.serving.begun else ""
+        return self.subject.ordinal, busy
+
+    def _stopped_before_the_first_step(self) -> NoReturn:
+        """Nobody has taken a step: there is nothing to save."""
+        self.outcome = Outcome.SAVED
+        notice = self.latch.notice or Notice("ranks", "another rank was told to stop", self.clock.now())
+        log.info("%s came before all ranks were there: nothing has been done, and nothing is lost", notice.reason)
+        raise errors.Preempted(exits.code(notice, True, self.jit.exit_code), "told to stop before the first step")
+
+    def _equip(self, run: str, rank: int | None) -> None:
+        self.engine = Engine(self.jit.threads, self.catalog.files, self._allocate)
+        self.saver = Saver(self.catalog, self.engine, self.budget, self.clock, run=run, incarnation=self.incarnation, rank=rank)
+
+    def _tidied(self) -> list[catalogs.Entry]:
         for sentence in self.catalog.clean():
             log.warning("On start: %s", sentence)
-        entries = self.catalog.entries()
+        return self.catalog.entries()
+
+    def _resumed(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry], seconds: float) -> None:
+        """Learn from the checkpoints that are there, and say where the run goes on."""
         for earlier in reversed(entries):
             if earlier.record.complete:
-                self.budget.observe(earlier.record.written, earlier.record.seconds)
+                self.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
         best = catalogs.best(entries, self._keep)
         if best is not None and self._keep.monitor is not None:
-            self._best = best.record.metrics[self._keep.monitor]
-        began = self.clock.now()
-        entry = restore.newest(self.catalog, self.engine, self.subject) if entries else None
+            self.background.best = best.record.metrics[self._keep.monitor]
         self.saver.follow(entries, entry)
-        seconds = self.clock.now() - began
         if entry is None:
             log.info("Starting from the beginning: %s holds no checkpoint", self.catalog.root)
         else:
@@ -183,10 +281,9 @@ class Session:
                 "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %.0f MB in %.2fs): the newest valid checkpoint%s",
                 entry.path.name, record.step, record.kind.value, record.reason or "none", exact, record.size / 1e6, seconds, others,
             )  # fmt: skip
-            if record.exact and record.complete:
+            if record.exact and record.complete and record.world == self.world.size:
                 self.committed = self.subject.boundary
         self.events.emit("start", incarnation=self.incarnation, resumed=entry.path.name if entry else None, seconds=seconds)
-        return entry
 
     def _identity(self) -> tuple[str, int]:
         """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
@@ -209,9 +306,21 @@ class Session:
     def notify(self, notice: Notice) -> None:
         """The one entrance for every source of notices; called from any thread, returns at once."""
         self.subject.hurry()
-        if self.latch.offer(notice):
+        if notice.source in (LOST, HANG):
+            self.press(notice)
+        elif self.latch.offer(notice):
             left = _left(notice, self.clock)
             self.events.emit("notice", source=notice.source, reason=notice.reason, deadline_in=left, step=self.subject.step)
+        self._wake.set()
+
+    def press(self, notice: Notice) -> None:
+        """A rank was lost, or hangs: save at once, if nothing is being saved already."""
+        if self.pressing is None and not self.serving.begun:
+            self.pressing = notice
+            self.events.emit("notice", source=notice.source, reason=notice.reason, step=self.subject.step)
+        self._wake.set()
+
+    def wake(self) -> None:
         self._wake.set()
 
     def _watch(self) -> None:
@@ -224,7 +333,7 @@ class Session:
                     log.exception("A fault in lastcall: it goes on listening")
                 continue
             self._wake.clear()
-            if self.latch.raised and not self.serving.begun and not self._stopping.is_set():
+            if (self.latch.raised or self.pressing) and not self.serving.begun and not self._stopping.is_set():
                 try:
                     self.serving.run()
                 except Exception:
@@ -261,8 +370,8 @@ class Session:
         """The training thread is at a boundary and something may be due. Raises Preempted once a notice has been served."""
         if self.serving.open:
             self.serving.at_boundary()
-        elif self._owed or (self._due(epoch_end) and self._better()):
-            self._save_what_is_due()
+        if not self.serving.open:
+            self.background.at_boundary(epoch_end)
         if not self._prepared and self.subject.step > 0:
             self._prepare()
         if self._guard is not None and self._guard.due(self.subject.step):
@@ -271,45 +380,41 @@ class Session:
     def next_due(self) -> int:
         """The step whose boundary must be looked at again, if nothing happens before."""
         step = self.subject.step
-        if self._owed or (not self._prepared and step == 0):
+        if self.background.owed or (not self._prepared and step == 0):
             return step + 1
-        due = 1 << 62
-        if self.periodic.save_strategy == "steps" and self.periodic.save_steps:
-            due = (step // self.periodic.save_steps + 1) * self.periodic.save_steps
         guarded = self._guard.next_step() if self._guard is not None else None
+        due = self.background.next_step()
         return due if guarded is None else min(due, max(guarded, step + 1))
 
-    def _due(self, epoch_end: bool) -> bool:
-        if self.committed == self.subject.boundary:
-            return False
-        if self.periodic.save_strategy == "epoch":
-            return epoch_end
-        if self.periodic.save_strategy == "steps" and self.periodic.save_steps and not epoch_end:
-            return self.subject.step > 0 and self.subject.step % self.periodic.save_steps == 0
-        return False
-
-    def owe(self) -> None:
-        """An exact checkpoint is owed at the next boundary."""
-        self._owed = True
-        self.subject.attend()
-
-    def _better(self) -> bool:
-        """With save_best_only: whether the monitored metric has improved."""
-        if not self.periodic.save_best_only or self.periodic.monitor is None:
-            return True
-        value = self.metrics().get(self.periodic.monitor)
-        if value is None:
-            log.warning(
-                "No checkpoint at step %d: save_best_only watches %r, which run.report() has not been given",
-                self.subject.step, self.periodic.monitor,
-            )  # fmt: skip
-            return False
-        improved = self._best is None or (value < self._best if self.periodic.mode == "min" else value > self._best)
-        if improved:
-            self._best = value
-        return improved
-
     # ---- saves -----------------------------------------------------------------------------------------------------------------
+
+    def mine(self, capture: Capture, writers: tuple[int, ...] | None = None) -> Capture:
+        """What of a capture this rank writes, where all ranks write (or only some do)."""
+        if self.ranks is None:
+            return capture
+        everybody = tuple(range(self.ranks.size)) if writers is None else writers
+        return with_groups(capture, shares.portion(capture.groups, self.ranks.rank, everybody))
+
+    def write(self, capture: Capture, request: Request, boundary: Boundary) -> catalogs.Entry:
+        """Commit, alone or together. `capture` is what this rank writes of this boundary, which all ranks save."""
+        if self.ranks is None or self.gathering is None:
+            return self.saver.save(capture, request)
+        name = f"{request.kind.value}-{sum(boundary)}-{self.ranks.token[:8]}"
+        writers = tuple(range(self.ranks.size))
+        order = Order(
+            name, request.kind, request.reason, writers, deadline=request.deadline, abandoned=request.abandoned, same=request.same
+        )
+        return self.gathering.save(capture, order)
+
+    def save_together(self, capture: Capture, order: Order) -> catalogs.Entry:
+        """Take part in what the ranks have agreed to save."""
+        assert self.gathering is not None
+        began = self.clock.now()
+        boundary = self.subject.boundary
+        self.events.emit("save-begins", save=order.kind.value, step=capture.step, bytes=capture.nbytes)
+        entry = self.gathering.save(self.mine(capture, order.writers), order)
+        self.now_committed(entry, capture, boundary, self.clock.now() - began)
+        return entry
 
     def save(self, capture: Capture, kind: Kind, reason: str, deadline: float | None = None) -> catalogs.Entry:
         """Commit this capture now. The caller holds `saving`."""
@@ -319,11 +424,11 @@ class Session:
         if self._guard is not None and kind in (Kind.JIT, Kind.RESCUE):
             spare = None if deadline is None else deadline - began - self.budget.seconds(capture.nbytes)
             self._guard.stage(capture, spare)
-        entry = self.saver.save(capture, Request(kind, reason, deadline, lambda: False))
-        self._committed(entry, capture, boundary, self.clock.now() - began)
+        entry = self.write(self.mine(capture), Request(kind, reason, deadline), boundary)
+        self.now_committed(entry, capture, boundary, self.clock.now() - began)
         return entry
 
-    def _committed(self, entry: catalogs.Entry, capture: Capture, boundary: Boundary, seconds: float) -> None:
+    def now_committed(self, entry: catalogs.Entry, capture: Capture, boundary: Boundary, seconds: float) -> None:
         record = entry.record
         self._saved_document = capture.document
         if record.exact and record.complete:
@@ -333,82 +438,19 @@ class Session:
             written=record.written, path=entry.path.name,
         )  # fmt: skip
         self.outside.tell(step=self.subject.step, checkpoint=entry.path.name)
-        for path in self.catalog.prune(self._keep):
-            self.events.emit("pruned", path=path.name)
+        if self.catalog.held:
+            for path in self.catalog.prune(self._keep):
+                self.events.emit("pruned", path=path.name)
         space.warn_if_short(self.catalog, record.written)
-
-    def _save_what_is_due(self) -> None:
-        if self.periodic.save_strategy != "no":
-            self.save_in_background()
-            return
-        self._owed = False  # owed after run.save(): there is no memory set aside for a copy, and the user is waiting anyway
-        with self.saving:
-            self._write(self.subject.capture(), self.subject.boundary, Request(Kind.MANUAL, "run.save()"))
-
-    def save_in_background(self) -> None:
-        """A periodic save: stop training for the copy only. If one is still being written, this one comes right after it."""
-        if self._background is not None and self._background.is_alive():
-            if not self._owed:
-                log.info("Periodic save at step %d waits: the one before is still being written", self.subject.step)
-            self._owed = True
-            self.subject.attend()
-            return
-        self._owed = False
-        boundary = self.subject.boundary
-        with self.saving:
-            capture = self.subject.capture()
-            # What has not changed is found out now, while it cannot change: it needs no copy.
-            same = self.saver.unchanged(capture.groups)
-            moving = with_groups(capture, without(capture.groups, set(same)))
-            staged = self._arena.stage(moving, self.engine)
-        reason = f"save_strategy={self.periodic.save_strategy}"
-        if staged is None:
-            log.warning("Not enough memory for a copy of the state: training waits until this periodic checkpoint is written")
-            with self.saving:
-                self._write(capture, boundary, Request(Kind.PERIODIC, reason))
-            return
-        groups = tuple(group for group in capture.groups if group.name in same) + staged.groups
-        request = Request(Kind.PERIODIC, reason, None, lambda: self._abandon_background, same=same)
-        self._abandon_background = False
-        self._background = threading.Thread(
-            target=self._periodic,
-            args=(with_groups(capture, groups), boundary, request),
-            name="lastcall-periodic",
-            daemon=True,
-        )
-        self._background.start()
-
-    def _periodic(self, capture: Capture, boundary: Boundary, request: Request) -> None:
-        with self.saving:
-            self._write(capture, boundary, request)
-
-    def _write(self, capture: Capture, boundary: Boundary, request: Request) -> None:
-        began = self.clock.now()
-        try:
-            entry = self.saver.save(capture, request)
-        except (errors.SaveError, OSError) as error:
-            log.error("%s checkpoint of step %d was not saved: %s", request.kind.value.capitalize(), capture.step, error)
-            self.events.emit("not-saved", save=request.kind.value, step=capture.step, because=str(error))
-            return
-        seconds = self.clock.now() - began
-        self._committed(entry, capture, boundary, seconds)
-        log.info("%s checkpoint of step %d completed in %.1fs", request.kind.value.capitalize(), capture.step, seconds)
-
-    def background_in_the_way(self, deadline: float | None, nbytes: int) -> None:
-        """A notice wants to save while a periodic save is being written: that one is finished first where there is time for both."""
-        background = self._background
-        if background is None or not background.is_alive() or deadline is None:
-            return
-        if deadline - self.clock.now() < 2 * self.budget.seconds(nbytes) + 1.0:
-            log.warning("The periodic save in progress is given up: there is no time for both")
-            self._abandon_background = True
 
     # ---- preparation -----------------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         """After the first step, when the optimizer's state exists: sizes are known, the plan is made, space is prepared."""
         self._prepared = True
-        capture = self.subject.capture()
+        if self.ranks is not None:
+            self.ranks.register(self.subject.holdings(), self.subject.alone())
+        capture = self.mine(self.subject.capture())
         self.expected_bytes = capture.nbytes
         sizes = self.saver.sizes(capture.groups)
         self._preparation = threading.Thread(target=self._prepare_space, args=(sizes, capture), name="lastcall-space", daemon=True)
@@ -418,7 +460,7 @@ class Session:
         nbytes = capture.nbytes
         if self._guard is not None:
             self._guard.prepare(capture)
-        if self.periodic.save_strategy != "no" and not self._arena.reserve(nbytes):
+        if self.periodic.save_strategy != "no" and not self.background.arena.reserve(nbytes):
             log.warning(
                 "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write",
                 nbytes / 1e6,
@@ -446,8 +488,11 @@ class Session:
 
     def finish(self) -> None:
         """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing."""
+        if self.joint is not None:
+            self._finish_together(self.joint)
+            return
         self.outcome = Outcome.FINISHED
-        self.wait_for_background()
+        self.background.wait()
         with self.saving:
             if self.latch.raised:
                 log.info("Training finished: the notice needs no answer")
@@ -464,9 +509,30 @@ class Session:
             else:
                 log.info("Training finished at step %d; saved %s", self.subject.step, entry.path.name)
 
-    def wait_for_background(self) -> None:
-        if self._background is not None:
-            self._background.join()
+    def _finish_together(self, joint: Joint) -> None:
+        """Nobody leaves before all have finished; until then a notice still finds everybody here."""
+        self.background.wait()
+        if self.committed == self.subject.boundary and self._saved_document is None and not self.serving.open:
+            self.outcome = Outcome.FINISHED  # the run had finished before, on all ranks
+            return
+        try:
+            joint.finish()
+        except (errors.SaveError, OSError) as error:
+            log.error("The final checkpoint was not saved: %s", error)
+        self.outcome = Outcome.FINISHED
+        joint.close()
+
+    def failed(self, error: BaseException) -> errors.Preempted | None:
+        """Training has raised. With many ranks all save what they have, and this returns when they have. Where they had saved before, the
+        error came of it (the others have left, and their connections with them): then the run was preempted, and did not fail."""
+        joint = self.joint
+        if joint is None:
+            return None
+        if joint.served():
+            notice = joint.current()
+            return errors.Preempted(exits.code(notice, True, self.jit.exit_code), f"saved and stopped after {notice.reason}")
+        joint.failed(error)
+        return None
 
     def left(self) -> None:
         """The last word to the outside. What could not be saved, or raised, is left for the guardian, where there is one."""
@@ -480,12 +546,14 @@ class Session:
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
-        self.wait_for_background()
+        self.background.wait()
         self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
         self.left()
         self._stopping.set()
         self.serving.close()
         self._wake.set()
+        if self.ranks is not None:
+            self.ranks.close()
         self._agent.join()
         self._scribe.join(2.0)
         if self._preparation is not None:

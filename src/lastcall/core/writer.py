@@ -16,7 +16,7 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lastcall import errors, memory
@@ -57,13 +57,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Input:
-    """A file to be read: every chunk is checked against its digest before a byte of it reaches a target."""
+    """A file to be read: every chunk is checked against its digest before a byte of it reaches a target. No two pieces overlap."""
 
     fd: int
     record: FileRecord
     pieces: Sequence[Piece]
     direct: bool
     digest: digest.Digest = digest.of
+    chunks: Collection[int] | None = None  # the numbers of those to be read; None: all of them
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        return range(len(self.record.chunks)) if self.chunks is None else sorted(self.chunks)
 
 
 class Engine:
@@ -122,7 +127,7 @@ class Engine:
         for source in inputs:
             if source.record.chunk > CHUNK or source.record.chunk % memory.ALIGNMENT:
                 raise errors.CheckpointError(f"{source.record.name}: chunks of {source.record.chunk} bytes are not read here")
-        jobs = [(source, index) for source in inputs for index in range(len(source.record.chunks))]
+        jobs = [(source, index) for source in inputs for index in source.numbers]
         # Without the empty ones: they share their offset with a neighbour, which bisect would then miss.
         pieces = {id(source): [piece for piece in source.pieces if piece.target.nbytes] for source in inputs}
         starts = {key: [piece.offset for piece in found] for key, found in pieces.items()}

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from lastcall import settings
 from lastcall.core import logs, registry
-from lastcall.launch import environment, outcome, platforms, processes, restarts
+from lastcall.launch import environment, outcome, platforms, processes, restarts, store
 from lastcall.launch.ears import Ears
 from lastcall.launch.options import Options
 from lastcall.launch.outcome import Result, Verdict
@@ -54,13 +54,14 @@ def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Sourc
     except CannotStart as error:
         sys.stderr.write(f"lastcall: {error}\n")
         return error.code
-    signals = _signals(environ)
+    config = settings.JITCheckpointConfig(environ=environ)
+    signals = {signal.SIGTERM, *(signal.Signals[name] for name in config.signals)}  # those that are notices; SIGTERM always is one here
     ears = Ears()  # before the first thread: one that has not blocked the signals would be killed by them, and we with it
-    with logs.Visible(options.log_level), _registry() as book:
+    with logs.Visible(options.log_level), _registry() as book, store.served() if config.enabled else store.unserved() as serving:
         log.debug("Platform %s: %s; a saved run leaves with exit code %d", platform.name, why, exit_code)
-        child = environment.build(options, exit_code, book.folder, environ)
+        child = environment.build(options, exit_code, book.folder, environ, serving.told)
         listening = _sources(options, platform.name) if sources is None else sources
-        launcher = Launcher(options, exit_code, book, ears, signals)
+        launcher = Launcher(options, exit_code, book, ears, signals, serving.clear)
         try:
             with _listening(listening, ears.tell):
                 verdict = launcher.run(path, child)
@@ -75,8 +76,17 @@ def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Sourc
 class Launcher:
     """All incarnations on this machine."""
 
-    def __init__(self, options: Options, exit_code: int, book: registry.Registry, ears: Ears, signals: Collection[int]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        exit_code: int,
+        book: registry.Registry,
+        ears: Ears,
+        signals: Collection[int],
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
         self._ears = ears
+        self._forget = forget  # what the ranks of an incarnation said to each other
         self._options = options
         self._exit_code = exit_code
         self._book = book
@@ -102,6 +112,7 @@ class Launcher:
             if (instead := self._rest(decision, ending, verdict)) is not None:
                 return instead
             self._book.clear()
+            self._forget()
 
     def _no_more(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict:
         if verdict.result is Result.ENDED:
@@ -215,9 +226,3 @@ def _registry() -> Iterator[registry.Registry]:
         yield registry.Registry(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _signals(environ: Mapping[str, str]) -> set[int]:
-    """Those that are notices; SIGTERM always is one for the launcher."""
-    names = settings.JITCheckpointConfig(environ=environ).signals
-    return {signal.SIGTERM, *(signal.Signals[name] for name in names)}

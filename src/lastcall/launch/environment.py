@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from lastcall.launch import store
 from lastcall.launch.options import Options
 
 _AGENT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -13,8 +14,12 @@ _AGENT_MARGIN = 60.0  # seconds: a save that takes a little too long is not torc
 _SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")  # the bootstrap reads the first only
 
 
-def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, str], told: str | None = None) -> dict[str, str]:
+    """`told`: how the store of this launcher is reached, if it has one."""
     built = {**environ, "LASTCALL_REGISTRY": str(folder)}
+    built.pop(store.VARIABLE, None)  # of a launcher above this one: what it clears, and when, has nothing to do with our incarnations
+    if told is not None:
+        built[store.VARIABLE] = told
     built["LASTCALL_ENABLED"] = next((value for name in _SWITCHES if (value := environ.get(name, "").strip())), "1")
     if options.grace_given:
         built["LASTCALL_GRACE_SECONDS"] = f"{options.grace:g}"

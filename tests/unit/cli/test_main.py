@@ -17,7 +17,7 @@ from lastcall import errors, settings
 from lastcall.cli import ls, main
 from unit.cli.harness import Cli, MakeRun
 
-NAMES = ["run", "ls", "show", "verify", "prune", "watch", "pause", "resume", "doctor", "drill"]
+NAMES = ["run", "ls", "show", "verify", "export", "prune", "watch", "pause", "resume", "doctor", "drill"]
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -167,7 +167,7 @@ def test_it_runs_as_a_module_in_a_directory_of_runs(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("run", "doctor", "drill")])
 def test_a_directory_that_is_not_there_or_holds_no_run_is_said_clearly(name: str, cli: Cli, tmp_path: Path) -> None:
-    more = ["--keep", "2"] if name == "prune" else []
+    more = {"prune": ["--keep", "2"], "export": [str(tmp_path / "out")]}.get(name, [])
     said = cli(name, tmp_path / "none", *more)
     assert (said.code, said.out) == (1, "")
     assert said.err == f"lastcall: {tmp_path / 'none'} does not exist. Give the directory that was handed to protect().\n"

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.world import State, World, flip, header_of
 from lastcall import errors
-from lastcall.core import digest, restore, saving, writer
+from lastcall.core import digest, naming, restore, writer
 from lastcall.core import record as records
 from lastcall.core.catalog import Entry
 from lastcall.types import FileRecord
@@ -302,15 +302,15 @@ def test_a_header_that_points_outside_or_lies_is_refused(world: World, fields: d
 @pytest.mark.parametrize("text", [b"[]", b"{", b"null", b"[" * 100_000, b"\xff"])
 def test_a_document_that_is_no_object_is_refused(world: World, text: bytes) -> None:
     def harm(folder: Path) -> None:
-        (folder / saving.DOCUMENT).write_bytes(text)
+        (folder / naming.DOCUMENT).write_bytes(text)
         relist(folder)
 
-    assert saving.DOCUMENT in refused(world, harm)
+    assert naming.DOCUMENT in refused(world, harm)
 
 
 def test_a_record_without_a_document_is_refused(world: World) -> None:
     def harm(folder: Path) -> None:
-        rewrite(folder, files=tuple(file for file in records.read(folder).files if file.name != saving.DOCUMENT))
+        rewrite(folder, files=tuple(file for file in records.read(folder).files if file.name != naming.DOCUMENT))
 
     assert "names no state.json" in refused(world, harm)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lastcall.adapters.torch import cuda
+from lastcall.adapters.torch import cuda, placement
 from lastcall.core.gate import Gate
 
 _LESSONS = 64  # passes after which the shape of the loop is known
@@ -63,7 +63,7 @@ class StepHooks:
         """Called at the boundaries of the first passes (while `learning`)."""
         for param, grad, version in self._seen:
             now = param.grad
-            if now is not None and (now is not grad or now._version != version) and bool(now.any()):
+            if now is not None and (now is not grad or now._version != version) and bool(placement.local(now).any()):
                 self.waits_after_step = True
         for optimizer in self._optimizers:  # one that steps rarely, beside one that steps in every pass
             if self._stepped and id(optimizer) not in self._stepped and _has_gradients(optimizer):
@@ -93,7 +93,7 @@ class StepHooks:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None and bool(p.grad.any()) for group in optimizer.param_groups for p in group["params"])
+    return any(p.grad is not None and bool(placement.local(p.grad).any()) for group in optimizer.param_groups for p in group["params"])
 
 
 class Counter:

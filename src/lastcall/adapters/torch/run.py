@@ -23,6 +23,7 @@ import torch
 
 from lastcall import errors, settings
 from lastcall.adapters.torch import hooks, pinned
+from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.torch.workers import WorkerShield
 from lastcall.core import exits, logs
@@ -75,8 +76,10 @@ class Run:
         self._gate = Gate()
         self._session: Session | None = None
         if jit.enabled:
+            world = worlds.find(jit)
+            self._subject.among(world.rank, world.size)
             allocate = pinned.allocator(self._subject.state.tensors())
-            self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate)
+            self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate, world=world)
             self._session.metrics = self._subject.numbers
             self._gate = self._session.gate
         self._listener: SignalListener | None = None
@@ -124,10 +127,10 @@ class Run:
         if session is None:
             log.warning("run.save() does nothing: lastcall is switched off")
             return None
-        session.wait_for_background()
+        session.background.wait()
         with session.saving:
             if self._subject.in_pass:
-                session.owe()
+                session.background.owe()
                 return session.save(self._subject.unfinished(), Kind.MANUAL, "run.save()").path
             if session.committed == self._subject.boundary and session.saver.last is not None:
                 return session.saver.last.path
@@ -348,6 +351,8 @@ class Run:
                 left = self._leave_well(session)
             elif not isinstance(error, errors.Preempted):
                 by_choice = isinstance(error, SystemExit) and not error.code  # sys.exit(): the script says that it is done
+                if not by_choice and (preempted := session.failed(error)) is not None:
+                    left = preempted
                 session.outcome = session.outcome or (Outcome.FINISHED if by_choice else Outcome.FAILED)
         finally:
             self._close(session)
@@ -355,8 +360,8 @@ class Run:
         if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
             log.error("Nothing was saved: dying of %s", notice.reason)
             exits.die_of(notice.signum)
-        if error is None and left is not None:
-            raise left
+        if left is not None and left is not error:
+            raise left from error
 
     def _leave_well(self, session: Session) -> BaseException | None:
         """The block ended without an exception: training is over, unless a notice was served and somebody swallowed Preempted."""

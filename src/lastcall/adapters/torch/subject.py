@@ -14,17 +14,18 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import cuda, hooks
+from lastcall.adapters.torch import composing, cuda, hooks, mail, placement
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.rng import Captured, Randomness
 from lastcall.adapters.torch.state.entries import StateSet
-from lastcall.core import digest
+from lastcall.core import digest, mailbox
 from lastcall.core.gate import Gate
 from lastcall.core.restore import Loading, Stored
 from lastcall.formats import tree
@@ -33,7 +34,9 @@ from lastcall.types import Capture, Group
 log = logging.getLogger("lastcall")
 _SHARE = 1000.0  # a copy may cost one part in so many of the time
 _CREDIT = 0.05  # seconds of copies that a run has from the start: short steps are rescued exactly from the first on
+_TOGETHER = 0.5  # ... and with many ranks, whose copies are also mail
 _SAMPLES = 4
+_ENDS = 1024  # numbers
 
 
 class Copy(NamedTuple):
@@ -68,13 +71,17 @@ class TorchSubject:
         self._resumed_loaders: list[Any] = []
         self._asked: list[data.Tracker] = []  # the loaders of this epoch's batches() that protect() does not know, in order
         self.restored_randomness: Captured | None = None
+        self._worlds: tuple[int, int] | None = None  # ranks of the run that saved what was restored, and of this one
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
-        self._live_tensors = list(self.state.tensors())
+        self._live_tensors = list(self.state.tensors())  # DTensors themselves: the version of what they hold locally does not move
         self._samples = _sample(self._live_tensors)
         self._gate = Gate()
         self._hooks: hooks.StepHooks | None = None
         self._copy: Copy | None = None
+        self._world = (0, 1)  # this rank, and how many there are
+        self._mail: mail.Mail | None = None
+        self._post: tuple[Path, str, int] | None = None  # where the mail of all ranks is: folder, run, incarnation
 
     def install(self, gate: Gate) -> None:
         self._gate = gate
@@ -87,14 +94,79 @@ class TorchSubject:
     def remove(self) -> None:
         if self._hooks is not None:
             self._hooks.remove()
+        if self._mail is not None:
+            self._mail.remove()
+            self._mail.box.close()
+            self._mail = None
         for tracker in (*self._trackers.values(), *self.loaders):
             tracker.detach()
+
+    # ---- many ranks ------------------------------------------------------------------------------------------------------------
+
+    def among(self, rank: int, size: int) -> None:
+        """This process is one of many. Known from the start: the position of the data depends on it."""
+        self._world = (rank, size)
+
+    def join(self, run: str, incarnation: int, folder: Path) -> None:
+        self.state.replicated(placement.replicas())
+        self._credit = max(self._credit, _TOGETHER)
+        self._post = (folder, run, incarnation)
+        mailbox.sweep(folder, run, incarnation)
+        box = mailbox.Mailbox.create(folder, run, incarnation, self._world[0])
+        if box is not None:
+            self._mail = mail.Mail(
+                box, self, self.state.values, self._trackers, self._randomness, self._positions, lambda: self._every_boundary
+            )
+            self._mail.install()
+
+    def holdings(self) -> tuple[tuple[int, ...], ...]:
+        self.state.replicated(placement.replicas())  # the wrapper may have been made after protect()
+        return self.state.holdings()
+
+    def alone(self) -> str:
+        """A digest of what only this rank holds and no mail carries: parameters that nothing says are others', too. Taken at the same
+        boundary by all ranks, it tells whether they are: ranks that average their gradients by hand hold the same."""
+        own = [tensor for tensor in self._own_parameters() if tensor.numel()]
+        if not own:
+            return ""
+        views = [_ends(tensor) for tensor in own]
+        return digest.of(b"".join(view.tobytes() for pair in views for view in pair))
+
+    def _own_parameters(self) -> list[torch.Tensor]:
+        """The parameters that are written as this rank's own."""
+        _, groups = self.state.capture()
+        own = {
+            entry.source.address
+            for group in groups
+            for entry in group.entries
+            if entry.share is None and hasattr(entry.source, "address")
+        }
+        large = [
+            tensor for tensor in self.state.tensors() if not placement.is_dtensor(tensor) and tensor.dim() > 0 and not tensor.is_cuda
+        ]
+        return [tensor for tensor in large if isinstance(tensor, torch.nn.Parameter) and tensor.data_ptr() in own]
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        if self._post is None:
+            return None
+        letters = mailbox.read(*self._post, rank)
+        own = self._mail.box.records() if self._mail is not None else []
+        made = composing.compose(mine.document, mine.groups, letters, step, own)
+        return Capture(step, made.document, made.groups, made.exact, made.because)
 
     # ---- position --------------------------------------------------------------------------------------------------------------
 
     @property
     def boundary(self) -> tuple[int, int]:
         return self.step, self.epoch
+
+    @property
+    def ordinal(self) -> int:
+        return self.step + self.epoch
+
+    @property
+    def settled(self) -> bool:
+        return self._gate.steps == self.mark
 
     def attend(self) -> None:
         self.due = 0
@@ -121,6 +193,7 @@ class TorchSubject:
         place = len(self._asked)
         if known is None:
             known = data.track(loader)
+            known.worlds = self._worlds
             known.attach()
             self._place(known, id(loader), place)
         self._asked.append(known)
@@ -186,6 +259,11 @@ class TorchSubject:
             usual = (now - self._timed[0]) / (self.step - self._timed[1])
             self.step_seconds = usual if self.step_seconds is None else 0.7 * self.step_seconds + 0.3 * usual
         self._timed = (now, self.step)
+        if self._mail is not None:
+            self._mail.boundary(self._copy)
+            self._credit -= self._mail.cost  # of what was written since the last boundary
+            now -= self._mail.cost
+            self._mail.cost = 0.0
         cost = time.perf_counter() - now
         self._credit -= cost
         rich = self._credit > 0
@@ -211,8 +289,9 @@ class TorchSubject:
         cuda.settle()
         document, groups = self.state.capture()
         groups += self._gradients() if self.waiting else ()
+        hidden = "gradients are being accumulated where they cannot be read" if self.waiting and self.state.hidden_gradients() else ""
         loaders = self._positions()
-        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, "", (self.inside, self.loops))
+        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, (self.inside, self.loops))
 
     def unfinished(self) -> Capture:
         """The state in the middle of a pass, for a user who asks: right now, and marked as what it is."""
@@ -233,7 +312,7 @@ class TorchSubject:
             return self._live(f"steps are short: randomness and data position were last copied at step {copy.boundary[0]}")
         document, groups = self.state.capture(copy.small)
         because = ""
-        if self.waiting and self._gradients():
+        if self.waiting and (self._gradients() or self.state.hidden_gradients()):
             because = "gradients were being accumulated"
         elif self._gate.steps == 0:
             because = "no torch optimizer has stepped: nothing tells whether the state is between two updates"
@@ -302,6 +381,7 @@ class TorchSubject:
             "loops": place[1],
             "randomness": self._randomness.to_document(randomness),
             "loaders": tree.encode(loaders, "loaders", tree.refuse),
+            "world": self._world[1],
         }
         return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers())
 
@@ -330,6 +410,10 @@ class TorchSubject:
         run = document.get("run")
         if not isinstance(run, dict):
             raise errors.CheckpointError("state.json has no position of the run")
+        world = run.get("world", 1)
+        self._worlds = (world if type(world) is int and world > 0 else 1, self._world[1])
+        for tracker in self._trackers.values():
+            tracker.worlds = self._worlds
         loading = self.state.prepare(document, stored)
         return _Restore(self, run, loading)
 
@@ -375,12 +459,12 @@ def _loaders_in(value: object, depth: int = 0) -> list[object]:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[object]:
-    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+    return [placement.local(tensor).untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
 
 
 def _sample(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Callable[[torch.Tensor], tuple[int, ...]], int]]:
     """A few large tensors, spread over the state, with the places in them whose bytes may be read cheaply."""
-    large = [tensor for tensor in tensors if tensor.numel() > 1 and tensor.is_contiguous() and not tensor.is_cuda]
+    large = [tensor for tensor in map(placement.local, tensors) if tensor.numel() > 1 and tensor.is_contiguous() and not tensor.is_cuda]
     chosen = large[:: max(1, len(large) // _SAMPLES)][:_SAMPLES]
     return [(tensor, _places, min(64, tensor.nbytes)) for tensor in chosen]
 
@@ -389,3 +473,10 @@ def _places(tensor: torch.Tensor) -> tuple[int, ...]:
     """The beginning, the middle and the end: a write to some rows of an embedding is seen more often than not."""
     first, room = tensor.data_ptr(), tensor.nbytes - min(64, tensor.nbytes)
     return first, first + room // 2, first + room
+
+
+def _ends(tensor: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+    """Some of the beginning, the middle and the end of a tensor, as bytes."""
+    flat = tensor.detach().reshape(-1)
+    places = (0, flat.numel() // 2, max(0, flat.numel() - _ENDS))
+    return [flat[place : place + _ENDS].contiguous().view(torch.uint8).numpy() for place in places]

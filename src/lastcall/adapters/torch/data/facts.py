@@ -27,6 +27,17 @@ def facts(loader: Any) -> position.Facts:
     return (length, batch_size if isinstance(batch_size, int) else None, loader.num_workers, iterable)
 
 
+def sampler_facts(loader: Any) -> position.Sampler | None:
+    """What the order of a DistributedSampler depends on; None where it is none, or batches are not cut from it one after another."""
+    batches = getattr(loader, "batch_sampler", None)
+    sampler: Any = getattr(batches, "sampler", None) if type(batches) is torch_data.BatchSampler else None
+    own = torch_data.DistributedSampler
+    if not isinstance(sampler, own) or type(sampler).__iter__ is not own.__iter__:
+        return None
+    length = len(sampler.dataset)  # type: ignore[arg-type]
+    return (sampler.num_replicas, length, sampler.seed, sampler.shuffle, sampler.drop_last)
+
+
 def sampler_epochs(loader: Any) -> tuple[int, ...]:
     """What set_epoch() of the samplers was last told (DistributedSampler and its kind)."""
     return tuple(sampler.epoch for sampler in _epoch_samplers(loader))

@@ -283,7 +283,8 @@ class PassHandle:
 
 
 def new_pass(loader: Any, begin: rng.State, pool: position.Pool | None) -> position.Pass:
-    return position.Pass(facts.facts(loader), facts.sampler_epochs(loader), begin, pool=pool)
+    told, sampler = facts.sampler_epochs(loader), facts.sampler_facts(loader)
+    return position.Pass(facts.facts(loader), told, begin, pool=pool, sampler=sampler)
 
 
 def missing() -> list[str]:

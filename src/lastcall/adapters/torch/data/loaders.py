@@ -22,7 +22,7 @@ from torch.utils import data as torch_data
 
 from lastcall import errors
 from lastcall.adapters.torch.data import classes as data_classes
-from lastcall.adapters.torch.data import facts, iterators, opening, position
+from lastcall.adapters.torch.data import facts, iterators, opening, position, rescaling
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 
@@ -61,6 +61,7 @@ class LoaderTracker:
 
     def __init__(self, loader: torch_data.DataLoader[Any]) -> None:
         self.loader = loader
+        self.worlds: tuple[int, int] | None = None  # ranks of the run that saved the position, and of this one
         self._ledger = position.Ledger()
         self._attached = False
         if loader.num_workers > 0 and not getattr(loader, "in_order", True):
@@ -98,6 +99,7 @@ class LoaderTracker:
     def load(self, state: dict[str, Any]) -> None:
         """The next iterator continues from `state`. The generators of the loader and its samplers are set at once."""
         position.check(state)
+        state = rescaling.taken_up(state, self.loader, self.worlds)
         self._ledger.generators = rng.find_generators(self.loader)
         self._warn_of_changes(state)
         rng.put_generators(state["generators"], self._ledger.generators)

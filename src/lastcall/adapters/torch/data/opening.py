@@ -45,13 +45,14 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
     iterator: Any
     try:
         if loader.num_workers == 0:
-            passage = resume.to_pass(facts.facts(loader), None)
+            passage = resume.to_pass(facts.facts(loader), None, facts.sampler_facts(loader))
             if passage.iterable and not passage.delivered:
                 passage.draw = None  # nothing to replay: its first draw is an ordinary one
             iterator = iterators.FollowedSingle(loader, ledger, passage, resumed=True)
         else:
             pool = position.Pool(resume.created, resume.workers(loader.num_workers), loader.persistent_workers)
-            iterator = iterators.FollowedMulti(loader, ledger, pool, resume.to_pass(facts.facts(loader), pool))
+            passage = resume.to_pass(facts.facts(loader), pool, facts.sampler_facts(loader))
+            iterator = iterators.FollowedMulti(loader, ledger, pool, passage)
         if left and iterator._lc_replay:
             iterator._lc_make_again()
     finally:

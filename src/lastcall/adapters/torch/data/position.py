@@ -23,6 +23,7 @@ BETWEEN = "between"  # the latest pass came to its end
 LEFT = "left"  # the latest pass was left before its end (`break`), and its iterator is gone
 
 Facts = tuple[int | None, int | None, int, bool]  # batches, batch size, workers, iterable
+Sampler = tuple[int, int, int, bool, bool]  # of a DistributedSampler: replicas, samples, seed, shuffle, drop_last
 
 
 class Pool:
@@ -66,6 +67,7 @@ class Pass:
     phase: str = INSIDE
     pool: Pool | None = None
     workers_at_begin: tuple[rng.Parts | None, ...] = ()
+    sampler: Sampler | None = None
 
     @property
     def iterable(self) -> bool:
@@ -99,7 +101,7 @@ class Resume:
         saved = [] if pool is None else list(pool[2])
         return saved if len(saved) == count else [None] * count
 
-    def to_pass(self, facts: Facts, pool: Pool | None) -> Pass:
+    def to_pass(self, facts: Facts, pool: Pool | None, sampler: Sampler | None) -> Pass:
         state = self.state
         return Pass(
             facts,
@@ -110,6 +112,7 @@ class Resume:
             state["failed"],
             pool=pool,
             workers_at_begin=() if pool is None else tuple(pool.workers),
+            sampler=sampler,
         )
 
 
@@ -164,6 +167,7 @@ class Ledger:
             begin=passage.begin if remembered else None,
             draw=passage.draw if remembered else None,
             pool=_pool_entry(passage, remembered),
+            sampler=passage.sampler,
         )
 
     def _entry(self, phase: str, delivered: int, failed: int, generators: Any, **more: Any) -> dict[str, Any]:
@@ -180,6 +184,7 @@ class Ledger:
             "begin": None,
             "draw": None,
             "pool": None,
+            "sampler": None,  # absent from positions of version 1 that were saved before worlds could change
         }
         entry.update(more)
         return entry

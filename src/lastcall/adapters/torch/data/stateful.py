@@ -20,9 +20,10 @@ import torch
 from lastcall import errors
 from lastcall.adapters.torch.data import classes as data_classes
 from lastcall.adapters.torch.data import randomness as rng
+from lastcall.adapters.torch.data import rescaling
 
 VERSION = 1
-KIND = "stateful-loader"
+KIND = rescaling.STATEFUL
 
 
 def is_stateful(obj: object) -> bool:
@@ -34,6 +35,7 @@ class StatefulTracker:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.worlds: tuple[int, int] | None = None  # ranks of the run that saved the position, and of this one
         self._own_class: type[Any] | None = None
 
     def attach(self) -> None:
@@ -62,6 +64,7 @@ class StatefulTracker:
                 f"but a StatefulDataLoader needs kind {KIND!r}, version {VERSION}. Use the loader class that "
                 f"it was saved with, or leave the loader out of protect() to start its data from the beginning."
             )
+        state = rescaling.taken_up(state, self.loader, self.worlds)
         self.loader.load_state_dict({} if state["inner"] is None else _thaw(state["inner"]))
         rng.put_generators(state["generators"], rng.find_generators(self.loader))
 

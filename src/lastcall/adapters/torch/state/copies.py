@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import parts, tensors
 
 LARGE = 1 << 20  # a copy of less costs microseconds
@@ -65,8 +66,8 @@ class Buffers:
         if len(live) < 8:
             for destination, buffer in zip(room, live, strict=True):
                 destination.copy_(buffer)
-        else:
-            torch._foreach_copy_(room, live)
+        else:  # the pieces of this rank: one call does not take DTensors and plain tensors together
+            torch._foreach_copy_([*map(placement.local, room)], [*map(placement.local, live)])
         return Lease(room, pool)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from lastcall import types
+from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import arrays, copies, parts, tensors
 from lastcall.adapters.torch.state.shelf import Place, Shelf, place_of, scalar
 from lastcall.formats import tree
@@ -20,11 +21,19 @@ class Stale(Exception):
 class Encoder:
     """Makes one document. `cached` are fragments, by the id of the object, whose tensors are on the shelf already."""
 
-    def __init__(self, known: parts.Parts, shelf: Shelf, owned: frozenset[int], cached: dict[int, Any]) -> None:
+    def __init__(
+        self,
+        known: parts.Parts,
+        shelf: Shelf,
+        owned: frozenset[int],
+        cached: dict[int, Any],
+        replicas: placement.Replicas | None = None,
+    ) -> None:
         self.known = known
         self.shelf = shelf
         self.owned = owned  # ids of the parameters that a given optimizer steps
         self.cached = cached
+        self.replicas = placement.Replicas() if replicas is None else replicas
         self.seen: dict[int, tuple[parts.Part, str]] = {}
         self.ranks: dict[str, int] = {}
         self._rank = 1
@@ -52,8 +61,10 @@ class Encoder:
         part = self.known.of(value)
         return tree.refuse(value, path) if part is None else self._part(part, path, None)
 
-    def put(self, tensor: torch.Tensor, place: Place, keep: object = None) -> dict[str, object]:
-        return self.shelf.put(tensor, place, keep)
+    def put(
+        self, tensor: torch.Tensor, place: Place, keep: object = None, holders: placement.Holders | None = None
+    ) -> dict[str, object]:
+        return self.shelf.put(tensor, place, keep, holders)
 
     def replace(self, place: Place, source: types.Source) -> None:
         self.shelf.replace(place, source)

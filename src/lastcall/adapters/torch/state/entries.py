@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import cuda
-from lastcall.adapters.torch.state import copies, gradients, modules, optimizers, parts
+from lastcall.adapters.torch import cuda, placement
+from lastcall.adapters.torch.state import copies, gradients, modules, optimizers, parts, tensors
 from lastcall.adapters.torch.state.encoding import Encoder, Stale
 from lastcall.adapters.torch.state.restore import Build, Restorer
 from lastcall.adapters.torch.state.shelf import Shelf
@@ -33,14 +33,14 @@ Seen = dict[int, tuple[parts.Part, str]]
 class Index:
     """What modules and optimizers contribute to a capture, as long as it holds."""
 
-    def __init__(self, known: parts.Parts, seen: Seen) -> None:
+    def __init__(self, known: parts.Parts, seen: Seen, replicas: placement.Replicas) -> None:
         self.owned = frozenset(
             id(p) for part, _ in seen.values() if isinstance(part, optimizers.OptimizerPart) for p in part.parameters()
         )
         self.shelf = Shelf()
         self.fragments: dict[int, Any] = {}
         self._parts: list[modules.ModulePart | optimizers.OptimizerPart] = []
-        encoder = Encoder(known, self.shelf, self.owned, {})
+        encoder = Encoder(known, self.shelf, self.owned, {}, replicas)
         for part, path in sorted(seen.values(), key=lambda entry: entry[0].rank):  # weights get their own names first
             if isinstance(part, modules.ModulePart | optimizers.OptimizerPart):
                 mark = self.shelf.child()
@@ -65,6 +65,7 @@ class StateSet:
         self._leaf = copies.copier(self._known)
         self._seen: Seen = {}
         self._index: Index | None = None
+        self._replicas = placement.Replicas()
         if check:
             _check_names(state)
             self._validate()
@@ -98,8 +99,8 @@ class StateSet:
     def _capture(self, values: Any) -> tuple[dict[str, object], tuple[types.Group, ...]]:
         index = self._index
         if index is None or not index.holds():
-            index = self._index = Index(self._known, self._seen)
-        encoder = Encoder(self._known, index.shelf.child(), index.owned, index.fragments)
+            index = self._index = Index(self._known, self._seen, self._replicas)
+        encoder = Encoder(self._known, index.shelf.child(), index.owned, index.fragments, self._replicas)
         try:
             document = {name: encoder.value(value, name) for name, value in values.items()}
         except Stale:
@@ -110,9 +111,26 @@ class StateSet:
         return {"state": document}, _groups(encoder, values)
 
     def _afresh(self, values: Any, owned: frozenset[int]) -> tuple[dict[str, object], tuple[types.Group, ...]]:
-        encoder = Encoder(self._known, Shelf(), owned, {})
+        encoder = Encoder(self._known, Shelf(), owned, {}, self._replicas)
         document = {name: encoder.value(value, name) for name, value in values.items()}
         return {"state": document}, _groups(encoder, values)
+
+    def replicated(self, replicas: placement.Replicas) -> None:
+        """Take note of the parameters that other ranks hold, too: until then each is this rank's own."""
+        if replicas.holders != self._replicas.holders:
+            self._index = None
+        self._replicas = replicas
+
+    def holdings(self) -> tuple[placement.Holders, ...]:
+        """Who holds the pieces that this rank shares with others: each group of ranks once, in the order of the entries. A piece that
+        is empty is nobody's."""
+        _, groups = self.capture()
+        shares = (entry.share for group in groups for entry in group.entries if entry.source.nbytes)
+        return tuple(dict.fromkeys(share.holders for share in shares if share is not None))
+
+    def hidden_gradients(self) -> bool:
+        """Whether gradients wait where gradients() does not find them: a save while they do is not exact."""
+        return gradients.missing(self._seen.values())
 
     def gradients(self) -> types.Group | None:
         """The gradients that parameters have now, for those who know that they belong to the state."""
@@ -122,11 +140,12 @@ class StateSet:
         return [part.value for part, _ in self._seen.values() if isinstance(part, optimizers.OptimizerPart)]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors that a rescue reads live: parameters, optimizer state, and large ones in containers."""
+        """The tensors that a rescue reads live: parameters, optimizer state, and large ones in containers. Among them are DTensors,
+        whose bytes and addresses are those of placement.local()."""
         found: dict[int, torch.Tensor] = {}
         for part, _ in self._seen.values():
             if isinstance(part, modules.ModulePart):
-                found.update((id(p), p) for p in part.module.parameters())
+                found.update((id(p), p) for p in part.refresh().parameters().values())
                 found.update((id(b), b) for b in part.live_buffers())
             elif isinstance(part, optimizers.OptimizerPart):
                 found.update((id(p), p) for p in part.parameters())
@@ -173,7 +192,7 @@ class Loading:
     """A checkpoint that fits. Its bytes go to `targets` (group, tensor name); then finish() applies the rest."""
 
     def __init__(self, state: StateSet, restorer: Restorer, builds: dict[str, Build]) -> None:
-        self.targets: dict[str, dict[str, types.Target]] = restorer.targets
+        self.targets: dict[str, dict[str, tensors.Aim]] = restorer.targets
         self.values: dict[str, object] = {}
         self._state = state
         self._restorer = restorer

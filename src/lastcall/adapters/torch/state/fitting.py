@@ -115,7 +115,7 @@ def match_optimizer(
             raise errors.CheckpointError(f"{path}: the document holds state for parameter {index!r:.40}, which is none")
         live: dict[str, Any] = optimizer.state.get(parameters[index], {})
         state[index] = {
-            key: restorer.fill(live.get(key), restorer.decode(value), f"{path}.state[{index}][{key!r}]", fresh=True)
+            key: restorer.fill(live.get(key), restorer.decode(value), f"{path}.state[{index}][{key!r}]", True, parameters[index])
             for key, value in nodes.pairs({"row": row}, "row")
         }
         _check_moments(state[index], parameters[index], path, index)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from lastcall import errors, types
+from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import dtypes, modules, optimizers, parts, tensors
 from lastcall.adapters.torch.state.restore import Restorer
-from lastcall.adapters.torch.state.shelf import place_of
+from lastcall.adapters.torch.state.shelf import place_of, stored_share
 
 GROUP = "grads"
 
@@ -24,7 +25,7 @@ def named(seen: Seen) -> dict[str, torch.Tensor]:
         group, rest = place_of(path, whole="")
         prefix = f"{group}.{rest}" if rest else group
         if isinstance(part, modules.ModulePart):
-            each: Iterable[tuple[str, torch.Tensor]] = part.module.named_parameters()
+            each: Iterable[tuple[str, torch.Tensor]] = part.refresh().parameters().items()
         elif isinstance(part, optimizers.OptimizerPart):
             each = [(str(index), parameter) for index, parameter in enumerate(part.parameters())]
         else:
@@ -37,15 +38,36 @@ def named(seen: Seen) -> dict[str, torch.Tensor]:
 
 
 def group(seen: Seen) -> types.Group | None:
-    """The gradients there are, read live, or None when there are none."""
+    """The gradients there are, read live, or None when there are none. Under DistributedDataParallel each rank has its own: they are
+    not the same before they have been reduced."""
     entries = []
     for name, parameter in named(seen).items():
         grad = parameter.grad
-        if grad is not None:
+        if grad is not None and not _partial(grad):
             tensors.check(grad, f"{name}.grad")
-            code, shape = dtypes.stored_as(grad.dtype, tuple(grad.shape))
-            entries.append(types.TensorEntry(name, code, shape, tensors.source(grad.detach())))
+            mine = placement.local(grad).detach()
+            code, shape = dtypes.stored_as(mine.dtype, tuple(mine.shape))
+            share = stored_share(grad, shape) if placement.is_dtensor(grad) else None
+            entries.append(types.TensorEntry(name, code, shape, tensors.source(mine), share))
     return types.Group(GROUP, tuple(entries)) if entries else None
+
+
+def missing(seen: Seen) -> bool:
+    """Whether there are gradients that group() does not have: those that fully_shard() keeps to itself until it reduces them, and
+    DTensors that still have to be added up over the ranks."""
+    seen = tuple(seen)
+    if any(_partial(parameter.grad) for parameter in named(seen).values()):
+        return True
+    return any(
+        placement.pending(owner)
+        for part, _ in seen
+        if isinstance(part, modules.ModulePart)
+        for owner in part.structure.managed.values()
+    )
+
+
+def _partial(grad: torch.Tensor | None) -> bool:
+    return placement.is_dtensor(grad) and any(way.is_partial() for way in grad.placements)
 
 
 def match(seen: Seen, stored: Mapping[str, object], restorer: Restorer) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lastcall import errors
+from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import copies, fitting, structure, tensors
 from lastcall.adapters.torch.state.encoding import Stale
 from lastcall.adapters.torch.state.shelf import place_of
@@ -84,12 +86,12 @@ class ModulePart:
 
     def _copy_state_dict(self) -> Copy:
         """State that a module makes up itself is copied where it is small; parameters stay live, as elsewhere."""
-        own = {parameter.data_ptr() for parameter in self.module.parameters()}
+        own = {tensors.address(parameter) for parameter in self.structure.parameters().values()}
         names, live, others = [], [], {}
         for name, value in self.module.state_dict().items():
             if not isinstance(value, torch.Tensor):
                 others[name] = tree.copy(value)
-            elif value.nbytes < copies.LARGE and value.data_ptr() not in own:
+            elif value.nbytes < copies.LARGE and tensors.address(value) not in own:
                 names.append(name)
                 live.append(value)
         return Copy(names, copies.Lease([copies.tensor(value) for value in live], []), others)
@@ -106,7 +108,7 @@ class ModulePart:
         pairs = [[name, encoder.value(value, f"{path}.state_dict()[{name!r}]")] for name, value in others.items()]
         return {
             tree.TAG: self.tag,
-            "class": type(self.module).__qualname__,
+            "class": placement.class_of(self.module).__qualname__,
             "tensors": fragment,
             "others": pairs,
             "versions": self.structure.versions,
@@ -121,19 +123,30 @@ class ModulePart:
         copied = mine.tensors() if mine is not None else {}
         group, prefix = place_of(path, whole="")
         prefix = f"{prefix}." if prefix else ""
+        _refuse_first_fsdp(self.module, path)
         live, others = found.state()
 
         for name, tensor in live.items():
             tensors.check(tensor, f"{path}.state_dict()[{name!r}]")
         pairs: list[list[object]] = []
         frozen = found.frozen(live, encoder.owned)
+        same = found.replicated(live, encoder.replicas)
         for name, tensor in live.items():
             place = (f"{group}.frozen" if name in frozen else group, prefix + name)
-            pairs.append([name, encoder.put(copied.get(name, tensor), place, mine)])
+            pairs.append([name, encoder.put(copied.get(name, tensor), place, mine, same.get(name))])
         return pairs, others if mine is None else mine.others
 
     def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
         fitting.match_module(self.module, self.refresh(), restorer, document, path)
+
+
+def _refuse_first_fsdp(module: torch.nn.Module, path: str) -> None:
+    """state_dict() of FSDP1 is a collective: from a side thread, or on the ranks that are left, it would never return."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        raise errors.StateError(
+            f"{path}: a module under FullyShardedDataParallel (FSDP1) cannot be saved at any moment. Shard it with "
+            "torch.distributed.fsdp.fully_shard(module) instead."
+        )
 
 
 def _exchange(encoder: Encoder, fragment: list[list[Any]], mine: Copy) -> None:
@@ -145,7 +158,7 @@ def _exchange(encoder: Encoder, fragment: list[list[Any]], mine: Copy) -> None:
         ref = refs.get(name)
         if ref is None or list(copy.shape) != ref["shape"] or str(copy.dtype) != f"torch.{ref['dtype']}":
             raise Stale(name)
-        dense = tensors.dense(copy)
-        if list(dense.shape) != ref.get("dense", ref["shape"]):
+        dense = tensors.dense(placement.local(copy))
+        if not placement.is_dtensor(copy) and list(dense.shape) != ref.get("dense", ref["shape"]):
             raise Stale(name)
         encoder.replace((ref["g"], ref["n"]), tensors.source(dense, mine))

@@ -28,6 +28,7 @@ class Ref:
     device: torch.device
     parameter: bool
     grad: bool
+    dtensor: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _tensor(document: dict[str, object]) -> Ref:
         _device(str(document["device"])),
         document["kind"] == "parameter",
         document.get("grad") is True,
+        document.get("dtensor") is True,
     )
 
 

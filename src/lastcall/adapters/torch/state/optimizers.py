@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import copies, fitting, tensors
 from lastcall.adapters.torch.state.shelf import place_of
 from lastcall.formats import tree
@@ -84,12 +85,14 @@ class OptimizerPart:
         for index, parameter in enumerate(self.parameters()):
             kept = state.get(parameter)
             if kept:
+                same = encoder.replicas.of(parameter)
                 row = []
                 for key, value in kept.items():
                     where = f"{path}.state[{index}][{key!r}]"
                     if isinstance(value, torch.Tensor):
                         tensors.check(value, where)
-                        row.append([key, encoder.put(value, (group, f"{prefix}state.{index}.{key}"))])
+                        holders = same if value.ndim and value.shape == parameter.shape else None  # moments, not counters
+                        row.append([key, encoder.put(value, (group, f"{prefix}state.{index}.{key}"), holders=holders)])
                     else:
                         row.append([key, encoder.value(value, where)])
                 rows.append([index, row])
@@ -119,8 +122,11 @@ class Watch:
         self._state_ids = [*map(id, self._states)]
         self._kept = [(kept, [*map(id, kept.values())]) for kept in self._states]
         values = [value for kept in self._states for value in kept.values()]
-        self.only_tensors = all(type(value) is torch.Tensor and value.layout is torch.strided for value in values)
-        self._values = [(value, value.data_ptr(), value.shape) for value in values] if self.only_tensors else []
+        self.only_tensors = all(
+            (type(value) is torch.Tensor or placement.is_dtensor(value)) and value.layout is torch.strided for value in values
+        )
+        pieces = [(value, placement.local(value)) for value in values] if self.only_tensors else []
+        self._values = [(value, mine, mine.data_ptr(), mine.shape) for value, mine in pieces]
 
     def holds(self) -> bool:
         if [id(p) for group in self._optimizer.param_groups for p in group["params"]] != self._ids:
@@ -129,4 +135,7 @@ class Watch:
             return False
         if any([*map(id, kept.values())] != ids for kept, ids in self._kept):
             return False
-        return all(value.data_ptr() == address and value.shape == shape for value, address, shape in self._values)
+        return all(
+            mine.data_ptr() == address and mine.shape == shape and (mine is value or placement.local(value) is mine)
+            for value, mine, address, shape in self._values
+        )

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from lastcall import errors, types
+from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import arrays, dtypes, nodes, parts, tensors
-from lastcall.adapters.torch.state.shelf import Place
+from lastcall.adapters.torch.state.shelf import Place, stored_share
 from lastcall.formats import tree
 from lastcall.formats.safetensors import Stored
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Build = Callable[[], Any]  # makes a value, after the bytes have arrived
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
@@ -30,7 +34,7 @@ class Restorer:
     def __init__(self, known: parts.Parts, stored: Mapping[str, Mapping[str, Stored]]) -> None:
         self.known = known
         self.stored = stored
-        self.targets: dict[str, dict[str, types.Target]] = {}
+        self.targets: dict[str, dict[str, tensors.Aim]] = {}
         self._actions: list[tuple[int, str, Callable[[], object]]] = []
         self._aimed: dict[tuple[object, ...], Place] = {}  # which place each memory is filled from
         self._filled: set[tuple[object, ...]] = set()
@@ -65,11 +69,12 @@ class Restorer:
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
-    def fill(self, live: Any, saved: Any, path: str, fresh: bool = False) -> Build:
+    def fill(self, live: Any, saved: Any, path: str, fresh: bool = False, like: torch.Tensor | None = None) -> Build:
         """What makes the saved value, using the live one where that can be changed in place. `fresh` containers are new
-        ones, for those that are handed to load_state_dict(), but tensors in them are still read in place."""
+        ones, for those that are handed to load_state_dict(), but tensors in them are still read in place. `like`: the parameter
+        that the value belongs to."""
         if isinstance(saved, nodes.Ref):
-            tensor = self.tensor(saved, live)
+            tensor = self.tensor(saved, live, like)
             return lambda: tensor
         if isinstance(saved, nodes.ArrayRef):
             array = self._array(saved, live)
@@ -128,8 +133,8 @@ class Restorer:
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
-    def tensor(self, ref: nodes.Ref, live: object) -> torch.Tensor:
-        """The tensor that a reference will be read into."""
+    def tensor(self, ref: nodes.Ref, live: object, like: torch.Tensor | None = None) -> torch.Tensor:
+        """The tensor that a reference will be read into. A new one is spread over the ranks as `like` is, where it has its shape."""
         self._check(ref.place, dtypes.stored_as(ref.dtype, ref.dense))
         if isinstance(live, torch.Tensor) and fits(live, ref):
             self.aim(ref.place, live)
@@ -138,7 +143,9 @@ class Restorer:
         made = self._made.get(ref.place)
         if made is not None and fits(made, ref):  # it was shared when it was saved, and shall be again
             return made if isinstance(made, torch.nn.Parameter) is ref.parameter else _typed(made.detach(), ref)
-        memory = torch.empty(ref.dense, dtype=ref.dtype, device=_available(ref.device))
+        memory = _spread(ref, like) if placement.is_dtensor(like) else None
+        if memory is None:
+            memory = torch.empty(ref.dense, dtype=ref.dtype, device=_available(ref.device))
         self.aim(ref.place, memory)
         tensor = _typed(memory.expand(ref.shape) if ref.dense != ref.shape else memory, ref)
         self._made.setdefault(ref.place, tensor)
@@ -146,12 +153,14 @@ class Restorer:
 
     def aim(self, place: Place, tensor: torch.Tensor) -> Place:
         """Have a live tensor read from a place. Returns the place it is read from: another one, if it is so already."""
-        tensor = tensors.dense(tensor.detach())
-        key = (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        known = self._aimed.setdefault(key, place) if tensor.numel() else place
+        mine = tensors.dense(placement.local(tensor).detach())
+        if placement.is_dtensor(tensor) and not mine.numel():
+            return place  # this rank has nothing of it
+        key = (str(mine.device), mine.data_ptr(), mine.dtype, tuple(mine.shape), mine.stride())
+        known = self._aimed.setdefault(key, place) if mine.numel() else place
         if key not in self._filled:
             self._filled.add(key)
-            self._target(place, tensors.target(tensor))
+            self._target(place, _region(tensor, mine) if placement.is_dtensor(tensor) else tensors.target(mine))
         return known
 
     def gradient(self, place: Place, parameter: torch.Tensor) -> torch.Tensor:
@@ -177,7 +186,7 @@ class Restorer:
             self._target(ref.place, arrays.of(array))
         return array
 
-    def _target(self, place: Place, target: types.Target) -> None:
+    def _target(self, place: Place, target: tensors.Aim) -> None:
         targets = self.targets.setdefault(place[0], {})
         known = targets.get(place[1])
         targets[place[1]] = target if known is None else tensors.Several((known, target))
@@ -197,6 +206,24 @@ def fits(live: torch.Tensor, ref: nodes.Ref) -> bool:
     if live.dtype != ref.dtype or tuple(live.shape) != ref.shape or tensors.problem(live) is not None:
         return False
     return tuple(tensors.dense(live).shape) == ref.dense
+
+
+def _region(tensor: torch.Tensor, mine: torch.Tensor) -> types.Region:
+    _, stored = dtypes.stored_as(mine.dtype, tuple(mine.shape))
+    return types.Region(stored_share(tensor, stored).offset, stored, tensors.target(mine))
+
+
+def _spread(ref: nodes.Ref, like: DTensor) -> torch.Tensor | None:
+    """New memory for what belongs to a sharded parameter: moments are sharded as it is; what has another shape and was a DTensor, like
+    the factors of Adafactor, is a whole one on every rank, since optimizers do not take DTensors and plain tensors together."""
+    if ref.shape and ref.shape == tuple(like.shape):
+        return torch.empty_like(like, dtype=ref.dtype, requires_grad=False)
+    if not ref.dtensor:
+        return None
+    from torch.distributed.tensor import Replicate
+
+    memory = torch.empty(ref.shape, dtype=ref.dtype, device=placement.local(like).device)
+    return type(like).from_local(memory, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
 
 
 def _typed(tensor: torch.Tensor, ref: nodes.Ref) -> torch.Tensor:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from lastcall.adapters.torch import placement
+from lastcall.adapters.torch.state import tensors
 
 Module = torch.nn.Module
 
 
 def unwrapped(module: Module) -> Module:
-    """torch.compile() wraps a module and prefixes its names; a run may be resumed with or without it."""
-    inner = getattr(module, "_orig_mod", None)
-    return inner if type(module).__name__ == "OptimizedModule" and isinstance(inner, Module) else module
+    """torch.compile() and DistributedDataParallel wrap a module and prefix its names; a run may be resumed with or without them."""
+    while True:
+        inner = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+        inner = module._modules.get("module") if isinstance(module, DistributedDataParallel) else inner
+        if inner is None:
+            return module
+        module = inner
 
 
 def saves_plainly(module: Module) -> bool:
@@ -22,7 +30,7 @@ def saves_plainly(module: Module) -> bool:
         kind.state_dict is Module.state_dict
         and kind._save_to_state_dict is Module._save_to_state_dict
         and not module._state_dict_hooks
-        and not module._state_dict_pre_hooks
+        and all(map(placement.own_hook, module._state_dict_pre_hooks.values()))
     )
 
 
@@ -33,13 +41,14 @@ def loads_plainly(module: Module) -> bool:
     return (
         kind.load_state_dict is Module.load_state_dict
         and (own is Module._load_from_state_dict or own.__module__.startswith("torch.nn.modules."))
-        and not module._load_state_dict_pre_hooks
-        and not module._load_state_dict_post_hooks
+        and all(map(placement.own_hook, module._load_state_dict_pre_hooks.values()))
+        and all(map(placement.own_hook, module._load_state_dict_post_hooks.values()))
     )
 
 
 class Structure:
-    """The tensors of a module by state_dict name, in state_dict order."""
+    """The tensors of a module by state_dict name, in state_dict order. Under fully_shard() these are the sharded ones, also while the
+    module holds the gathered ones (see placement)."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -49,11 +58,14 @@ class Structure:
         self._tensors: dict[str, torch.Tensor] = {}
         self._parameters: set[str] = set()
         self._dicts: list[tuple[dict[str, Any], list[int], list[Any]]] = []
+        self._lent: list[tuple[dict[str, Any], list[str], Any, str, torch.Tensor | None]] = []  # parameters that come and go
         self.plain = self.loads_plainly = True
-        for prefix, part in module.named_modules(remove_duplicate=False):
+        parts = list(module.named_modules(remove_duplicate=False))
+        self.managed = placement.managed(part for _, part in parts)
+        for prefix, part in parts:
             self._add(f"{prefix}." if prefix else "", part)
         self._seen = [
-            (tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.requires_grad)
+            (tensor, (mine := placement.local(tensor)), mine.data_ptr(), mine.shape, mine.stride(), tensor.requires_grad)
             for tensor in self._tensors.values()
             if self.plain and not torch.nn.parameter.is_lazy(tensor) and tensor.layout is torch.strided
         ]
@@ -61,14 +73,19 @@ class Structure:
     def _add(self, prefix: str, part: Module) -> None:
         self.plain = self.plain and saves_plainly(part)
         self.loads_plainly = self.loads_plainly and loads_plainly(part)
-        for kept in (part._parameters, part._buffers, part._modules):
+        lent = [key for key in part._parameters if (id(part), key) in self.managed]
+        for kept in (part._buffers, part._modules) if lent else (part._parameters, part._buffers, part._modules):
             values = list(kept.values())
             self._dicts.append((kept, [*map(id, values)], values))
         if part._version != 1:
             self.versions.append([prefix[:-1], part._version])
         for key, parameter in part._parameters.items():
-            if parameter is not None:
-                self._tensors[prefix + key] = parameter
+            owner = self.managed.get((id(part), key))
+            live = parameter if owner is None else owner.sharded_param
+            if lent:
+                self._lent.append((part._parameters, [*part._parameters], owner, key, live))
+            if live is not None:
+                self._tensors[prefix + key] = live
                 self._parameters.add(prefix + key)
         for key, buffer in part._buffers.items():
             if buffer is not None and key not in part._non_persistent_buffers_set:
@@ -82,12 +99,18 @@ class Structure:
         for kept, ids, _ in self._dicts:
             if [*map(id, kept.values())] != ids:
                 return False
-        for tensor, address, shape, stride, grad in self._seen:
-            if tensor.data_ptr() != address or tensor.shape != shape or tensor.stride() != stride:
+        for kept, names, owner, key, live in self._lent:
+            if [*kept] != names or (kept[key] if owner is None else owner.sharded_param) is not live:
                 return False
-            if tensor.requires_grad is not grad:
+        for tensor, mine, address, shape, stride, grad in self._seen:
+            if mine.data_ptr() != address or mine.shape != shape or mine.stride() != stride:
+                return False
+            if tensor.requires_grad is not grad or (mine is not tensor and placement.local(tensor) is not mine):
                 return False
         return True
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {name: self._tensors[name] for name in self._tensors if name in self._parameters}
 
     def extra_states(self) -> dict[str, Any]:
         return {name: part.get_extra_state() for name, part in self.extras}
@@ -102,14 +125,28 @@ class Structure:
 
     def frozen(self, live: dict[str, torch.Tensor], owned: frozenset[int]) -> set[str]:
         """The parameters that no given optimizer steps and whose gradient nobody asks for."""
-        still = [p for p in self.module.parameters() if not p.requires_grad and id(p) not in owned]
+        still = [p for p in self.parameters().values() if not p.requires_grad and id(p) not in owned]
         if not still:
             return set()
         if self.plain:
             ids = {id(parameter) for parameter in still}
             return {name for name in self._parameters if id(live[name]) in ids}
-        addresses = {parameter.data_ptr() for parameter in still}
-        return {name for name, tensor in live.items() if tensor.numel() and tensor.data_ptr() in addresses}
+        addresses = {tensors.address(parameter) for parameter in still}
+        return {name for name, tensor in live.items() if tensor.numel() and tensors.address(tensor) in addresses}
+
+    def replicated(self, live: dict[str, torch.Tensor], replicas: placement.Replicas) -> dict[str, placement.Holders]:
+        """The ranks that have the same parameter, by state_dict name."""
+        if not replicas.holders:
+            return {}
+        if self.plain:
+            return {name: same for name in self._parameters if (same := replicas.of(live[name])) is not None}
+        known = {
+            (tensors.address(parameter), parameter.shape): same
+            for parameter in self.parameters().values()
+            if parameter.numel() and (same := replicas.of(parameter)) is not None
+        }
+        where = {name: (tensors.address(tensor), tensor.shape) for name, tensor in live.items()}
+        return {name: known[place] for name, place in where.items() if place in known}
 
     def is_parameter(self, name: str) -> bool:
         return name in self._parameters
@@ -119,6 +156,6 @@ class Structure:
         if self.plain:
             return True
         if not hasattr(self, "_addresses"):
-            every = [*self.module.parameters(), *self.module.buffers()]
-            self._addresses = {live.data_ptr() for live in every}
-        return tensor.data_ptr() in self._addresses
+            every = [*self.parameters().values(), *self.module.buffers()]
+            self._addresses = {tensors.address(live) for live in every}
+        return tensors.address(tensor) in self._addresses

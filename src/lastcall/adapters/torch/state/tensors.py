@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from lastcall import errors, memory, types
-from lastcall.adapters.torch import cuda
+from lastcall.adapters.torch import cuda, placement
 from lastcall.adapters.torch.state import strided
 
 
@@ -46,28 +46,47 @@ def _packed(view: torch.Tensor) -> torch.Tensor:
         return packed.copy_(view)  # and not .contiguous(): conjugate views are resolved here too
 
 
+Aim = types.Target | types.Region  # where a stored tensor goes: all of it, or a piece
+
+
 class Several:
-    """One stored tensor that goes to several live ones: it was shared when it was saved and is not now."""
+    """One stored tensor that goes to several live ones: it was shared when it was saved and is not now. A Target only where none of
+    them takes a mere piece; whoever reads pieces looks at `targets`."""
 
-    __slots__ = ("nbytes", "targets")
+    __slots__ = ("targets",)
 
-    def __init__(self, targets: tuple[types.Target, ...]) -> None:
-        self.targets = targets
-        self.nbytes = targets[0].nbytes
+    def __init__(self, targets: tuple[Aim, ...]) -> None:
+        self.targets: tuple[Aim, ...] = tuple(
+            inner for target in targets for inner in (target.targets if isinstance(target, Several) else (target,))
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._wholes()[0].nbytes
 
     def write_from(self, address: int, offset: int, nbytes: int) -> None:
-        for target in self.targets:
+        for target in self._wholes():
             target.write_from(address, offset, nbytes)
+
+    def _wholes(self) -> list[types.Target]:
+        wholes = [target for target in self.targets if not isinstance(target, types.Region)]
+        assert len(wholes) == len(self.targets), "a piece of a tensor does not take the whole"
+        return wholes
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its expanded (stride 0) dimensions narrowed to one: what is really in memory."""
-    if 0 not in tensor.stride():
+    """The tensor with its expanded (stride 0) dimensions narrowed to one: what is really in memory. A DTensor is never expanded."""
+    if placement.is_dtensor(tensor) or 0 not in tensor.stride():
         return tensor
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor, or what this rank has of it, lies in memory. A DTensor itself has no address: asking for it raises."""
+    return placement.local(tensor).data_ptr()
 
 
 def of(tensor: torch.Tensor, keep: object = None) -> memory.HostMemory | HostStrided | cuda.DeviceMemory:
@@ -120,8 +139,8 @@ def problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter that has no shape yet", "Run one batch through the module before calling protect()."
     name = kind.__name__
-    if name == "DTensor":
-        return "a DTensor (sharded over several processes)", "This adapter saves one process; pass its .full_tensor()."
+    if placement.is_dtensor(tensor):
+        return placement.problem(tensor) or _local_problem(tensor._local_tensor)
     if name == "FakeTensor" or tensor.device.type == "meta":
         return (
             f"a {'FakeTensor' if name == 'FakeTensor' else 'tensor on the meta device'}",
@@ -138,3 +157,9 @@ def problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"a {name} (a tensor subclass with its own behaviour)", "Pass the plain tensors inside it."
     return None
+
+
+def _local_problem(local: torch.Tensor) -> tuple[str, str] | None:
+    if tuple(dense(local).shape) != tuple(local.shape):
+        return "a DTensor whose local tensor is expanded", "Pass DTensor.from_local(local.contiguous(), ...)."
+    return problem(local)

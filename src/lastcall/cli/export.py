@@ -1,0 +1,210 @@
+"""`lastcall export`: a checkpoint as one plain file that needs no lastcall: safetensors, or a `.pt` for torch.load(weights_only=True).
+
+The bytes go chunk by chunk from the checkpoint to their place in the new file, each chunk checked against its digest before, so memory
+stays small however large the tensors and however many pieces they lie in. The new file gets its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lastcall import errors, memory
+from lastcall.cli import output, show, verify
+from lastcall.core import writer
+from lastcall.core.inventory import Inventory, Place
+from lastcall.formats import safetensors, torchzip
+from lastcall.storage import files as storage
+from lastcall.types import FileLayout, TensorEntry
+
+_FORMATS = ("safetensors", "pt")
+_TORCH = (".pt", ".pth", ".bin", ".ckpt")  # how people call what torch.save writes
+_ONE = "--name"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The bytes of a tensor in the new file, from `begin` on. Both a Source (for checksums) and a Target."""
+
+    fd: int
+    nbytes: int
+    begin: int
+
+    def read_into(self, address: int, offset: int, nbytes: int) -> None:
+        done = 0
+        while done < nbytes:
+            got = os.preadv(self.fd, [memory.view(address + done, nbytes - done)], self.begin + offset + done)
+            if got <= 0:
+                raise errors.LastcallError("the new file has become shorter while it was written")
+            done += got
+
+    def write_from(self, address: int, offset: int, nbytes: int) -> None:
+        storage.write_all(storage.Files(), self.fd, [memory.view(address, nbytes)], self.begin + offset)
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "export",
+        help="write a checkpoint out as one plain safetensors or .pt file",
+        description="Write the tensors of a checkpoint out as one plain file that needs no lastcall, checked against their digests.",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or the directory of a run: its newest")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the file to write")
+    parser.add_argument(
+        _ONE, metavar="NAME", help="only what protect() was given under this name, without the prefix: for a model its state_dict"
+    )
+    parser.add_argument("--format", choices=_FORMATS, help="otherwise pt if OUT ends in .pt, .pth, .bin or .ckpt, else safetensors")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    output.add_json(parser)
+    parser.set_defaults(call=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
+    kind: str = args.format or ("pt" if args.out.suffix in _TORCH else "safetensors")
+    _check_out(args.out, force=args.force)
+    found = Inventory(_checkpoint(args.checkpoint))
+    chosen = _choose(found, args.name)
+    stored = {name: found.tensor(place) for name, place in chosen.items()}
+    total = sum(tensor.end - tensor.begin for tensor in stored.values())
+    bar = verify.Bar(total, show=not args.json and sys.stderr.isatty())
+    try:
+        size = _export(args.out, kind, found, chosen, bar, force=args.force)
+    finally:
+        bar.wipe()
+    seconds = time.monotonic() - began
+    if args.json:
+        output.document(
+            {
+                "checkpoint": os.path.abspath(found.path),
+                "out": os.path.abspath(args.out),
+                "format": kind,
+                "name": args.name,
+                "tensors": len(chosen),
+                "size": size,
+                "seconds": round(seconds, 4),
+            }
+        )
+    else:
+        what = f"{output.plural(len(chosen), 'tensor')}, {output.size(size)} in {output.duration(seconds)}"
+        output.write(f"{output.printable(str(args.out))}: {what}, from {output.printable(str(found.path))}")
+    return 0
+
+
+def _check_out(out: Path, *, force: bool) -> None:
+    if out.is_dir():
+        raise errors.LastcallError(f"{out} is a directory. Name the file to write, such as {out / 'model.safetensors'}")
+    if os.path.lexists(out) and not force:
+        raise errors.LastcallError(f"{out} is there already. To replace it, add --force")
+    if not out.parent.is_dir():
+        raise errors.LastcallError(f"{out.parent} is not a directory. Make it with: mkdir -p {out.parent}")
+
+
+def _checkpoint(path: Path) -> Path:
+    found, _ = show.choose(path)
+    if found.record is None:
+        raise errors.LastcallError(f"{found.path} cannot be exported: {found.problem}")
+    return found.path
+
+
+def _choose(found: Inventory, name: str | None) -> dict[str, Place]:
+    """The tensors to write, by the names that they get."""
+    missing = [file for file in found.record.missing if name is None or file.split(".")[0].split("-")[0] == name]
+    if missing:
+        what = f"{found.path} is not complete: the time did not suffice for {', '.join(missing)}."
+        raise errors.LastcallError(f"{what} Name a part that is there with {_ONE}: {', '.join(found.groups) or 'there is none'}")
+    if name is None:
+        chosen = found.named()
+    elif found.dcp is not None:
+        chosen = {key.removeprefix(f"{name}."): place for key, place in found.named().items() if key.startswith(f"{name}.")}
+    else:
+        chosen = dict(found.groups.get(name, {}))
+    if not chosen:
+        there = sorted({key.split(".")[0] for key in found.named()})
+        raise errors.LastcallError(
+            f"{found.path} holds no tensors"
+            + (f" under the name {name!r}. It has: {', '.join(there) or 'none at all'}" if name is not None else ".")
+        )
+    return chosen
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------------------
+
+
+def _export(out: Path, kind: str, found: Inventory, chosen: Mapping[str, Place], bar: verify.Bar, *, force: bool) -> int:
+    """Write beside the target, then give it its name. Returns the size of the file."""
+    files = storage.Files()
+    partial = out.with_name(f".{out.name}.incomplete-{secrets.token_hex(4)}")
+    fd = files.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    try:
+        try:
+            size = _fill(fd, kind, found, chosen, bar)
+            files.fsync(fd)
+        finally:
+            files.close(fd)
+        if force:
+            files.rename(partial, out)
+        else:
+            _link(files, partial, out)
+        files.sync_directory(out.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            files.unlink(partial)
+        raise
+    return size
+
+
+def _link(files: storage.Files, partial: Path, out: Path) -> None:
+    """Give the file its name, unless somebody else has taken that meanwhile."""
+    try:
+        files.link(partial, out)
+    except FileExistsError:
+        raise errors.LastcallError(f"{out} has come into being meanwhile. To replace it, add --force") from None
+    except OSError:  # a file system without links
+        files.rename(partial, out)
+    else:
+        files.unlink(partial)
+
+
+def _fill(fd: int, kind: str, found: Inventory, chosen: Mapping[str, Place], bar: verify.Bar) -> int:
+    stored = {name: found.tensor(place) for name, place in chosen.items()}
+    layout, slots = _laid_out(fd, kind, stored, {})
+    os.ftruncate(fd, layout.size)
+    engine = writer.Engine(files=bar)
+    try:
+        found.load(engine, [(place, slots[name]) for name, place in chosen.items() if slots[name].nbytes])
+    finally:
+        engine.close()
+    if kind == "pt":  # now that the bytes are there their checksums can be told
+        layout, _ = _laid_out(fd, kind, stored, slots)
+    for extent in layout.extents:
+        if isinstance(extent.source, memory.BytesSource):
+            storage.write_all(storage.Files(), fd, [memoryview(extent.source.data)], extent.offset)
+    return layout.size
+
+
+def _laid_out(
+    fd: int, kind: str, stored: Mapping[str, safetensors.Stored], known: Mapping[str, Slot]
+) -> tuple[FileLayout, dict[str, Slot]]:
+    """The layout of the new file, and where each tensor goes in it. With `known` slots their bytes are read for the checksums."""
+    blank = known or {name: Slot(fd, tensor.end - tensor.begin, 0) for name, tensor in stored.items()}
+    if kind == "pt":
+        tree = OrderedDict((name, torchzip.Tensor(one.dtype, one.shape, None, blank[name])) for name, one in stored.items())
+        layout = torchzip.layout("the new file", tree, crc=bool(known))
+    else:
+        entries = [TensorEntry(name, one.dtype, one.shape, blank[name]) for name, one in stored.items()]
+        try:
+            layout = safetensors.layout("the new file", entries, {"format": "pt"})
+        except ValueError as error:  # a name that the format keeps for itself, too long a header
+            raise errors.LastcallError(f"safetensors cannot hold this: {error}. Try --format pt") from None
+    begins = {id(extent.source): extent.offset for extent in layout.extents}
+    return layout, {name: Slot(fd, slot.nbytes, begins.get(id(slot), 0)) for name, slot in blank.items()}

@@ -1,0 +1,274 @@
+"""One checkpoint of many ranks: every writer lays its files down, one of them commits what all have laid down, or nobody does.
+
+    every writer   its files into the staging folder of this save, durable, then its receipt
+    the committer  (the lowest writer) waits for all receipts, adds what is known of the ranks that are missing, writes the manifest and the
+                   record, and gives the folder its name: the one commit
+    the others     wait for the committer's word, and look on the disk where no word comes
+
+The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lastcall import clock as clocks
+from lastcall import errors
+from lastcall.core import digest, receipts
+from lastcall.core import record as records
+from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.fencing import Fence
+from lastcall.core.receipts import Part
+from lastcall.core.record import Record
+from lastcall.core.saving import Request, Saver
+from lastcall.core.writer import CHUNK
+from lastcall.formats import manifest
+from lastcall.storage import files as storage
+from lastcall.types import Capture, FileRecord, Kind
+
+log = logging.getLogger("lastcall")
+_PATIENCE = 600.0  # seconds that a save without a deadline waits for the slowest rank
+_COMMIT = 0.3  # seconds kept back before a deadline for the commit
+_LATE = 5.0  # seconds after the deadline in which the committer's word may still come
+_POLL = 0.01
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be saved together. The same on every rank, or known to every rank without asking."""
+
+    name: str  # of this save and of no other
+    kind: Kind
+    reason: str
+    writers: tuple[int, ...]
+    helpers: tuple[int, ...] = ()  # ranks that write what is their own, and nothing that others hold too
+    missing: tuple[int, ...] = ()  # ranks that cannot write: somebody else must speak for them
+    deadline: float | None = None
+    abandoned: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    paused: Callable[[], bool] = field(
+        default=lambda: False, repr=False, compare=False
+    )  # turns true when it must wait for something else
+    same: Mapping[str, FileRecord] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def committer(self) -> int:
+        return min(self.writers)
+
+
+class Interrupted(Exception):
+    """The order was paused. What was laid down stays; complete() takes it up again."""
+
+
+class Company(Protocol):
+    """The other ranks, as far as a save needs them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def tell(self, key: str, body: dict[str, object]) -> None:
+        """Fast word to the others. May be lost."""
+
+    def hear(self, key: str, timeout: float) -> dict[str, object] | None:
+        """None where no word came; returns at once, with nothing, when the store is lost."""
+
+    def gone(self) -> set[int]:
+        """The ranks that are known to be dead."""
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        """What a missing rank would have saved, as far as it is known; `mine` is this rank's own capture of that step."""
+
+
+class Gathering:
+    def __init__(self, catalog: Catalog, saver: Saver, fence: Fence, company: Company, clock: clocks.Clock) -> None:
+        self._catalog = catalog
+        self._files = catalog.files
+        self._saver = saver
+        self._fence = fence
+        self._company = company
+        self._clock = clock
+
+    def save(self, capture: Capture, order: Order) -> Entry:
+        """Take part in a save; `capture` is what this rank writes of it (shares.portion). Returns when the checkpoint is committed. SaveError, on every rank, if it is not."""
+        return self.complete(capture, self.contribute(capture, order), order)
+
+    def contribute(self, capture: Capture, order: Order) -> Part:
+        """Lay down this rank's part. One that could not be laid down is a part, too: it says why."""
+        return self._contribute(self._catalog.staging / order.name, capture, order)
+
+    def complete(self, capture: Capture, part: Part, order: Order) -> Entry:
+        """From the parts to the commit. Interrupted when the order is paused; then it may be called again."""
+        if self._company.rank == order.committer:
+            entry = self._commit(self._catalog.staging / order.name, capture, order, part)
+        else:
+            entry = self.outcome(order, part.failed)
+        self._saver.saw(entry)
+        return entry
+
+    # ---- every writer ----------------------------------------------------------------------------------------------------------
+
+    def _contribute(self, folder: Path, capture: Capture, order: Order) -> Part:
+        rank = self._company.rank
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            request = Request(order.kind, order.reason, order.deadline, order.abandoned, order.same)
+            laid = self._saver.lay(folder, capture, request)
+            tensors = manifest.describe(rank, capture.groups)
+            part = Part(rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors)
+            receipts.write(self._files, folder, part)
+        except (errors.LastcallError, OSError) as error:
+            part = Part(rank, capture.step, failed=str(error) or type(error).__name__)
+            try:
+                receipts.write(self._files, folder, part)
+            except OSError:  # a full disk: then the word must suffice
+                log.debug("the receipt of a failed part could not be written")
+            self._company.tell(f"failed/{order.name}/{rank}", {"because": part.failed})
+        return part
+
+    # ---- the committer ---------------------------------------------------------------------------------------------------------
+
+    def _commit(self, folder: Path, capture: Capture, order: Order, mine: Part) -> Entry:
+        began = self._clock.now()
+        try:
+            parts = self._parts(folder, order, mine)
+            parts += [part for rank in order.missing if (part := self._speak_for(folder, rank, capture, order)) is not None]
+            record = self._record(folder, parts, order, began)
+            self._own()
+            path = self._catalog.publish(folder, record.step)
+        except (errors.LastcallError, OSError) as error:
+            self._company.tell(f"outcome/{order.name}", {"because": str(error)})
+            self._abandon(folder)
+            if isinstance(error, errors.SaveError):
+                raise
+            raise errors.SaveError(str(error)) from error
+        self._company.tell(f"outcome/{order.name}", {"path": path.name})
+        return Entry(path, record)
+
+    def _parts(self, folder: Path, order: Order, mine: Part) -> list[Part]:
+        parts = {mine.rank: mine}
+        until = self._clock.now() + _PATIENCE if order.deadline is None else order.deadline - _COMMIT
+        pause = _POLL
+        while True:
+            for failed in (part for part in parts.values() if part.failed):
+                raise errors.SaveError(f"rank {failed.rank} could not write its part: {failed.failed}")
+            waiting = [rank for rank in (*order.writers, *order.helpers) if rank not in parts]
+            if not waiting:
+                return [parts[rank] for rank in sorted(parts)]
+            dead = self._company.gone() & set(waiting)
+            for rank in waiting:
+                if (part := receipts.read(folder, rank)) is not None:
+                    parts[rank] = part
+                elif rank in dead:  # looked at after its death: there will be none
+                    raise errors.SaveError(f"rank {rank} died before it had written its part")
+            self._look_for_failures(order, waiting)
+            if order.paused():
+                raise Interrupted
+            if order.abandoned():
+                raise errors.DeadlineError("given up while it was being written")
+            late = [rank for rank in waiting if rank not in parts]
+            if late and self._clock.now() >= until:
+                raise errors.DeadlineError(f"no receipt came in time from rank {', '.join(map(str, late))}")
+            self._clock.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+    def _look_for_failures(self, order: Order, waiting: list[int]) -> None:
+        for rank in waiting:
+            word = self._company.hear(f"failed/{order.name}/{rank}", 0.0)
+            if word is not None:
+                raise errors.SaveError(f"rank {rank} could not write its part: {word.get('because')}")
+
+    def _speak_for(self, folder: Path, rank: int, mine: Capture, order: Order) -> Part | None:
+        """Lay down what a missing rank would have: its randomness, its place in the data."""
+        found = self._company.part_of(rank, mine.step, mine)
+        if found is None:
+            return None
+        saver = self._saver.for_rank(rank)
+        laid = saver.lay(folder, found, Request(order.kind, order.reason))
+        return Part(rank, found.step, laid.files, laid.written, found.exact, found.because)
+
+    def _record(self, folder: Path, parts: list[Part], order: Order, began: float) -> Record:
+        unspoken = sorted(set(range(self._company.size)) - {part.rank for part in parts})
+        because = [f"rank {part.rank}: {part.because}" for part in parts if part.because]
+        if unspoken:
+            because.append(f"nothing is known of the randomness and the data position of rank {', '.join(map(str, unspoken))}")
+        data = manifest.merge([part.tensors for part in parts if part.tensors is not None])
+        storage.write_small(self._files, folder / manifest.NAME, data)
+        writing = [part for part in parts if part.rank not in order.missing]
+        record = Record(
+            sequence=self._saver.next_sequence(),
+            step=max(part.step for part in writing),
+            kind=order.kind,
+            reason=order.reason,
+            exact=not because,
+            because="; ".join(because),
+            files=(_file(manifest.NAME, data), *(file for part in parts for file in part.files)),
+            run=self._saver.run,
+            incarnation=self._saver.incarnation,
+            world=self._company.size,
+            save=order.name,
+            created=self._clock.wall(),
+            seconds=round(self._clock.now() - began, 4),
+            written=sum(part.written for part in parts),
+            metrics=writing[0].metrics,
+        )
+        storage.write_small(self._files, folder / records.NAME, record.to_json())
+        for path in folder.glob("part-*.json*"):
+            self._files.unlink(path)
+        self._files.sync_directory(folder)
+        return record
+
+    def _own(self) -> None:
+        """Whoever commits owns the directory, by the lock or, where the leader of this incarnation still has that, by the token."""
+        if not self._catalog.held:
+            self._catalog.try_lock()
+        self._fence.check()
+
+    def _abandon(self, folder: Path) -> None:
+        try:
+            if folder.exists():
+                storage.remove_tree(self._files, folder)
+        except OSError as error:
+            log.debug("%s is left for the next start to remove: %s", folder.name, error)
+
+    # ---- the others ------------------------------------------------------------------------------------------------------------
+
+    def outcome(self, order: Order, failed: str = "") -> Entry:
+        """What became of it, from the committer's word or, without one, from the disk."""
+        until = self._clock.now() + _PATIENCE + 60.0 if order.deadline is None else order.deadline + _LATE
+        while True:
+            word = self._company.hear(f"outcome/{order.name}", 0.25)
+            if word is not None and "path" not in word:
+                raise errors.SaveError(str(word.get("because")))
+            dead = order.committer in self._company.gone()  # looked at before the disk: the dead commit nothing more
+            if (entry := self._committed(order, word)) is not None:
+                return entry
+            if order.paused():
+                raise Interrupted
+            if dead or self._clock.now() >= until or order.abandoned():
+                why = "died before the commit" if dead else "has not committed it in time"
+                raise errors.SaveError(failed or f"rank {order.committer}, which was to commit {order.name}, {why}")
+            if word is None:
+                self._clock.sleep(0.02)
+
+    def _committed(self, order: Order, word: Mapping[str, object] | None) -> Entry | None:
+        """The checkpoint of this save on disk. A file system of many hosts may show it a moment after the word has come."""
+        if word is not None:
+            path = self._catalog.root / Path(str(word["path"])).name
+            try:
+                return Entry(path, records.read(path))
+            except errors.CheckpointError:
+                return None
+        if (self._catalog.staging / order.name).exists():
+            return None
+        return next((entry for entry in self._catalog.entries()[:4] if entry.record.save == order.name), None)
+
+
+def _file(name: str, data: bytes) -> FileRecord:
+    chunks = tuple(digest.of(data[begin : begin + CHUNK]) for begin in range(0, len(data), CHUNK))
+    return FileRecord(name, len(data), digest.over(chunks), CHUNK, chunks)

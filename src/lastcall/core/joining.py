@@ -1,0 +1,274 @@
+"""How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they go on from.
+
+    meet     rank 0 opens the directory, writes its token there, and tells the others; all of them change over to the store of
+             `lastcall run` where there is one, which outlives every training process
+    load     rank 0 names a checkpoint, everybody loads its part of it, and all vote: one that finds damage makes all go on to the next
+    begin    nobody takes a step before all have voted: so a notice that comes earlier finds nothing to save
+
+Whoever is told to stop while it waits here vetoes: the vote's register decides whether that came in time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall import errors, settings
+from lastcall.core import restore
+from lastcall.core.agreement import Agreement, Verdict
+from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.fencing import Fence
+from lastcall.core.liveness import Peers, Process
+from lastcall.core.store import Scoped, Store
+from lastcall.core.store.anchored import Anchored
+from lastcall.core.store.folder import FolderStore
+from lastcall.core.world import World
+from lastcall.core.writer import Engine
+from lastcall.storage import files as storage
+
+log = logging.getLogger("lastcall")
+_TOGETHER = 1800.0  # seconds that the slowest rank may take to come: torch gives its process groups as long
+_SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
+STOPPED = "told to stop"
+_DAMAGE = ("CheckpointError", "Spoiled")  # how the objection of a rank that found a damaged checkpoint begins
+_SPOILED = (
+    "all checkpoints were damaged and have been set aside; the state in memory is overwritten in part. Start the run again to begin from "
+    "the beginning."
+)
+AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
+
+
+class Stopped(Exception):
+    """A notice came before the first step; nothing has been changed by anybody."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What rank 0 tells the others."""
+
+    run: str
+    incarnation: int
+    token: str
+    store: str = ""  # the address and secret of the launcher's store; empty where there is none
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.__dict__).encode()
+
+
+@dataclass(frozen=True)
+class Joined:
+    start: Start
+    fence: Fence
+    store: Store
+    peers: Peers
+
+
+class Joining:
+    def __init__(self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool]) -> None:
+        self._world = world
+        self._catalog = catalog
+        self._clock = clock
+        self._told = told  # whether a notice has come to this rank
+        self._meeting = world.meet()
+        self.mine = Process.own()
+        self._spoiled = False  # damage was found after live tensors had been written to, on some rank
+
+    # ---- meet ------------------------------------------------------------------------------------------------------------------
+
+    def lead(self, run: str, incarnation: int) -> Joined:
+        """Rank 0, which holds the directory's lock."""
+        fence = Fence.take(self._catalog.private, incarnation)
+        _sweep(self._catalog)
+        start = Start(run, incarnation, fence.token, self._offer())
+        self._meeting.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
+        return self._join(start, fence)
+
+    def refuse(self, error: BaseException) -> None:
+        """Rank 0 cannot start: nobody shall wait for it."""
+        self._meeting.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+
+    def follow(self) -> Joined:
+        """Every other rank."""
+        body = json.loads(self._wait("start", "rank 0 to open the directory"))
+        if "failed" in body:
+            raise errors.RanksError(f"rank 0 could not start: {body['failed']}")
+        theirs, ours = body.pop("root"), str(self._catalog.root.resolve())
+        start = Start(**body)
+        fence = Fence(self._catalog.private, start.token)
+        self._check_directory(fence, theirs, ours)
+        return self._join(start, fence)
+
+    def _check_directory(self, fence: Fence, theirs: str, ours: str) -> None:
+        until = self._clock.now() + (_SEEN if theirs == ours else 0.0)
+        while not fence.holds():
+            if self._clock.now() < until:
+                self._clock.sleep(0.2)
+                continue
+            if theirs != ours:
+                raise errors.RanksError(
+                    f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one directory. Give "
+                    "protect() the same on every rank, or, if they are runs of their own: export LASTCALL_RANKS=separate"
+                )
+            raise errors.RanksError(
+                f"rank {self._world.rank} does not see what rank 0 has written into {ours}: the ranks of a run save into one directory on a "
+                "file system that all machines share. Give protect() a directory there."
+            )
+
+    def _offer(self) -> str:
+        """The launcher's store, if there is one and it can be reached from here."""
+        found = settings.launcher_store()
+        return "" if found is None else f"{self._world.address}:{found}"
+
+    def _join(self, start: Start, fence: Fence) -> Joined:
+        fast = self._change_over(start)
+        store = Scoped(Anchored(fast, FolderStore(self._catalog.private / AGREEMENT / start.token)), "")
+        Peers.register(store, self._world.rank, self.mine)
+        return Joined(start, fence, store, Peers({}, self.mine.host))
+
+    def _change_over(self, start: Start) -> Store:
+        """To the launcher's store, if all of us can. What each of us can is counted where we have met."""
+        if not start.store:
+            return self._meeting
+        from lastcall.core.store import client
+
+        host, port, secret = start.store.rsplit(":", 2)
+        try:
+            theirs: Store | None = Scoped(client.StoreClient(host, int(port), secret), f"{start.token}/")
+        except errors.StoreLost as error:
+            log.warning("The store of `lastcall run` on %s cannot be used: %s", host, error)
+            theirs = None
+        failing = 1 << 32
+        total = self._meeting.add("over", 1 if theirs is not None else failing + 1)
+        if total % failing == self._world.size:
+            self._meeting.claim("all over", b"yes" if total < failing else b"no")
+        if self._wait("all over", "all ranks to reach the launcher's store") == b"yes":
+            assert theirs is not None
+            return theirs
+        return self._meeting
+
+    def _wait(self, key: str, what: str) -> bytes:
+        """For a word of the others, unless a notice comes first: before the vote nobody depends on us."""
+        until = self._clock.now() + _TOGETHER
+        while (found := self._meeting.get(key, 1.0)) is None:
+            if self._told():
+                raise Stopped
+            if self._clock.now() >= until:
+                raise errors.RanksError(f"rank {self._world.rank} has waited {_TOGETHER:.0f} s for {what}")
+        return found
+
+    # ---- load ------------------------------------------------------------------------------------------------------------------
+
+    def load(self, agreement: Agreement, engine: Engine, subject: restore.Restorable) -> Entry | None:
+        """The checkpoint that all ranks go on from. Returns when all of them have it."""
+        entries = self._catalog.entries() if self._world.rank == 0 else []
+        order = [entry for entry in entries if entry.record.complete] + [entry for entry in entries if not entry.record.complete]
+        for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
+            chosen, way_out = self._choose(agreement, order, number)
+            error = self._attempt(agreement, number, chosen, engine, subject, way_out)
+            verdict = self._vote(agreement, f"load/{number}", error)
+            if verdict.ok:
+                return chosen
+            self._judge(verdict, error)
+            if chosen is None:
+                raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
+            if self._world.rank == 0:
+                log.warning("%s", self._catalog.set_aside(chosen.path, verdict.because))
+        raise errors.RanksError("no checkpoint could be loaded by all ranks")
+
+    def _choose(self, agreement: Agreement, order: list[Entry], number: int) -> tuple[Entry | None, bool]:
+        """The next one to try, and whether another would overwrite what it may leave half loaded."""
+        if self._world.rank == 0:
+            chosen = order[number] if number < len(order) else None
+            way_out = number + 1 < sum(entry.record.complete for entry in order)
+            spoiled = self._spoiled and (chosen is None or not chosen.record.complete)
+            agreement.tell(
+                f"load/{number}", {"name": None if chosen is None else chosen.path.name, "way_out": way_out, "spoiled": spoiled}
+            )
+            if spoiled:
+                raise errors.CheckpointError(_SPOILED)
+            return chosen, way_out
+        until = self._clock.now() + _TOGETHER
+        while (word := agreement.wait_for(f"load/{number}", 1.0)) is None:
+            if self._told():
+                agreement.veto(f"load/{number}", STOPPED)
+                raise Stopped
+            if self._clock.now() >= until:
+                raise errors.RanksError(f"rank 0 has not said in {_TOGETHER:.0f} s what is loaded")
+        if word.get("spoiled"):
+            raise errors.CheckpointError(_SPOILED)
+        name = word.get("name")
+        if name is None:
+            return None, False
+        path = self._catalog.root / Path(str(name)).name
+        entry = next((entry for entry in self._catalog.entries() if entry.path == path), None)
+        return entry or _unseen(path), word.get("way_out") is True
+
+    def _attempt(
+        self,
+        agreement: Agreement,
+        number: int,
+        chosen: Entry | None,
+        engine: Engine,
+        subject: restore.Restorable,
+        way_out: bool,
+    ) -> errors.LastcallError | None:
+        """Load this rank's part. Where nothing else would overwrite what one leaves half loaded, nobody begins before all have checked."""
+        if chosen is None:
+            return None
+        voted = False
+
+        def ready() -> None:
+            nonlocal voted
+            voted = True
+            verdict = self._vote(agreement, f"ready/{number}", None)
+            if not verdict.ok:
+                raise errors.CheckpointError(verdict.because)
+
+        error: errors.LastcallError | None = None
+        try:
+            if not chosen.record.files:
+                raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
+            rank, size = self._world.rank, self._world.size
+            restore.attempt(chosen, engine, subject, way_out, rank, size, ready=(lambda: None) if way_out else ready)
+        except (errors.CheckpointError, errors.MismatchError) as caught:
+            error = caught
+        if not way_out and not voted:
+            self._vote(agreement, f"ready/{number}", error)
+        return error
+
+    def _vote(self, agreement: Agreement, name: str, error: errors.LastcallError | None) -> Verdict:
+        why = "" if error is None else f"{type(error).__name__}: {error}"
+        if self._told():
+            agreement.veto(name, STOPPED)
+        return agreement.vote(name, error is None, why, self._clock.now() + _TOGETHER, stopped=lambda: STOPPED if self._told() else "")
+
+    def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
+        """Why not all could: a notice ends it, a state that does not fit is everybody's error, damage is not."""
+        if STOPPED in verdict.reasons.values():
+            raise Stopped
+        if isinstance(mine, errors.MismatchError):
+            raise mine
+        self._spoiled = self._spoiled or any(reason.startswith("Spoiled") for reason in verdict.reasons.values())
+        if verdict.lost or not any(reason.startswith(_DAMAGE) for reason in verdict.reasons.values()):
+            raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
+
+
+def _unseen(path: Path) -> Entry:
+    from lastcall.core.record import Record
+    from lastcall.types import Kind
+
+    return Entry(path, Record(0, 0, Kind.MANUAL, "", True, ()))
+
+
+def _sweep(catalog: Catalog) -> None:
+    """What earlier incarnations have decided is of no use to anybody."""
+    folder = catalog.private / AGREEMENT
+    try:
+        if folder.exists():
+            storage.remove_tree(catalog.files, folder)
+    except OSError as error:
+        log.debug("%s could not be removed: %s", folder, error)

@@ -1,0 +1,405 @@
+"""The way of a notice where many ranks must agree: the same wait, boundary and rescue as in `serving`, but of all of them at one step.
+
+    boundary   after the kill wait every rank is held at its next boundary, says where it is, and all obey one decision: the first boundary
+               that nobody has passed. Whoever is not there yet goes on to it
+    instant    if that boundary will not come in time, or a rank cannot come to it any more: every rank shuts its gate and says how many
+               optimizer steps it has completed. The ranks behind are let through; then all save from the side thread
+    survivors  the same, with ranks missing: those that hold the newest whole state save it, and speak for the missing
+
+Every rank's agent stays until the save is over: another rank may find, at any time, that the boundary does not come.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from lastcall import errors
+from lastcall.core import election, messages
+from lastcall.core.election import Decision, Position
+from lastcall.core.gathering import Gathering, Interrupted, Order
+from lastcall.core.ranks import HANG, LOST, Ranks
+from lastcall.core.serving import Serving
+from lastcall.types import Kind, Notice, Outcome
+
+if TYPE_CHECKING:
+    from lastcall.core.session import Session
+
+log = logging.getLogger("lastcall")
+_PATIENCE = 5.0  # seconds for the slowest rank's agent to say where it is, at least
+_SHARE = 0.25  # ... or this part of the time that is left
+_SETTLE = 2.0  # seconds for what follows the optimizer step, until its boundary
+_TICK = 0.1
+_MARGIN = 0.5
+
+
+class Joint(Serving):
+    def __init__(self, session: Session, ranks: Ranks) -> None:
+        super().__init__(session)
+        self._ranks = ranks
+        self._current: Notice | None = None  # what is being served: a notice, or the loss of a rank
+        self.decision: Decision | None = None
+        self.finished = False  # training has reached its end on this rank
+        self.torn = ""  # why the state of this rank is not whole: an optimizer step was cut short
+        self.stopped = False  # training has failed here: no further step is taken
+        self._parked = threading.Event()  # the training thread waits at a boundary
+        self._decided = threading.Event()  # about the boundary
+        self._saving = False  # the training thread saves at the agreed boundary
+        self._escalated = threading.Event()  # the boundary is given up: the agents decide and save
+        self.concluded = threading.Event()  # whatever could be done has been done
+        self._lock = threading.Lock()
+
+    # ---- the agent's side ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        session, ranks = self._session, self._ranks
+        self.begun = True
+        notice = self._current = self._session.pressing or self._notice()
+        at_once = notice.source in (LOST, HANG)
+        ranks.announce(notice, failed=self.stopped)
+        if not at_once:
+            self._wait_before(notice)
+        self.open = True
+        session.subject.attend()
+        session.gate.on_hold = self._leave_if_answered
+        if at_once or self.stopped or not self._meet_at_a_boundary():
+            self._from_the_side()
+        self.concluded.set()
+        if self._goes_on_after(notice):
+            self._go_on()
+        elif not self._closed.is_set() and self.decision is not None and self.decision.kind != "finish":
+            self._stay_until_the_end()
+
+    def _notice(self) -> Notice:
+        return self._current if self._current is not None else super()._notice()
+
+    def _deadline(self) -> float:
+        mine = super()._deadline()
+        later = self._session.latch.notice
+        return mine if later is None or later.deadline is None else min(mine, later.deadline)
+
+    def _until(self) -> float:
+        """How long the others are waited for, to say where they are."""
+        now = self._session.clock.now()
+        return now + max(_PATIENCE, _SHARE * (self._deadline() - now))
+
+    def _position(self, *, clean: bool = True, because: str = "") -> Position:
+        subject, gate = self._session.subject, self._session.gate
+        parked = self._parked.is_set()  # looked at first: who leaves a boundary does so before it counts the next
+        return Position(
+            self._ranks.rank,
+            subject.ordinal,
+            parked=parked or self.finished,
+            finished=self.finished,
+            entered=gate.steps,
+            clean=clean and not self.torn,
+            because=self.torn or because,
+            stopped=self.stopped,
+        )
+
+    # ---- at a boundary ---------------------------------------------------------------------------------------------------------
+
+    def _meet_at_a_boundary(self) -> bool:
+        """True if the training thread has saved at the agreed boundary, or training is finished everywhere."""
+        ranks = self._ranks
+
+        def decide(positions: dict[int, Position]) -> Decision:
+            return election.boundary(positions, ranks.size, ranks.holdings())
+
+        decision = ranks.agreement.agree("boundary", self._position(), decide, self._until(), ranks.unable)
+        log.info("Agreement: %s, %s", _described(decision), decision.because)
+        self._session.events.emit("agreement", what=decision.kind, step=decision.step, because=decision.because)
+        self.decision = decision
+        self._decided.set()
+        if decision.kind == "finish":
+            self.open = False
+            return True
+        if decision.kind != "boundary":
+            return False
+        return self._wait_for_the_boundary()
+
+    def _wait_for_the_boundary(self) -> bool:
+        session = self._session
+        rescue_at = self._rescue_at()
+        while not self.concluded.is_set() and not self._closed.is_set():
+            late = session.clock.now() >= rescue_at and not self._saving
+            if late or self._ranks.unable() or self._called():
+                why = "no boundary in time" if late else "another rank cannot come to the boundary"
+                log.warning("%s: the ranks agree on the last completed step", why[:1].upper() + why[1:])
+                return False
+            self.concluded.wait(_TICK)
+            session.hear()
+        return True
+
+    def _called(self) -> bool:
+        """Whether another rank has given the boundary up."""
+        return self._ranks.hear(f"instant/{self._ranks.agreement.number}", 0.0) is not None
+
+    # ---- from the side ---------------------------------------------------------------------------------------------------------
+
+    def _from_the_side(self) -> None:
+        session, ranks = self._session, self._ranks
+        with self._lock:
+            if self.answered:
+                return
+            self._escalated.set()
+        ranks.tell(f"instant/{ranks.agreement.number}", {})
+        self._decided.set()
+        shut = session.gate.close(session.clock, session.clock.now() + self._patience_for_a_step())
+        try:
+            because = "" if shut else "the optimizer step in progress does not end"
+            because = because or (session.subject.unrescuable() if session.jit.rescue else "rescue is switched off")
+            decision = self._agree_instantly(because)
+            if decision.kind in ("instant", "survivors"):
+                self._take_part(decision)
+            elif decision.kind != "finish":
+                self._give_up(decision.because)
+        finally:
+            if shut:
+                session.gate.open()
+
+    def _patience_for_a_step(self) -> float:
+        session = self._session
+        if self.torn or self.stopped:
+            return 0.0
+        left = self._deadline() - session.clock.now() - session.budget.seconds(session.expected_bytes) - _MARGIN
+        return max(0.2, min(left, _PATIENCE))
+
+    def _agree_instantly(self, because: str) -> Decision:
+        ranks = self._ranks
+
+        def decide(positions: dict[int, Position]) -> Decision:
+            return election.instant(positions, ranks.size, ranks.holdings())
+
+        position = self._position(clean=not because, because=because)
+        decision = ranks.agreement.agree("instant", position, decide, self._until(), ranks.gone)
+        log.info("Agreement: %s, %s", _described(decision), decision.because)
+        self._session.events.emit("agreement", what=decision.kind, step=decision.step, because=decision.because)
+        self.decision = decision
+        return decision
+
+    def _take_part(self, decision: Decision) -> None:
+        session, rank = self._session, self._ranks.rank
+        helping = decision.kind == "instant" and rank in decision.missing  # finished elsewhere: its own state only
+        if rank not in decision.writers and not helping:
+            what = f"rank {rank} does not write: {messages.named(decision.writers)} save step {decision.step}"
+            log.warning("%s", what)
+            self._await_the_writers(decision)
+            return
+        if decision.kind == "instant" and session.gate.steps < decision.entered:
+            log.info("This rank is let through to optimizer step %d", decision.entered)
+            session.gate.let(decision.entered)
+        if not self._settled(decision):
+            log.warning("This rank does not come to the end of its step in time")
+        kind = Kind.SURVIVORS if decision.kind == "survivors" else Kind.RESCUE
+        self._save_aside(decision, kind)
+
+    def _settled(self, decision: Decision) -> bool:
+        """Whether the steps that were agreed on are done, and what follows them in their pass too, as far as it can be waited for."""
+        session = self._session
+        latest = self._deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
+        until = max(session.clock.now() + 0.2, latest)
+        while session.gate.steps < decision.entered and not self.stopped:
+            if session.clock.now() >= until:
+                return False
+            session.clock.sleep(0.005)
+        until = min(until, session.clock.now() + _SETTLE)
+        while not session.subject.settled and not self.stopped and session.clock.now() < until:
+            session.clock.sleep(0.005)
+        return True
+
+    def _save_aside(self, decision: Decision, kind: Kind) -> None:
+        session = self._session
+        began = session.clock.now()
+        try:
+            capture = session.subject.rescue()
+            order = self._order(decision, kind, self._deadline())
+            entry = session.save_together(capture, order)
+        except Exception as error:  # whatever it was, there is nobody above who could do better
+            log.error("The ranks could not save: %s", error)
+            session.events.emit("not-saved", save=kind.value, because=str(error))
+            self._give_up(str(error))
+            return
+        self.committed = True
+        log.info("JIT checkpoint completed in %.1fs", session.clock.now() - began)
+        how = "exact" if entry.record.exact else f"not exact: {entry.record.because}"
+        self._answer(f"saved {entry.path.name} together, {how}")
+
+    def _await_the_writers(self, decision: Decision) -> None:
+        """This rank holds nothing that is wanted; whether it may leave as saved depends on the others."""
+        session = self._session
+        order = self._order(decision, Kind.SURVIVORS, self._deadline())
+        try:
+            entry = self._gathering().outcome(order)
+        except errors.SaveError as error:
+            self._give_up(str(error))
+            return
+        session.outside.tell(checkpoint=entry.path.name)
+        self._answer(f"{messages.named(decision.writers)} saved {entry.path.name}")
+
+    def _give_up(self, because: str) -> None:
+        log.error("Nothing is saved: %s. The last committed checkpoint stays the newest", because)
+        self._session.events.emit("not-saved", save="together", because=because)
+        if self._session.outcome is None and not self.committed:
+            self._session.outcome = Outcome.NOT_SAVED
+
+    def _gathering(self) -> Gathering:
+        assert self._session.gathering is not None
+        return self._session.gathering
+
+    def _order(self, decision: Decision, kind: Kind, deadline: float | None) -> Order:
+        alive = decision.kind != "survivors"
+        return Order(
+            name=f"{kind.value}-{decision.step}-{decision.token}",
+            kind=kind,
+            reason=self._notice().reason,
+            writers=decision.writers,
+            helpers=decision.missing if alive else (),
+            missing=() if alive else decision.missing,
+            deadline=deadline,
+            abandoned=self._escalated.is_set if kind is Kind.JIT else lambda: False,
+        )
+
+    # ---- afterwards ------------------------------------------------------------------------------------------------------------
+
+    def _goes_on_after(self, notice: Notice) -> bool:
+        if notice.source != HANG or self._session.jit.on_hang == "exit" or self.stopped:
+            return False
+        return not self._closed.is_set()
+
+    def _go_on(self) -> None:
+        """A hang was answered by a save; whoever hung may come back, and training goes on as if nothing had happened."""
+        session = self._session
+        log.warning("Training goes on, if it can: on_hang is 'save'")
+        with self._lock:
+            self.begun = self.open = self.answered = self.committed = self._saving = False
+            session.outcome = None
+            session.pressing = self._current = self.decision = None
+            self._escalated.clear()
+            self._arrived.clear()
+            self._ranks.next_round()
+            self.concluded.clear()
+            self._decided.set()  # lets a parked thread go; the next hold clears it
+        if session.latch.raised:
+            session.wake()
+
+    # ---- the training thread's side --------------------------------------------------------------------------------------------
+
+    def at_boundary(self) -> None:
+        """Wait for the decision; save here if this is the step, go on to it if it is not."""
+        session = self._session
+        while self.open and not self._closed.is_set():
+            self._hold_until_decided()
+            decision = self.decision
+            if self._escalated.is_set():
+                self._arrived.set()
+                self.concluded.wait(_TICK)
+                if self.answered or session.outcome is Outcome.NOT_SAVED:
+                    self._leave()
+                continue
+            if decision is None or decision.kind == "finish":
+                return
+            if decision.kind != "boundary":
+                session.clock.sleep(_TICK / 10)  # the agent is about to escalate
+                continue
+            if not self.finished and session.subject.ordinal < decision.step:
+                return
+            with self._lock:
+                if self._escalated.is_set():
+                    continue
+                self._saving = True
+            self._save_here(decision)
+            self._leave()
+
+    def _hold_until_decided(self) -> None:
+        self._parked.set()
+        try:
+            while self.open and not self._decided.wait(_TICK):
+                if self._closed.is_set():
+                    return
+        finally:
+            self._parked.clear()
+
+    def _save_here(self, decision: Decision) -> None:
+        session = self._session
+        self._arrived.set()
+        began = session.clock.now()
+        session.background.in_the_way(self._deadline(), session.expected_bytes)
+        try:
+            with session.saving:
+                if session.committed == session.subject.boundary and not self.finished:
+                    self._answer(f"step {session.subject.step} is already committed")
+                    return
+                capture = session.subject.capture()
+                deadline = max(self._deadline(), session.clock.now() + _PATIENCE)
+                plan = session.budget.plan(capture.nbytes, self._deadline())
+                log.info("Saving step %d: %s, %s", capture.step, plan.kind, plan.because)
+                entry = session.save_together(capture, self._order(decision, Kind.JIT, deadline))
+            log.info("JIT checkpoint completed in %.1fs", session.clock.now() - began)
+            self._answer(f"saved {entry.path.name} together")
+        except (errors.LastcallError, OSError) as error:
+            if self._escalated.is_set():
+                self._wait_for_the_agent()
+                return
+            log.error("JIT checkpoint failed: %s", error)
+            session.events.emit("not-saved", save="jit", because=str(error))
+            session.outcome = Outcome.SAVED if self.committed else Outcome.NOT_SAVED
+        finally:
+            if not self._escalated.is_set():
+                self.concluded.set()
+
+    def _wait_for_the_agent(self) -> None:
+        """The boundary was given up while this thread saved at it: what the agents save counts."""
+        while not self.concluded.wait(_TICK) and not self._closed.is_set():
+            pass
+
+    def failed(self, error: BaseException) -> None:
+        """Training has raised here. The others cannot go on without this rank: all save the last completed step. Returns when that is done."""
+        session = self._session
+        self.stopped = True
+        if session.gate.depth > 0:
+            self.torn = f"{type(error).__name__} came inside optimizer.step()"
+        why = f"rank {self._ranks.rank} failed: {type(error).__name__}: {error}"[:300]
+        self._ranks.fail(why)
+        if self.answered or self.concluded.is_set():
+            return
+        now = session.clock.now()
+        session.press(Notice(LOST, why, now, now + session.jit.grace))
+        limit = self._session.jit.grace + 2 * _PATIENCE
+        self.concluded.wait(limit)
+
+    def served(self) -> bool:
+        """Whether the ranks have saved, or are about to have: what raises now comes of their leaving."""
+        if self.begun and not self.stopped and not self.concluded.is_set() and (self._saving or self._escalated.is_set()):
+            self.concluded.wait(max(0.0, self._deadline() - self._session.clock.now()) + _PATIENCE)
+        return self.answered and not self.stopped
+
+    def current(self) -> Notice:
+        return self._notice()
+
+    def finish(self) -> None:
+        """Training is over on this rank: a last checkpoint of all, unless a notice comes before the last one has ended."""
+        session = self._session
+        self.finished = True
+        writers = tuple(range(self._ranks.size))
+        order = Order(f"final-{self._ranks.token[:8]}", Kind.FINAL, "training finished", writers, paused=lambda: self.open)
+        gathering, began = self._gathering(), session.clock.now()
+        capture = session.subject.capture()
+        part = None
+        while True:
+            if self.open:
+                self.at_boundary()
+            part = part or gathering.contribute(session.mine(capture), order)
+            try:
+                entry = gathering.complete(capture, part, order)
+            except Interrupted:
+                continue
+            session.now_committed(entry, capture, session.subject.boundary, session.clock.now() - began)
+            log.info("Training finished at step %d; saved %s", session.subject.step, entry.path.name)
+            return
+
+
+def _described(decision: Decision) -> str:
+    what = {"boundary": "all save", "instant": "all save at once", "survivors": "the survivors save"}.get(decision.kind)
+    return decision.kind if what is None else f"{what} step {decision.step}"

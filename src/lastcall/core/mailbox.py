@@ -1,0 +1,285 @@
+"""What a rank leaves behind when it is killed: its own small state, in shared memory, where the survivors on that host find it.
+
+A mailbox is a file of four slots, each with a commit word, as in `guard.Area`: a slot is unmarked, filled, and marked with one aligned
+store, so SIGKILL at any instant leaves the other three whole. Four, because a rank may be ahead of the survivors by a step and into the
+next one: then the record they need is the fourth newest. A record that a later one of the same step and phase has replaced (gradient
+accumulation writes one for each backward) is the first to be overwritten.
+
+The writer holds a lock on its file, which the kernel drops when the process dies: that is how a sweep tells leftovers from mail in use,
+also where containers share /dev/shm but not their process numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lastcall import errors, memory
+
+log = logging.getLogger("lastcall")
+MAGIC = b"lastcall mail 1\0"
+Phase = Literal["B", "F"]  # at the boundary of the step | after its forward, when the first gradient of its backward was there
+Piece = bytes | memoryview | tuple[int, int]  # a tuple: address and number of bytes
+_PAGE = 4096
+_SLOTS = 4
+_SMALLEST = 64 * 1024
+_WORDS = 8  # of a slot: commit, step, phase, length, checksum
+_COMMIT, _STEP, _PHASE, _LENGTH, _SUM = range(5)
+_FIRST = 4  # word of the first slot in the page: behind the magic and the slot size
+_PHASES: tuple[Phase, Phase] = ("B", "F")
+
+
+class Record(NamedTuple):
+    step: int
+    phase: Phase
+    sequence: int  # a later record of the same step and phase counts instead of an earlier one
+    data: bytes
+
+
+class Mailbox:
+    """One rank's mail. Failures of the writer switch it off with a warning: training never hears of them."""
+
+    def __init__(self, path: Path, ring: _Ring, fd: int) -> None:
+        self.path = path
+        self._ring: _Ring | None = ring
+        self._fd = fd  # holds the lock
+        self._pid = os.getpid()
+
+    @classmethod
+    def create(cls, folder: Path, run: str, incarnation: int, rank: int, size: int = _SMALLEST) -> Mailbox | None:
+        """A new, empty mailbox for records of `size` bytes at first; None, with a warning, where there is no room for one."""
+        path = folder / _name(run, incarnation, rank)
+        try:
+            ring, fd = _made(path, size)
+            os.replace(ring.path, path)
+            return cls(path, ring, fd)
+        except OSError as error:
+            _warn(path, error)
+            return None
+
+    @classmethod
+    def open(cls, path: Path) -> Mailbox:
+        """Any rank's mailbox, to be read only. CheckpointError where it is none."""
+        return cls(path, _Ring.attach(path), -1)
+
+    def write(self, step: int, phase: Phase, pieces: Sequence[Piece]) -> bool:
+        """Put a record into the ring. False where there is no mailbox any more, or one that is only read."""
+        if self._ring is None or self._fd < 0:
+            return False
+        try:
+            length = sum(piece[1] if type(piece) is tuple else len(piece) for piece in pieces)
+            if length > self._ring.room:
+                self._grow(length)
+            self._ring.write(step, phase, pieces, length)
+            return True
+        except Exception as error:  # whatever it was: training goes on
+            _warn(self.path, error)
+            self.close()
+            return False
+
+    def records(self) -> list[Record]:
+        """Oldest first."""
+        return [] if self._ring is None else self._ring.records()
+
+    def close(self) -> None:
+        """The rank ends in order: nobody needs its mail."""
+        self._ring = None
+        if self._fd >= 0 and os.getpid() == self._pid:  # and not a forked child that unwinds our block
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _grow(self, length: int) -> None:
+        """A larger file takes the place of this one, with the records that are in it: killed meanwhile, the old one is there."""
+        assert self._ring is not None
+        ring, fd = _made(self.path, 2 * length)
+        for record in self._ring.records():
+            ring.write(record.step, record.phase, (record.data,), len(record.data))
+        os.replace(ring.path, self.path)
+        self._ring = ring
+        former, self._fd = self._fd, fd
+        os.close(former)
+
+
+def find(folder: Path, run: str, incarnation: int, rank: int) -> Path | None:
+    """The mailbox of a rank, dead or alive, if it is on this host."""
+    path = folder / _name(run, incarnation, rank)
+    return path if path.exists() else None
+
+
+def read(folder: Path, run: str, incarnation: int, rank: int) -> list[Record]:
+    """The records of a rank; none where it has left no mailbox here, or a damaged one."""
+    path = find(folder, run, incarnation, rank)
+    try:
+        return [] if path is None else Mailbox.open(path).records()
+    except errors.CheckpointError as error:
+        log.warning("The mail of rank %d cannot be read: %s", rank, error)
+        return []
+
+
+def sweep(folder: Path, run: str, incarnation: int) -> None:
+    """Remove what earlier incarnations of this run have left here, and what runs have left of which no rank lives any more."""
+    found: dict[tuple[str, int], list[Path]] = {}
+    own = _run_name(run)
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            match = _NAMES.fullmatch(path.name)
+            if match and int(match[1]) == os.getuid():
+                found.setdefault((match[2], int(match[3])), []).append(path)
+    for (of_run, of_incarnation), paths in found.items():
+        ours = of_run == own
+        if (ours and of_incarnation < incarnation) or (not ours and not any(map(_held, paths))):
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+class _Ring:
+    """The mapped file: a page of words, then the slots."""
+
+    def __init__(self, path: Path, fd: int, size: int) -> None:
+        self.path = path
+        self._map = mmap.mmap(fd, size)
+        self._view = memoryview(self._map)
+        self._words = self._view[:_PAGE].cast("Q")
+        self._base = memory.address_of(self._map)
+        self._sequence = 0
+        self._heads: list[tuple[int, int, Phase]] = [(0, 0, "B")] * _SLOTS  # what the writer has committed: number, step, phase
+        self.room = 0
+
+    @classmethod
+    def attach(cls, path: Path) -> _Ring:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                size = os.fstat(fd).st_size
+                if size < _PAGE:
+                    raise ValueError(f"it has {size} bytes")
+                ring = cls(path, fd, size)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            raise errors.CheckpointError(f"{path} cannot be mapped: {error}") from error
+        ring.room = int(ring._words[2])
+        if ring._map[: len(MAGIC)] != MAGIC or _PAGE + _SLOTS * ring.room > size:
+            raise errors.CheckpointError(f"{path} is not a mailbox")
+        return ring
+
+    def format(self, room: int) -> None:
+        self.room = self._words[2] = room
+        self._map[: len(MAGIC)] = MAGIC
+
+    def write(self, step: int, phase: Phase, pieces: Sequence[Piece], length: int) -> None:
+        slot = self._victim()
+        words, at = self._words, _FIRST + slot * _WORDS
+        words[at + _COMMIT] = 0
+        begin = place = _PAGE + slot * self.room
+        view = self._view
+        for piece in pieces:
+            if isinstance(piece, tuple):
+                ctypes.memmove(self._base + place, piece[0], piece[1])
+                place += piece[1]
+            else:
+                view[place : place + len(piece)] = piece
+                place += len(piece)
+        words[at + _STEP], words[at + _PHASE], words[at + _LENGTH] = step, _PHASES.index(phase), length
+        words[at + _SUM] = zlib.crc32(view[begin:place])
+        self._sequence += 1
+        words[at + _COMMIT] = self._sequence  # the commit: one aligned store
+        self._heads[slot] = (self._sequence, step, phase)
+
+    def _victim(self) -> int:
+        """The slot that is overwritten: an empty one, one whose record was replaced by a later one, or the oldest."""
+        newest: dict[tuple[int, Phase], int] = {}
+        for commit, step, phase in self._heads:
+            newest[step, phase] = max(commit, newest.get((step, phase), 0))
+        ages = [commit and commit + (self._sequence + 1) * (newest[step, phase] == commit) for commit, step, phase in self._heads]
+        return ages.index(min(ages))
+
+    def records(self) -> list[Record]:
+        found = [record for slot in range(_SLOTS) if (record := self._record(slot)) is not None]
+        return sorted(found, key=lambda record: record.sequence)
+
+    def _record(self, slot: int) -> Record | None:
+        at = _FIRST + slot * _WORDS
+        commit, step, phase, length, checksum = (int(word) for word in self._words[at : at + _SUM + 1])
+        if commit == 0 or length > self.room or phase >= len(_PHASES):
+            return None
+        begin = _PAGE + slot * self.room
+        data = bytes(self._view[begin : begin + length])
+        # Of a rank that is frozen, not dead, the slot may be in the middle of a write; the word says so, the sum proves it.
+        if zlib.crc32(data) != checksum or self._words[at] != commit:
+            return None
+        return Record(step, _PHASES[phase], commit, data)
+
+
+def _made(path: Path, size: int) -> tuple[_Ring, int]:
+    """A new ring under another name, and the descriptor that holds its lock. Every page is allocated now: a full /dev/shm is ENOSPC
+    here, and SIGBUS later."""
+    room = -(-max(size, _SMALLEST) // _PAGE) * _PAGE
+    total = _PAGE + _SLOTS * room
+    under = path.with_name(f"{path.name}.tmp")
+    under.unlink(missing_ok=True)
+    fd = os.open(under, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(fd, 0, total)
+        ring = _Ring(under, fd, total)
+    except OSError:
+        os.unlink(under)
+        os.close(fd)
+        raise
+    ring.format(room)
+    return ring, fd
+
+
+def _held(path: Path) -> bool:
+    """Whether the writer of this mailbox lives."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+_NAMES = re.compile(r"lastcall-(\d+)-mail-([0-9a-f]{16})-(\d+)-(\d+)(?:\.tmp)?", re.ASCII)
+
+
+def _run_name(run: str) -> str:
+    return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()  # whatever the run calls itself, it is a file name
+
+
+def _name(run: str, incarnation: int, rank: int) -> str:
+    return f"lastcall-{os.getuid()}-mail-{_run_name(run)}-{incarnation}-{rank}"
+
+
+def _warn(path: Path, error: Exception) -> None:
+    log.warning(
+        "This rank has no mailbox (%s: %s): if it is killed, its randomness and data position are taken from the others. Give "
+        "%s more room (docker run --shm-size), or set LASTCALL_GUARD_FOLDER.",
+        path.name, error, path.parent,
+    )  # fmt: skip
+
+
+def newest(records: Sequence[Record], step: int, phase: Phase) -> Record | None:
+    """The record of a step that counts."""
+    found = [record for record in records if (record.step, record.phase) == (step, phase)]
+    return max(found, key=lambda record: record.sequence, default=None)

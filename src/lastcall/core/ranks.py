@@ -1,0 +1,191 @@
+"""The other ranks of this run, as one of them sees them: their news, their pulse, their word on a save.
+
+Three side threads, each with a connection of its own: the agent, which agrees and saves (`joint`); the ear, which waits for the news of
+others; the heart, which says once a second that this rank lives and, on two ranks, listens whether all do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lastcall import clock as clocks
+from lastcall import errors
+from lastcall.core import messages
+from lastcall.core.agreement import Agreement
+from lastcall.core.election import Holdings
+from lastcall.core.joining import Joined
+from lastcall.core.liveness import Finding, Heart, Peers, Process, Pulse, Watch
+from lastcall.core.store import Store
+from lastcall.core.world import World
+from lastcall.types import Capture, Notice
+
+log = logging.getLogger("lastcall")
+_LISTEN = 300.0  # seconds of one wait for news: the store answers at once when there are some
+LOST = "lost"  # sources of a notice: a rank is gone or has failed
+HANG = "hang"  # ... a rank stands still
+_OVER = "over"  # the last news of a round
+
+
+class Ranks:
+    def __init__(self, world: World, clock: clocks.Clock, joined: Joined) -> None:
+        self.rank = world.rank
+        self.size = world.size
+        self._clock = clock
+        self._store: Store = joined.store
+        self.token = joined.start.token
+        self.agreement = Agreement(joined.store, world.rank, world.size, clock)  # the agent's, and at the start the training thread's
+        self._ear_agreement = self.agreement.clone()
+        self._words = joined.store.clone()  # of saves
+        self._words_lock = threading.Lock()
+        self._pulse = Pulse(joined.store.clone(), world.rank, Process.own())
+        self.peers = joined.peers
+        self.failed: set[int] = set()  # ranks that said that their training has failed
+        self.part: Callable[[int, int, Capture], Capture | None] = lambda rank, step, mine: None
+        self._closed = threading.Event()
+        self._heart: Heart | None = None
+
+    # ---- the threads -----------------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, hang_seconds: float, progress: Callable[[], tuple[int, str]], notify: Callable[[Notice], None], grace: float
+    ) -> None:
+        """All ranks are there. `notify` gets what the others say, `progress` says how far this one is."""
+        self.peers = Peers.of_host(self._store, Process.own())
+        self._notify, self._grace = notify, grace
+        watch = Watch(self._store.clone(), self.rank, self.size, self._clock, hang_seconds)
+        self._heart = Heart(self._pulse, watch, progress, self._found)
+        self._heart.start()
+        threading.Thread(target=self._listen, name="lastcall-ear", daemon=True).start()
+
+    def close(self) -> None:
+        """This rank leaves. A wait that is under way ends by itself: nobody waits for it."""
+        self._closed.set()
+        if self._heart is not None:
+            self._heart.close()
+        self._pulse.finish()
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            try:
+                news = self._ear_agreement.heard(_LISTEN)
+            except errors.StoreLost as error:
+                if not self._closed.is_set():
+                    log.warning("The news of the other ranks can no longer be heard: %s", error)
+                return
+            if news is None or self._closed.is_set():
+                continue
+            if _OVER in news:
+                self._ear_agreement = self._ear_agreement.round(self._ear_agreement.number + 1)
+            else:
+                self._take(news)
+
+    def _take(self, news: dict[str, Any]) -> None:
+        rank = news.get("rank")
+        if news.get("source") == LOST and isinstance(rank, int) and news.get("failed"):
+            self.failed.add(rank)
+        if rank == self.rank:
+            return
+        now = self._clock.now()
+        left = news.get("left")
+        deadline = now + (float(left) if isinstance(left, int | float) else self._grace)
+        signum = news.get("signum")
+        source = news["source"] if news.get("source") in (LOST, HANG) else f"rank {rank}"
+        self._notify(
+            Notice(str(source), str(news.get("reason", "a notice")), now, deadline, signum if isinstance(signum, int) else None)
+        )
+
+    def _found(self, finding: Finding) -> None:
+        """What the watch has seen. The others are told by whoever acts on it: `joint`."""
+        if self._closed.is_set():
+            return
+        if finding.kind == "silent":
+            log.warning("%s", finding.because)
+            return
+        log.error("%s", finding.because[:1].upper() + finding.because[1:])
+        now = self._clock.now()
+        source = LOST if finding.kind == "dead" else HANG
+        self._notify(Notice(source, finding.because, now, now + self._grace))
+
+    # ---- news ------------------------------------------------------------------------------------------------------------------
+
+    def announce(self, notice: Notice, *, failed: bool = False) -> None:
+        """Tell the others. A store that is lost is no reason not to go on."""
+        left = None if notice.deadline is None else notice.deadline - self._clock.now()
+        body: dict[str, object] = {
+            "rank": self.rank,
+            "source": notice.source,
+            "reason": notice.reason,
+            "left": left,
+            "signum": notice.signum,
+        }
+        if left is not None:
+            body["deadline"] = time.time() + left
+        if failed:
+            body["failed"] = True
+        try:
+            self.agreement.announce(body)
+        except errors.StoreLost as error:
+            log.warning("The other ranks could not be told of %s: %s", notice.reason, error)
+
+    def fail(self, why: str) -> None:
+        """The training of this rank has failed."""
+        self._pulse.fail(why)
+
+    def next_round(self) -> None:
+        """The run goes on after what was served: the next notice finds new registers."""
+        with contextlib.suppress(errors.StoreLost):
+            self.agreement.announce({_OVER: True, "deadline": 0})
+        self.agreement = self.agreement.round(self.agreement.number + 1)
+        self.failed = set()
+
+    # ---- what an election needs -------------------------------------------------------------------------------------------------
+
+    def register(self, holdings: tuple[tuple[int, ...], ...], alone: str) -> None:
+        """Who holds which piece of the shared state: data that a recovery asks for. Only the lowest holder of a piece tells of it.
+        `alone`: a digest of what is this rank's own, at the same boundary on all ranks: those with the same digest hold the same."""
+        mine = [list(holders) for holders in holdings if holders and min(holders) == self.rank]
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            self._words.set(f"holdings/{self.rank}", messages.packed({"pieces": mine, "alone": alone}))
+
+    def holdings(self) -> Holdings:
+        """As registered. Read when it is needed, by the one rank that decides."""
+        found: dict[int, list[tuple[int, ...]]] = {}
+        alike: dict[str, list[int]] = {}
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            for rank, data in enumerate(self._words.get_many([f"holdings/{rank}" for rank in range(self.size)])):
+                body = messages.unpacked(data)
+                found[rank] = [tuple(holders) for holders in body.get("pieces", [])]
+                if body.get("alone"):
+                    alike.setdefault(str(body["alone"]), []).append(rank)
+        for ranks in alike.values():
+            found[ranks[0]].append(tuple(ranks))
+        return found
+
+    def gone(self) -> set[int]:
+        return self.peers.gone()
+
+    def unable(self) -> set[int]:
+        """Those that will not come to another boundary."""
+        return self.gone() | self.failed
+
+    # ---- words of a save -------------------------------------------------------------------------------------------------------
+
+    def tell(self, key: str, body: dict[str, object]) -> None:
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            self._words.set(f"save/{key}", messages.packed(body))
+
+    def hear(self, key: str, timeout: float) -> dict[str, object] | None:
+        try:
+            with self._words_lock:
+                found = self._words.get(f"save/{key}", timeout)
+        except errors.StoreLost:
+            return None
+        return None if found is None else messages.unpacked(found)
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        return self.part(rank, step, mine)

@@ -1,0 +1,49 @@
+"""The store through which the ranks agree, for as long as `lastcall run` lives: it outlasts every training process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+log = logging.getLogger("lastcall")
+VARIABLE = "LASTCALL_STORE"
+
+
+class Served:
+    """What the processes below are told, and how to forget what they said."""
+
+    def __init__(self, told: str | None = None, clear: Callable[[], None] = lambda: None) -> None:
+        self.told = told
+        """PORT:SECRET, or None without a store. The host is not in it: rank 0, which runs on this one, knows the name that others
+        reach it by."""
+        self.clear = clear
+        """Before the next incarnation: no rank may read what a rank of the former one has written."""
+
+
+@contextlib.contextmanager
+def served() -> Iterator[Served]:
+    """After the signals are blocked (ears.py): the server's thread must not be the one that they end. A run without a store is a run
+    all the same, so nothing here is fatal."""
+    from lastcall.core.store import server
+
+    secret = os.urandom(16).hex()
+    store = server.StoreServer(secret=secret)
+    try:
+        store.start()
+    except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        log.warning("No store for the ranks of this run: %s. They agree through torch's own, which rank 0 or torchrun holds", error)
+        yield Served()
+        return
+    log.debug("The store of this run listens on port %d", store.address[1])
+    try:
+        yield Served(f"{store.address[1]}:{secret}", store.clear)
+    finally:
+        store.stop()
+
+
+@contextlib.contextmanager
+def unserved() -> Iterator[Served]:
+    """lastcall is switched off."""
+    yield Served()
