@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import agreement, disk, gpu, resume, save, stall, startup, step
+from bench import agreement, disk, gpu, ranks, resume, save, stall, startup, step
 from bench.conditions import conditions
 from bench.measure import Options
 from bench.table import Comparison, Listing
 
 _SIZES = {
     "save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0,
-    "agreement": 0.0, "traffic": 0.0,
+    "agreement": 0.0, "traffic": 0.0, "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
 }  # fmt: skip
 _FOLDER = "lastcall-bench-"
 
@@ -32,10 +32,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write every sample to this file")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out methods whose name contains this")
     parser.add_argument("--markdown", action="store_true", help="tables for a README")
+    parser.add_argument("--ranks", type=int, default=2, help="processes of the ranks-... benchmarks (2)")
     parser.add_argument("--drop-caches", action="store_true", help="drop the machine's page cache before each run; needs root")
     given = parser.parse_args(argv)
     if given.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {given.rounds}")
+    if not 2 <= given.ranks <= 64:
+        parser.error(f"--ranks must lie between 2 and 64, not {given.ranks}")
     if given.size is not None and not 0 < given.size < 1000:
         parser.error(f"--size is in GB and must lie between 0 and 1000, not {given.size}")
     return given
@@ -77,6 +80,14 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
             return agreement.processes(folder, options)
         case "traffic":
             return agreement.simulation(folder, options)
+        case "ranks-save":
+            return ranks.save(folder, gigabytes, options)
+        case "ranks-load" | "ranks-load-warm":
+            return ranks.load(folder, gigabytes, options, warm=name == "ranks-load-warm")
+        case "ranks-step":
+            return ranks.step(folder, options)
+        case "notice-ranks":
+            return ranks.notices(folder, options)
         case _:
             return step.step(folder, options)
 
@@ -84,7 +95,7 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
 def main(argv: list[str] | None = None) -> int:
     given = _arguments(argv)
     names = list(_SIZES) if "all" in given.names else list(dict.fromkeys(given.names))
-    options = Options(given.rounds, tuple(given.without), given.drop_caches)
+    options = Options(given.rounds, tuple(given.without), given.drop_caches, ranks=given.ranks)
     reports = []
     with _workspace(given.dir) as folder:
         here = conditions(given.dir)

@@ -34,6 +34,8 @@ class Timing:
 
     seconds: float
     returned: float | None = None  # when the caller could go on, where that is before the end
+    cpu: float | None = None  # where other processes do the work
+    peak: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Options:
     without: tuple[str, ...] = ()
     drop_caches: bool = False
     seed: int = 0
+    ranks: int = 2
 
     def keeps(self, name: str) -> bool:
         """`--without dcp` leaves out every method whose name contains "dcp"."""
@@ -156,11 +159,12 @@ def _measure(method: Method, result: Result, before_each: Callable[[], None]) ->
     try:
         with meters.Meter() as meter:
             timing = method.run()
-        seconds = meter.seconds if timing is None else timing.seconds
-        returned = None if timing is None else timing.returned
+        timing = timing or Timing(meter.seconds)
     finally:
         method.after()
-    result.samples.append(Sample(seconds, meter.cpu, meter.peak, returned))
+    cpu = meter.cpu if timing.cpu is None else timing.cpu
+    peak = meter.peak if timing.peak is None else timing.peak
+    result.samples.append(Sample(timing.seconds, cpu, peak, timing.returned))
 
 
 def _guarded(where: str, work: Callable[[], None], result: Result) -> None:

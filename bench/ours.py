@@ -14,8 +14,8 @@ from torch import nn
 _WAIT_S = 300.0
 
 
-class _Over(Exception):
-    """Leaves the block as a failed run would: a run that ends well would save once more."""
+class _Over(SystemExit):
+    """Leaves the block as sys.exit() does: a run that ends well would save once more, and of many ranks also one that fails."""
 
 
 class _Session:

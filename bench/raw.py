@@ -132,10 +132,12 @@ class RawWrite(Method):
 
 
 class RawRead(Method):
-    """O_DIRECT: the page cache has no part in it, so it is cold each time."""
+    """O_DIRECT: the page cache has no part in it, so it is cold each time. `cached`: out of the page cache instead."""
 
-    def __init__(self, folder: Path, nbytes: int, threads: int) -> None:
-        super().__init__(f"raw O_DIRECT read, {threads} threads", Kind.LIMIT, "raw O_DIRECT read")
+    def __init__(self, folder: Path, nbytes: int, threads: int, *, cached: bool = False) -> None:
+        what = "raw read from the page cache" if cached else "raw O_DIRECT read"
+        super().__init__(f"{what}, {threads} threads", Kind.LIMIT, what)
+        self._cached = cached
         self._nbytes = _rounded(nbytes)
         self._threads = threads
         self._writer = RawWrite(Way.SAME, folder, nbytes, threads)
@@ -145,8 +147,15 @@ class RawRead(Method):
         self._writer.setup()
         self.buffers = self._writer.buffers
 
+    def before(self) -> None:
+        if self._cached:
+            self._read(os.O_RDONLY)
+
     def run(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+        self._read(os.O_RDONLY | (0 if self._cached else os.O_DIRECT))
+
+    def _read(self, flags: int) -> None:
+        fd = os.open(self.path, flags)
         try:
 
             def move(thread: int, offset: int, length: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 _LAYERS = 24
 _WIDTH, _VOCABULARY, _POSITIONS = 1024, 50257, 1024  # GPT-2 medium
@@ -55,9 +56,14 @@ class State:
         import xxhash  # comes with lastcall, which a machine that only measures the peers may lack
 
         return {
-            name: xxhash.xxh3_128_hexdigest(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+            name: xxhash.xxh3_128_hexdigest(local(tensor.detach()).cpu().reshape(-1).view(torch.uint8).numpy())
             for name, tensor in self.tensors().items()
         }
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this process: DTensors draw no random numbers on a CPU, and have no bytes."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def flatten(nested: dict[str, object]) -> dict[str, torch.Tensor]:
@@ -100,10 +106,14 @@ def _width_for(parameters: float) -> int:
 
 
 def gpt(gigabytes: float, device: str = "cpu") -> State:
-    """Parameter, two moments: 12 bytes a parameter."""
-    with torch.device("meta"):  # the default initialisation of 355 M parameters takes longer than the benchmark
-        model = _Gpt(_width_for(gigabytes * 1e9 / 12))
-    return _filled(model.to_empty(device=device), "model and AdamW, fp32")
+    return filled(outline(gigabytes).to_empty(device=device), "model and AdamW, fp32")
+
+
+def outline(gigabytes: float) -> _Gpt:
+    """Parameter, two moments: 12 bytes a parameter. Without memory: the default initialisation of 355 M parameters takes longer than the
+    benchmark."""
+    with torch.device("meta"):
+        return _Gpt(_width_for(gigabytes * 1e9 / 12))
 
 
 def small(gigabytes: float) -> State:
@@ -112,7 +122,7 @@ def small(gigabytes: float) -> State:
     mean = gigabytes * 1e9 / 12 / count
     sizes = [max(1, int(mean * (0.5 + (number * 0.618034) % 1))) for number in range(count)]
     model = nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes)
-    return _filled(model, "small tensors with AdamW, fp32")
+    return filled(model, "small tensors with AdamW, fp32")
 
 
 def frozen(gigabytes: float) -> State:
@@ -124,21 +134,20 @@ def frozen(gigabytes: float) -> State:
     model = model.to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("lora."))
-    return _filled(model, "frozen weights and LoRA with AdamW, fp32")
+    return filled(model, "frozen weights and LoRA with AdamW, fp32")
 
 
-def _filled(model: nn.Module, described: str) -> State:
+def filled(model: nn.Module, described: str) -> State:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.02)
+            local(parameter).normal_(std=0.02)
         for parameter in trained:  # as a first step would make them, without its gradients
-            optimizer.state[parameter] = {
-                "step": torch.tensor(1.0),
-                "exp_avg": torch.empty_like(parameter).normal_(),
-                "exp_avg_sq": torch.empty_like(parameter).uniform_(),
-            }
+            first, second = torch.empty_like(parameter), torch.empty_like(parameter)
+            local(first).normal_()
+            local(second).uniform_()
+            optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": first, "exp_avg_sq": second}
     state = State(model, optimizer, described)
     tensors = state.tensors()
     state.described = f"{state.nbytes / 1e9:.2f} GB in {len(tensors):,} tensors ({described})"

@@ -134,7 +134,7 @@ class Listing:
     name: str
     title: str
     header: tuple[str, ...]
-    rows: list[tuple[str, float, str]] = field(default_factory=list)
+    rows: list[tuple[str, float | None, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failure: str | None = None
 
@@ -142,12 +142,12 @@ class Listing:
     def failed(self) -> bool:
         return self.failure is not None
 
-    def add(self, what: str, microseconds: float, remark: str = "") -> None:
+    def add(self, what: str, microseconds: float | None, remark: str = "") -> None:
         self.rows.append((what, microseconds, remark))
 
     def render(self, markdown: bool) -> str:
         heading = f"### {self.title}" if markdown else self.title
-        rows = [(what, f"{value:.2f}", remark) for what, value, remark in self.rows]
+        rows = [(what, "-" if value is None else f"{value:.2f}", remark) for what, value, remark in self.rows]
         body = [*lines(self.header, rows, markdown, left=(0, 2)), ""] if rows else []
         remarks = [*self.notes, *([f"not measured: lastcall: {self.failure}"] if self.failure else [])]
         return "\n".join([heading, "", *body, *remarks])

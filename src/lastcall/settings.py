@@ -400,6 +400,11 @@ def of_torchrun(environ: Mapping[str, str] | None = None) -> dict[str, str] | No
     return found
 
 
+def torchrun_id(environ: Mapping[str, str] | None = None) -> str | None:
+    """What torchrun calls the run that this process is a worker of; None where torchrun is not above it."""
+    return (os.environ if environ is None else environ).get("TORCHELASTIC_RUN_ID") or None
+
+
 def many_tasks(environ: Mapping[str, str] | None = None) -> int:
     """How many processes a launcher says that there are; 1 where none says anything."""
     environ = os.environ if environ is None else environ

@@ -17,7 +17,9 @@ import torch.distributed as dist
 from lastcall import errors
 from lastcall.adapters.torch.c10d import C10dStore
 from lastcall.core.store import Scoped, Store
+from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.client import StoreClient
+from lastcall.core.store.folder import FolderStore
 from lastcall.core.store.memory import MemoryStore
 from lastcall.core.store.server import StoreServer
 
@@ -70,6 +72,28 @@ def of_torch_elsewhere(make: Callable[[Path], Any]) -> Iterator[Backend]:
         yield Backend(C10dStore(make(Path(folder))))
 
 
+@contextlib.contextmanager
+def in_folder() -> Iterator[Backend]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Backend(FolderStore(Path(folder) / "agreement"))
+
+
+@contextlib.contextmanager
+def anchored() -> Iterator[Backend]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Backend(Anchored(MemoryStore(), FolderStore(Path(folder) / "agreement")))
+
+
+@contextlib.contextmanager
+def anchored_alone() -> Iterator[Backend]:
+    """Memory was lost before: all goes through the directory."""
+    with anchored() as backend:
+        fast = MemoryStore()
+        fast.lose()
+        assert isinstance(backend.store, Anchored)
+        yield Backend(Anchored(fast, backend.store._folder))
+
+
 CAN_BE_LOST: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "memory": in_memory,
     "tcp": over_tcp,
@@ -81,7 +105,11 @@ BACKENDS = {
     **CAN_BE_LOST,
     "c10d-hash": lambda: of_torch_elsewhere(lambda _: dist.HashStore()),
     "c10d-file": lambda: of_torch_elsewhere(lambda folder: dist.PrefixStore("run/", dist.FileStore(str(folder / "store"), 2))),
+    "folder": in_folder,
+    "anchored": anchored,
+    "anchored-alone": anchored_alone,
 }
+ONE_REGISTER = [name for name in BACKENDS if name != "anchored"]  # there what is claimed is never set: another register holds it
 
 
 @pytest.fixture(params=BACKENDS)
@@ -183,6 +211,7 @@ def test_a_claim_has_one_winner(backend: Backend) -> None:
         assert backend.store.claim(register, b"too late") == kept[0]
 
 
+@pytest.mark.parametrize("backend", ONE_REGISTER, indirect=True)
 def test_a_claim_finds_what_was_set(backend: Backend) -> None:
     backend.store.set("key", b"set")
     assert backend.store.claim("key", b"claimed") == b"set"

@@ -156,9 +156,9 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: record["sequence"])
 
 
-def live(job: Job, directory: Path, strikes: Sequence[Blow] = (), limit: float = LIMIT) -> Life:
-    """A life from its start to its end, interrupted as told."""
-    known = {record["sequence"] for record in records(directory)}
+def live(job: Job, directory: Path, strikes: Sequence[Blow] = (), limit: float = LIMIT, *, fresh: bool = False) -> Life:
+    """A life from its start to its end, interrupted as told. `fresh`: it is the first one, and may have committed already."""
+    known = set() if fresh else {record["sequence"] for record in records(directory)}
     try:
         sent = [one for strike in strikes for one in strike.land(job)]
         codes = job.wait(limit)

@@ -37,6 +37,7 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
         "INFO",
     )
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
+    assert (config.ranks, config.on_hang, config.hang_seconds) == ("together", "save", 30.0)
     assert set(config.origins().values()) == {"default"}
     other = periodic()
     assert (other.save_strategy, other.save_steps, other.save_total_limit) == ("no", None, None)
@@ -58,6 +59,9 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_GUARD_SECONDS": "2.5",
             "LASTCALL_GUARD_FOLDER": "/mnt/memory",
             "LASTCALL_WRITER_THREADS": "8",
+            "LASTCALL_RANKS": "SEPARATE",
+            "LASTCALL_ON_HANG": "exit",
+            "LASTCALL_HANG_SECONDS": "90",
             "LASTCALL_EXIT_CODE": "85",
             "LASTCALL_LOG_LEVEL": "debug",
         }
@@ -66,6 +70,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert config.signals == ("SIGUSR1", "SIGTERM")
     assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
+    assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
     assert config.log_level == "DEBUG"
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
@@ -171,6 +176,12 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
         ("exit_code", 256, "not an exit code"),
         ("exit_code", -1, "not an exit code"),
         ("exit_code", "x", "whole number"),
+        ("ranks", "apart", "not one of"),
+        ("on_hang", "wait", "not one of"),
+        ("on_hang", True, "not one of"),
+        ("hang_seconds", "never", "not a number"),
+        ("hang_seconds", -1, "negative"),
+        ("hang_seconds", 0, "no time"),
         ("log_level", "LOUD", "not one of"),
         ("log_level", 20, "not one of"),
     ],

@@ -112,6 +112,7 @@ def _json(found: ls.Found, tensors: Tensors, resumed: ls.Found | None) -> dict[s
     return {
         **ls.describe(found),
         "run": record.run if record else None,
+        "save": record.save if record else None,
         "algorithm": record.algorithm if record else None,
         "missing": list(record.missing) if record else None,
         "files": files,

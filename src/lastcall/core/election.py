@@ -118,6 +118,8 @@ def instant(positions: Mapping[int, Position], size: int, holdings: Holdings) ->
     if any(positions[rank].stopped for rank in behind):
         return survivors(positions, size, holdings)
     there = [at for at in running if level[at.rank] == target]
+    if not behind and any(not at.exact for at in there) and any(at.exact for at in there):
+        return survivors(positions, size, holdings)  # what those lack whose step has not come to its end is in their mail
     writers, left_out = _with_the_finished(running, positions, lambda at: level[at.rank] == target, holdings)
     step, entered = max(at.step for at in there), max(at.entered for at in there)
     how = f"{messages.named(behind)} {'is' if len(behind) == 1 else 'are'} let through to it" if behind else "all ranks have"
@@ -137,8 +139,11 @@ def survivors(positions: Mapping[int, Position], size: int, holdings: Holdings) 
     reasons = []
     for target in sorted({level[rank] for rank in clean}, reverse=True):
         there = [at for rank, at in sorted(clean.items()) if level[rank] == target]
+        exact = [at for at in there if at.exact]
+        if exact and not _uncovered(pieces, exact):
+            there = exact
         writers = tuple(at.rank for at in there)
-        lost = [holders for holders in pieces if set(writers).isdisjoint(holders)]
+        lost = _uncovered(pieces, there)
         step, entered = max(at.step for at in there), max(at.entered for at in there)
         if not lost:
             missing = _others(writers, size)
@@ -147,6 +152,11 @@ def survivors(positions: Mapping[int, Position], size: int, holdings: Holdings) 
         reasons.append(_lost(min(lost), clean, step))
     because = reasons[0] + "; plain FSDP and other sharding without a replica cannot be saved by survivors alone"
     return Decision("abort", missing=_others((), size), because=because)
+
+
+def _uncovered(pieces: Iterable[tuple[int, ...]], there: Iterable[Position]) -> list[tuple[int, ...]]:
+    ranks = {at.rank for at in there}
+    return [holders for holders in pieces if ranks.isdisjoint(holders)]
 
 
 # ---- parts of the decisions ----------------------------------------------------------------------------------------------------

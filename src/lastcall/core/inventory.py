@@ -75,7 +75,7 @@ class Inventory:
         plan = self._contents.plan(
             {group: {name: Several(tuple(found)) for name, found in names.items()} for group, names in targets.items()}
         )
-        restore._read(Entry(self.path, self.record), engine, plan)
+        restore.read(Entry(self.path, self.record), engine, plan)
 
 
 def _as_known(stored: Mapping[str, Mapping[str, safetensors.Stored]], document: Mapping[str, Any]) -> dict[str, dict[str, Place]]:

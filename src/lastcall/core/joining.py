@@ -46,6 +46,10 @@ class Stopped(Exception):
     """A notice came before the first step; nothing has been changed by anybody."""
 
 
+class _Objection(Exception):
+    """Another rank has found, before anything was loaded, that this checkpoint cannot be."""
+
+
 @dataclass(frozen=True)
 class Start:
     """What rank 0 tells the others."""
@@ -148,6 +152,8 @@ class Joining:
         if self._wait("all over", "all ranks to reach the launcher's store") == b"yes":
             assert theirs is not None
             return theirs
+        if theirs is not None:
+            theirs.close()
         return self._meeting
 
     def _wait(self, key: str, what: str) -> bytes:
@@ -168,8 +174,7 @@ class Joining:
         order = [entry for entry in entries if entry.record.complete] + [entry for entry in entries if not entry.record.complete]
         for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
             chosen, way_out = self._choose(agreement, order, number)
-            error = self._attempt(agreement, number, chosen, engine, subject, way_out)
-            verdict = self._vote(agreement, f"load/{number}", error)
+            error, verdict = self._attempt(agreement, number, chosen, engine, subject, way_out)
             if verdict.ok:
                 return chosen
             self._judge(verdict, error)
@@ -194,7 +199,8 @@ class Joining:
         until = self._clock.now() + _TOGETHER
         while (word := agreement.wait_for(f"load/{number}", 1.0)) is None:
             if self._told():
-                agreement.veto(f"load/{number}", STOPPED)
+                for vote in ("ready", "load"):  # the others may already wait in the first of them
+                    agreement.veto(f"{vote}/{number}", STOPPED)
                 raise Stopped
             if self._clock.now() >= until:
                 raise errors.RanksError(f"rank 0 has not said in {_TOGETHER:.0f} s what is loaded")
@@ -215,30 +221,37 @@ class Joining:
         engine: Engine,
         subject: restore.Restorable,
         way_out: bool,
-    ) -> errors.LastcallError | None:
-        """Load this rank's part. Where nothing else would overwrite what one leaves half loaded, nobody begins before all have checked."""
-        if chosen is None:
-            return None
-        voted = False
+    ) -> tuple[errors.LastcallError | None, Verdict]:
+        """Load this rank's part, and hear whether all could. Where nothing else would overwrite what one leaves half loaded, nobody begins
+        before all have checked: an objection then is the end of this attempt on all ranks, for the reason that the objector gave."""
+        checked: Verdict | None = None
 
         def ready() -> None:
-            nonlocal voted
-            voted = True
-            verdict = self._vote(agreement, f"ready/{number}", None)
-            if not verdict.ok:
-                raise errors.CheckpointError(verdict.because)
+            nonlocal checked
+            checked = self._vote(agreement, f"ready/{number}", None)
+            if not checked.ok:
+                raise _Objection
 
         error: errors.LastcallError | None = None
         try:
-            if not chosen.record.files:
-                raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
-            rank, size = self._world.rank, self._world.size
-            restore.attempt(chosen, engine, subject, way_out, rank, size, ready=(lambda: None) if way_out else ready)
+            if chosen is not None:
+                self._load_part(chosen, engine, subject, way_out, (lambda: None) if way_out else ready)
+        except _Objection:
+            pass
         except (errors.CheckpointError, errors.MismatchError) as caught:
             error = caught
-        if not way_out and not voted:
-            self._vote(agreement, f"ready/{number}", error)
-        return error
+            if not way_out and checked is None:
+                checked = self._vote(agreement, f"ready/{number}", error)
+        if checked is not None and not checked.ok:
+            return error, checked
+        return error, self._vote(agreement, f"load/{number}", error)
+
+    def _load_part(
+        self, chosen: Entry, engine: Engine, subject: restore.Restorable, way_out: bool, ready: Callable[[], None]
+    ) -> None:
+        if not chosen.record.files:
+            raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
+        restore.attempt(chosen, engine, subject, way_out, self._world.rank, self._world.size, ready=ready)
 
     def _vote(self, agreement: Agreement, name: str, error: errors.LastcallError | None) -> Verdict:
         why = "" if error is None else f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from lastcall import errors
-from lastcall.core import election, messages
+from lastcall.core import election, exits, messages
 from lastcall.core.election import Decision, Position
 from lastcall.core.gathering import Gathering, Interrupted, Order
 from lastcall.core.ranks import HANG, LOST, Ranks
@@ -46,6 +46,7 @@ class Joint(Serving):
         self._parked = threading.Event()  # the training thread waits at a boundary
         self._decided = threading.Event()  # about the boundary
         self._saving = False  # the training thread saves at the agreed boundary
+        self._broken = ""  # why the save at the agreed boundary came to nothing
         self._escalated = threading.Event()  # the boundary is given up: the agents decide and save
         self.concluded = threading.Event()  # whatever could be done has been done
         self._lock = threading.Lock()
@@ -70,6 +71,7 @@ class Joint(Serving):
             self._go_on()
         elif not self._closed.is_set() and self.decision is not None and self.decision.kind != "finish":
             self._stay_until_the_end()
+            self._end_it(notice)
 
     def _notice(self) -> Notice:
         return self._current if self._current is not None else super()._notice()
@@ -94,7 +96,8 @@ class Joint(Serving):
             finished=self.finished,
             entered=gate.steps,
             clean=clean and not self.torn,
-            because=self.torn or because,
+            exact=subject.settled,
+            because=self.torn or because or ("" if subject.settled else "what follows its optimizer step has not been done"),
             stopped=self.stopped,
         )
 
@@ -124,8 +127,11 @@ class Joint(Serving):
         rescue_at = self._rescue_at()
         while not self.concluded.is_set() and not self._closed.is_set():
             late = session.clock.now() >= rescue_at and not self._saving
-            if late or self._ranks.unable() or self._called():
-                why = "no boundary in time" if late else "another rank cannot come to the boundary"
+            # Who saves at the boundary waits for all others, and finds out by itself if one is lost; one that is gone may also have left
+            # well, after the commit.
+            lost = not self._saving and bool(self._ranks.unable())
+            if late or lost or self._broken or self._called():
+                why = "no boundary in time" if late else self._broken or "another rank cannot come to the boundary"
                 log.warning("%s: the ranks agree on the last completed step", why[:1].upper() + why[1:])
                 return False
             self.concluded.wait(_TICK)
@@ -144,12 +150,15 @@ class Joint(Serving):
             if self.answered:
                 return
             self._escalated.set()
+        if self._found_committed():
+            return
         ranks.tell(f"instant/{ranks.agreement.number}", {})
         self._decided.set()
         shut = session.gate.close(session.clock, session.clock.now() + self._patience_for_a_step())
         try:
             because = "" if shut else "the optimizer step in progress does not end"
             because = because or (session.subject.unrescuable() if session.jit.rescue else "rescue is switched off")
+            self._settle()
             decision = self._agree_instantly(because)
             if decision.kind in ("instant", "survivors"):
                 self._take_part(decision)
@@ -158,6 +167,18 @@ class Joint(Serving):
         finally:
             if shut:
                 session.gate.open()
+
+    def _found_committed(self) -> bool:
+        """Whether the others have committed this very boundary and left: nothing better can come of a rank that is left over."""
+        session = self._session
+        if self.decision is None or self.decision.kind != "boundary":
+            return False
+        name = self._order(self.decision, Kind.JIT, None).name
+        entry = next((entry for entry in session.catalog.entries()[:4] if entry.record.save == name), None)
+        if entry is None:
+            return False
+        self._answer(f"saved {entry.path.name} together")
+        return True
 
     def _patience_for_a_step(self) -> float:
         session = self._session
@@ -173,7 +194,7 @@ class Joint(Serving):
             return election.instant(positions, ranks.size, ranks.holdings())
 
         position = self._position(clean=not because, because=because)
-        decision = ranks.agreement.agree("instant", position, decide, self._until(), ranks.gone)
+        decision = ranks.agreement.agree("instant", position, decide, self._until(), ranks.silent)
         log.info("Agreement: %s, %s", _described(decision), decision.because)
         self._session.events.emit("agreement", what=decision.kind, step=decision.step, because=decision.because)
         self.decision = decision
@@ -204,10 +225,15 @@ class Joint(Serving):
             if session.clock.now() >= until:
                 return False
             session.clock.sleep(0.005)
-        until = min(until, session.clock.now() + _SETTLE)
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Let the training thread come from its optimizer step to the boundary, if it is on its way."""
+        session = self._session
+        until = min(session.clock.now() + _SETTLE, self._deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN)
         while not session.subject.settled and not self.stopped and session.clock.now() < until:
             session.clock.sleep(0.005)
-        return True
 
     def _save_aside(self, decision: Decision, kind: Kind) -> None:
         session = self._session
@@ -261,6 +287,18 @@ class Joint(Serving):
             abandoned=self._escalated.is_set if kind is Kind.JIT else lambda: False,
         )
 
+    def _end_it(self, notice: Notice) -> None:
+        """Nothing could be saved, and the training thread does not leave: it may wait for a rank that never comes. Without it the others
+        would wait, too, and so would whoever is to start the run again."""
+        session = self._session
+        if self._closed.is_set() or self.committed or self._arrived.is_set():
+            return
+        code = exits.code(notice, False, session.jit.exit_code)
+        log.error("The training thread does not return, and nothing is saved: leaving with exit code %d", code)
+        session.outcome = Outcome.NOT_SAVED
+        session.left()
+        exits.leave(code)
+
     # ---- afterwards ------------------------------------------------------------------------------------------------------------
 
     def _goes_on_after(self, notice: Notice) -> bool:
@@ -274,6 +312,7 @@ class Joint(Serving):
         log.warning("Training goes on, if it can: on_hang is 'save'")
         with self._lock:
             self.begun = self.open = self.answered = self.committed = self._saving = False
+            self._broken = ""
             session.outcome = None
             session.pressing = self._current = self.decision = None
             self._escalated.clear()
@@ -338,21 +377,20 @@ class Joint(Serving):
                 entry = session.save_together(capture, self._order(decision, Kind.JIT, deadline))
             log.info("JIT checkpoint completed in %.1fs", session.clock.now() - began)
             self._answer(f"saved {entry.path.name} together")
+            self.concluded.set()
         except (errors.LastcallError, OSError) as error:
-            if self._escalated.is_set():
-                self._wait_for_the_agent()
-                return
-            log.error("JIT checkpoint failed: %s", error)
+            log.error("The save at the agreed boundary failed: %s", error)
             session.events.emit("not-saved", save="jit", because=str(error))
-            session.outcome = Outcome.SAVED if self.committed else Outcome.NOT_SAVED
-        finally:
-            if not self._escalated.is_set():
-                self.concluded.set()
+            self._broken = f"the save at the agreed boundary failed ({error})"
+            self._wait_for_the_agent()
 
     def _wait_for_the_agent(self) -> None:
-        """The boundary was given up while this thread saved at it: what the agents save counts."""
+        """The boundary came to nothing, and this thread still stands at it: what the agents save counts."""
+        self._saving = False
         while not self.concluded.wait(_TICK) and not self._closed.is_set():
             pass
+        if not self.answered and self._session.outcome is None:
+            self._session.outcome = Outcome.NOT_SAVED
 
     def failed(self, error: BaseException) -> None:
         """Training has raised here. The others cannot go on without this rank: all save the last completed step. Returns when that is done."""

@@ -181,6 +181,8 @@ class Progress:
 
     size: int
     hang_seconds: float = HANG_SECONDS
+    base: int = -1  # the step that all ranks began at, and when: what was done before the first look tells how long a step takes
+    began: float = 0.0
     ranks: dict[int, _Seen] = field(default_factory=dict)
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # seconds that steps took
     still_since: float = 0.0  # the last time that progress was seen, or could not be expected
@@ -201,7 +203,10 @@ class Progress:
                 self.ranks[rank] = _Seen(now, beat or seen.beat)
         steps = self._furthest() - before
         busy = any(seen.beat.busy and now - seen.since < self.threshold for seen in self.ranks.values())
-        if steps > 0 and before >= 0 and not busy and not anew:
+        if self.looked is None and self.base >= 0 and steps > 1 and not busy:
+            self.usual.append((now - self.began) / steps)
+            self.stepped = True
+        elif steps > 0 and before >= 0 and not busy and not anew:
             if self.stepped:  # the first one is not usual: compilation, warming up
                 self.usual.append((now - self.still_since) / steps)
             self.stepped = True
@@ -210,7 +215,7 @@ class Progress:
         self.looked = now
 
     def _furthest(self) -> int:
-        return max((seen.beat.step for seen in self.ranks.values()), default=-1)
+        return max((seen.beat.step for seen in self.ranks.values()), default=self.base)
 
 
 def judge(progress: Progress, now: float, host: str) -> Finding | None:
@@ -249,13 +254,15 @@ def _stuck(ranks: Mapping[int, _Seen], what: str) -> Finding:
 class Watch:
     """Reads every pulse and says what it finds. For one thread, which has its own connection to the store."""
 
-    def __init__(self, store: Store, rank: int, size: int, clock: clocks.Clock, hang_seconds: float = HANG_SECONDS) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, clock: clocks.Clock, hang_seconds: float = HANG_SECONDS, base: int = -1
+    ) -> None:
         self._store = store
         self._keys = [f"pulse/{number}" for number in range(size)]
         self._rank = rank
         self._clock = clock
         self._host = Process.own().host
-        self.progress = Progress(size, hang_seconds)
+        self.progress = Progress(size, hang_seconds, base, clock.now())
 
     @property
     def on_duty(self) -> bool:

@@ -1,4 +1,5 @@
-"""What a session hears and says through files: the notice that `lastcall run` posts, a person's pause, and how far this process is."""
+"""What a session hears and says through files: the notice that `lastcall run` posts, a person's pause, and how far this process is. And
+what nobody can tell it any more: that it has become an orphan."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lastcall import clock as clocks
-from lastcall.core import registry
+from lastcall.core import orphans, registry
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
@@ -24,6 +25,9 @@ class Outside:
         self._pid = os.getpid()
         self._membership = registry.Membership.of_environment(root)
         self.launched = self._membership is not None  # `lastcall run` is above us
+        self._elders = orphans.Elders.of_start()
+        self._introduced = False
+        self._orphaned = False
 
     def tell(self, **changes: object) -> None:
         """Keep the launcher, if there is one, informed."""
@@ -49,4 +53,18 @@ class Outside:
         if notice is None and self.paused():
             now = self._clock.now()
             notice = Notice("pause", "pause", now, now + self._grace)
-        return notice
+        return notice or self._orphan()
+
+    def _orphan(self) -> Notice | None:
+        """Told once. A launcher that leaves as it should waits for every process that has joined, and takes its folder along: so it is
+        looked up only now, when this one has joined."""
+        if not self._introduced and self._membership is not None:
+            self._elders.add_launcher(self._membership.launcher())
+        self._introduced = True
+        gone = "" if self._orphaned else self._elders.gone()
+        if not gone:
+            return None
+        self._orphaned = True
+        log.warning("%s: this process is an orphan, and stops by itself", gone[:1].upper() + gone[1:])
+        now = self._clock.now()
+        return Notice("orphan", gone, now, now + self._grace)

@@ -45,6 +45,7 @@ class Ranks:
         self._pulse = Pulse(joined.store.clone(), world.rank, Process.own())
         self.peers = joined.peers
         self.failed: set[int] = set()  # ranks that said that their training has failed
+        self.frozen: set[int] = set()  # ranks that give no sign of life: nobody waits for them
         self.part: Callable[[int, int, Capture], Capture | None] = lambda rank, step, mine: None
         self._closed = threading.Event()
         self._heart: Heart | None = None
@@ -57,7 +58,7 @@ class Ranks:
         """All ranks are there. `notify` gets what the others say, `progress` says how far this one is."""
         self.peers = Peers.of_host(self._store, Process.own())
         self._notify, self._grace = notify, grace
-        watch = Watch(self._store.clone(), self.rank, self.size, self._clock, hang_seconds)
+        watch = Watch(self._store.clone(), self.rank, self.size, self._clock, hang_seconds, progress()[0])
         self._heart = Heart(self._pulse, watch, progress, self._found)
         self._heart.start()
         threading.Thread(target=self._listen, name="lastcall-ear", daemon=True).start()
@@ -88,6 +89,7 @@ class Ranks:
         rank = news.get("rank")
         if news.get("source") == LOST and isinstance(rank, int) and news.get("failed"):
             self.failed.add(rank)
+        self.frozen |= {silent for silent in news.get("frozen", []) if isinstance(silent, int) and silent != self.rank}
         if rank == self.rank:
             return
         now = self._clock.now()
@@ -109,6 +111,8 @@ class Ranks:
         log.error("%s", finding.because[:1].upper() + finding.because[1:])
         now = self._clock.now()
         source = LOST if finding.kind == "dead" else HANG
+        if finding.kind == "frozen":
+            self.frozen = set(finding.ranks) - {self.rank}
         self._notify(Notice(source, finding.because, now, now + self._grace))
 
     # ---- news ------------------------------------------------------------------------------------------------------------------
@@ -127,6 +131,8 @@ class Ranks:
             body["deadline"] = time.time() + left
         if failed:
             body["failed"] = True
+        if notice.source == HANG:
+            body["frozen"] = sorted(self.frozen)
         try:
             self.agreement.announce(body)
         except errors.StoreLost as error:
@@ -141,7 +147,7 @@ class Ranks:
         with contextlib.suppress(errors.StoreLost):
             self.agreement.announce({_OVER: True, "deadline": 0})
         self.agreement = self.agreement.round(self.agreement.number + 1)
-        self.failed = set()
+        self.failed, self.frozen = set(), set()
 
     # ---- what an election needs -------------------------------------------------------------------------------------------------
 
@@ -168,6 +174,10 @@ class Ranks:
 
     def gone(self) -> set[int]:
         return self.peers.gone()
+
+    def silent(self) -> set[int]:
+        """Those that will not say where they are."""
+        return self.gone() | self.frozen
 
     def unable(self) -> set[int]:
         """Those that will not come to another boundary."""

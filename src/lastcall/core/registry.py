@@ -2,7 +2,8 @@
 
 A training process joins with a file of its own and keeps it current; the launcher reads them to know whom to signal, how each one ended
 (torchrun turns every exit code into 1), and where the guardian finds its snapshot. The other way goes one file, the notice: a session
-looks for it four times a second, and it brings the deadline along, which no signal can.
+looks for it four times a second, and it brings the deadline along, which no signal can. And the launcher says once who it is, so that
+whoever it leaves behind when it is killed can tell (`orphans`).
 
 Discarded: a socket (the launcher may be restarted or gone, and a process that is killed must leave its last word behind).
 """
@@ -22,6 +23,7 @@ from lastcall import settings
 from lastcall.types import Notice
 
 _NOTICE = "notice.json"
+_LAUNCHER = "launcher.json"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Registry:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def sign(self, process: Mapping[str, object]) -> None:
+        """Say who keeps this registry."""
+        _replace(self.folder / _LAUNCHER, process)
 
     def members(self) -> list[Member]:
         """Everybody who has joined since the last clear(), the dead included, in order of their numbers."""
@@ -106,6 +112,10 @@ class Membership:
                 _replace(self._path, dataclasses.asdict(member))
             except OSError:
                 return
+
+    def launcher(self) -> dict[str, Any]:
+        """Who keeps the registry; nothing where it does not say."""
+        return _read(self._folder / _LAUNCHER)
 
     def notice(self) -> Notice | None:
         """The notice, each time a new one is posted; None otherwise."""

@@ -23,7 +23,7 @@ from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.contents import Contents, Stored, Targets, Wanted
 from lastcall.types import FileRecord
 
-__all__ = ["Loading", "Restorable", "Spoiled", "Stored", "attempt", "load", "newest", "order", "verify"]
+__all__ = ["Loading", "Restorable", "Spoiled", "Stored", "attempt", "load", "newest", "order", "read", "verify"]
 
 log = logging.getLogger("lastcall")
 _AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
@@ -109,21 +109,21 @@ def load(
             _check(entry.path, wanted.file)
     contents = Contents(entry, rank)
     if alone and verify_first:
-        _read(entry, engine, everything, whole=True)
+        read(entry, engine, everything, whole=True)
     try:
         loading = subject.prepare(contents.document, contents.stored)
     except errors.MismatchError:
-        _read(entry, engine, contents.headers())  # a name that was damaged in a header looks like another model
+        read(entry, engine, contents.headers())  # a name that was damaged in a header looks like another model
         raise
     plan = contents.plan(loading.targets)
     if verify_first and not alone:
-        _read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
+        read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
     ready()
     try:
         if alone and not verify_first:  # nobody else checks the rest
             known = {wanted.file.name for wanted in plan}
             plan += [wanted for wanted in everything if wanted.file.name not in known]
-        _read(entry, engine, plan, whole=alone and not verify_first)
+        read(entry, engine, plan, whole=alone and not verify_first)
         loading.finish()
     except errors.CheckpointError as error:
         raise Spoiled(str(error)) from error
@@ -131,10 +131,10 @@ def load(
 
 def verify(entry: Entry, engine: writer.Engine) -> None:
     """Check every byte of a checkpoint against its digests. CheckpointError names the first that does not hold."""
-    _read(entry, engine, [Wanted(file) for file in entry.record.files], whole=True)
+    read(entry, engine, [Wanted(file) for file in entry.record.files], whole=True)
 
 
-def _read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False) -> None:
+def read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False) -> None:
     """Bring what is wanted of these files where it is wanted. `whole`: read all of each, for the digests."""
     function = digest.named(entry.record.algorithm)
     left = iter(plan)

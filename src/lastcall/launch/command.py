@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lastcall import settings
-from lastcall.core import logs, registry
+from lastcall.core import liveness, logs, registry
 from lastcall.launch import environment, outcome, platforms, processes, restarts, store
 from lastcall.launch.ears import Ears
 from lastcall.launch.options import Options
@@ -222,7 +223,12 @@ def _registry() -> Iterator[registry.Registry]:
         folder = Path(tempfile.mkdtemp(prefix="lastcall-run-"))
     except OSError as error:
         settings.fail(f"no place for a few small files: {error}. Set TMPDIR to a directory that can be written to.")
+    book = registry.Registry(folder)
     try:
-        yield registry.Registry(folder)
+        book.sign(dataclasses.asdict(liveness.Process.own()))
+    except OSError as error:  # a full TMPDIR: then nobody below can tell when this process is killed
+        log.warning("The launcher could not write down who it is (%s): if it is killed, the training below it goes on", error)
+    try:
+        yield book
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -91,7 +91,7 @@ def test_a_frozen_rank_is_noticed_and_costs_at_most_one_step(launcher: Launcher,
     others = [0, 2, 3]
     job.until_true(lambda: None not in [job.codes()[rank] for rank in others], "the end of the others")
     job.send(1, signal.SIGKILL)
-    first = ranks_trials.live(job, directory)
+    first = ranks_trials.live(job, directory, fresh=True)
     assert first.committed, first.log
     assert "rank 1" in first.log
     again = ranks_trials.live(launcher.launch("ddp.py", 4, "agent", directory, plan, **LEAVE), directory)

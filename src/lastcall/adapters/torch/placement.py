@@ -156,6 +156,7 @@ class Replicas:
 
     holders: dict[int, Holders] = field(default_factory=dict)
     kept: tuple[torch.Tensor, ...] = ()
+    wrappers: tuple[DistributedDataParallel, ...] = ()  # in no order that other ranks would have, too
 
     def of(self, parameter: torch.Tensor) -> Holders | None:
         return self.holders.get(id(parameter))
@@ -168,6 +169,7 @@ def replicas() -> Replicas:
         return Replicas()
     holders: dict[int, Holders] = {}
     kept: list[torch.Tensor] = []
+    wrappers: list[DistributedDataParallel] = []
     for wrapper in _wrappers(gc.get_objects()):
         try:
             ranks = tuple(sorted(torch.distributed.get_process_group_ranks(wrapper.process_group)))
@@ -179,11 +181,12 @@ def replicas() -> Replicas:
             name = class_of(wrapper.module).__qualname__
             log.info("the ranks may drift apart under the communication hook of %s: each saves its own parameters", name)
             continue
+        wrappers.append(wrapper)
         for parameter in wrapper._module_parameters:  # all but those it was told to ignore
             if not is_dtensor(parameter):
                 holders[id(parameter)] = ranks
                 kept.append(parameter)
-    return Replicas(holders, tuple(kept))
+    return Replicas(holders, tuple(kept), tuple(wrappers))
 
 
 def _wrappers(found: Iterable[object]) -> Iterator[DistributedDataParallel]:

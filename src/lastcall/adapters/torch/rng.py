@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import hashlib
+import json
 import random
 import struct
 import sys
@@ -60,6 +62,18 @@ class Randomness:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             for generator, state in zip(torch.cuda.default_generators, captured.cuda, strict=False):
                 generator.set_state(state)
+
+    def forked(self, captured: Captured, rank: int) -> Captured:
+        """Randomness for a rank that the saved run did not have: made from another's, and unlike that of any other rank."""
+        told = json.dumps([self.to_document(captured), rank], sort_keys=True).encode()
+        seed = int.from_bytes(hashlib.sha256(told).digest()[:8], "little")
+        _, words, _ = random.Random(seed).getstate()
+        return Captured(
+            twisters.Words(struct.pack("=624I", *words[:624]), words[624], None),
+            None if captured.numpy is None else twisters.seeded(captured.numpy, seed),
+            torch.Generator().manual_seed(seed).get_state(),
+            tuple(_bytes_in(struct.pack("<QQ", seed ^ device, 0)) for device in range(len(captured.cuda))),
+        )
 
     def to_document(self, captured: Captured) -> dict[str, object]:
         numpy = captured.numpy
@@ -120,6 +134,10 @@ def _tensor_in(text: Any, nbytes: int) -> torch.Tensor:
     data = base64.b64decode(text, validate=True)
     if len(data) != nbytes:
         raise errors.CheckpointError(f"the saved state of a torch generator has {len(data)} bytes instead of {nbytes}")
-    state = torch.empty(nbytes, dtype=torch.uint8)
-    ctypes.memmove(state.data_ptr(), data, nbytes)
+    return _bytes_in(data)
+
+
+def _bytes_in(data: bytes) -> torch.Tensor:
+    state = torch.empty(len(data), dtype=torch.uint8)
+    ctypes.memmove(state.data_ptr(), data, len(data))
     return state

@@ -161,6 +161,7 @@ class Run:
                 subject.in_pass = step < total
             subject.in_pass = False
         except GeneratorExit:  # the user's `break`: what the pass has done so far is all it will do
+            subject.break_off()
             if gate.steps != subject.mark:
                 subject.step += 1
             raise
@@ -174,6 +175,7 @@ class Run:
         subject = self._subject
         while subject.epoch < total:
             yield subject.epoch
+            subject.went_on()
             if self._skipped:
                 subject.restored_randomness = None  # put back where the last loop of the interrupted epoch had ended
             subject.settle_randomness()
@@ -194,6 +196,7 @@ class Run:
         if self._stepping:
             yield from tracker.iterate()
             return
+        subject.went_on()
         if not self._begun:
             self._begin(None)
         if self._loops_to_skip > 0:  # an earlier loop of the interrupted epoch, which had ended
@@ -216,6 +219,7 @@ class Run:
                     else:
                         subject.mark = gate.steps
         except GeneratorExit:  # the user's `break`: this loop has ended, and what its last pass has done is all it will do
+            subject.break_off()
             subject.loops += 1
             if gate.steps != subject.mark:
                 subject.in_pass = False
@@ -257,6 +261,7 @@ class Run:
         """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
         self._check_entered()
         self._begun = True
+        self._subject.went_on()
         if self._subject.inside and not self._stepping:
             self._subject.put_randomness_back()  # batches() will do it again, after what the script does at the top of the epoch
         else:
@@ -315,6 +320,7 @@ class Run:
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._subject.put_randomness_back()
         self._subject.arrive(time.perf_counter(), passed=False)
+        self._subject.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
         return self
 
     def _shield_children(self) -> None:
@@ -351,6 +357,8 @@ class Run:
                 left = self._leave_well(session)
             elif not isinstance(error, errors.Preempted):
                 by_choice = isinstance(error, SystemExit) and not error.code  # sys.exit(): the script says that it is done
+                if not by_choice:
+                    self._subject.mend()
                 if not by_choice and (preempted := session.failed(error)) is not None:
                     left = preempted
                 session.outcome = session.outcome or (Outcome.FINISHED if by_choice else Outcome.FAILED)

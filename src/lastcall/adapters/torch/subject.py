@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import composing, cuda, hooks, mail, placement
+from lastcall.adapters.torch import buckets, composing, cuda, hooks, mail, placement
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.rng import Captured, Randomness
 from lastcall.adapters.torch.state.entries import StateSet
@@ -79,9 +79,12 @@ class TorchSubject:
         self._gate = Gate()
         self._hooks: hooks.StepHooks | None = None
         self._copy: Copy | None = None
+        self._broken_off: tuple[Any, int] | None = None  # what was, when a loop was left in the middle of a pass
         self._world = (0, 1)  # this rank, and how many there are
         self._mail: mail.Mail | None = None
         self._post: tuple[Path, str, int] | None = None  # where the mail of all ranks is: folder, run, incarnation
+        self._layouts = buckets.Layouts()
+        self._saved_buckets: Any = None  # of the checkpoint that was restored, until they are put back
 
     def install(self, gate: Gate) -> None:
         self._gate = gate
@@ -108,7 +111,7 @@ class TorchSubject:
         self._world = (rank, size)
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
-        self.state.replicated(placement.replicas())
+        self._find_replicas()
         self._credit = max(self._credit, _TOGETHER)
         self._post = (folder, run, incarnation)
         mailbox.sweep(folder, run, incarnation)
@@ -120,8 +123,21 @@ class TorchSubject:
             self._mail.install()
 
     def holdings(self) -> tuple[tuple[int, ...], ...]:
-        self.state.replicated(placement.replicas())  # the wrapper may have been made after protect()
+        self._find_replicas()  # the wrapper may have been made after protect()
         return self.state.holdings()
+
+    def _find_replicas(self) -> None:
+        found = placement.replicas()
+        self.state.replicated(found)
+        wrappers = buckets.sorted_by(found.wrappers, self.state.tensors())
+        if wrappers != self._layouts.wrappers:
+            self._layouts = buckets.Layouts(wrappers)
+
+    def settle_buckets(self) -> None:
+        """Give the wrappers of DistributedDataParallel the buckets that they had. All ranks call it where their run begins, or none."""
+        if self._saved_buckets is not None and self._world[1] > 1 and self._worlds == (self._world[1],) * 2:
+            self._layouts.put_back(self._saved_buckets)
+        self._saved_buckets = None
 
     def alone(self) -> str:
         """A digest of what only this rank holds and no mail carries: parameters that nothing says are others', too. Taken at the same
@@ -237,8 +253,26 @@ class TorchSubject:
             self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
         self.mark = self._gate.steps
         self._gate.settle()
+        if self.step > 0 and not self._layouts.settled:
+            self._layouts.look()
         if now >= self._copy_at:
             self.refresh(now)
+
+    def break_off(self) -> None:
+        """A loop was left in the middle of a pass, by `break` or by an exception: it looks the same from inside. Where it was an exception,
+        mend() takes back what follows from it."""
+        here = (self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self._copy)
+        self._broken_off = (here, self._gate.begun)
+
+    def went_on(self) -> None:
+        """The script goes on behind the loop: it was a `break`."""
+        self._broken_off = None
+
+    def mend(self) -> None:
+        """It was an exception: the last boundary is the one before the pass that raised."""
+        if self._broken_off is not None:
+            here, self._gate.begun = self._broken_off
+            self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self._copy = here
 
     def refresh_if_stale(self) -> None:
         """Where a long stay begins (an evaluation after the last batch), the copy should be of the last boundary."""
@@ -259,7 +293,7 @@ class TorchSubject:
             usual = (now - self._timed[0]) / (self.step - self._timed[1])
             self.step_seconds = usual if self.step_seconds is None else 0.7 * self.step_seconds + 0.3 * usual
         self._timed = (now, self.step)
-        if self._mail is not None:
+        if self._mail is not None and self._broken_off is None:  # a boundary that may not be one is not for others to rely on
             self._mail.boundary(self._copy)
             self._credit -= self._mail.cost  # of what was written since the last boundary
             now -= self._mail.cost
@@ -383,6 +417,8 @@ class TorchSubject:
             "loaders": tree.encode(loaders, "loaders", tree.refuse),
             "world": self._world[1],
         }
+        if laid_out := self._layouts.document() or self._saved_buckets:
+            run["buckets"] = laid_out
         return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers())
 
     def _gradients(self) -> tuple[Group, ...]:
@@ -425,7 +461,13 @@ class TorchSubject:
         loaders = tree.decode(run.get("loaders"), tree.refuse_tag)
         if not isinstance(loaders, list):
             raise errors.CheckpointError("state.json has no list of loaders")
-        self.restored_randomness = self._randomness.from_document(run.get("randomness"))
+        randomness = self._randomness.from_document(run.get("randomness"))
+        rank, saved = self._world[0], self._worlds[0] if self._worlds is not None else 1
+        if rank >= saved:
+            log.info("rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0", rank, saved)
+            randomness = self._randomness.forked(randomness, rank)
+        self.restored_randomness = randomness
+        self._saved_buckets = run.get("buckets", [])
         self.step, self.epoch, self.loops, self._resumed_loaders = step, epoch, loops, loaders
         self.inside = run.get("inside") is True
 

@@ -145,6 +145,18 @@ def set_numpy(captured: Words | dict[str, object]) -> None:
         ) from error
 
 
+def seeded(like: NumpyRaw | Words | dict[str, object], seed: int) -> Words | dict[str, object]:
+    """The state of a generator of the same kind, made from a seed. One of a kind that numpy does not have stays as it is."""
+    import numpy as np
+
+    if isinstance(like, dict):
+        kind = like.get("bit_generator")
+        made = getattr(np.random, kind) if kind in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64") else None
+        return like if made is None else {name: _plain(np, value) for name, value in made(seed).state.items()}
+    _, key, pos, _, _ = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state(legacy=True)
+    return Words(np.asarray(key, dtype="=u4").tobytes(), int(pos), None)
+
+
 def _plain(np: Any, value: object) -> object:
     """JSON for what bit generators keep: arrays become {"array", "dtype"}, integers of any size hexadecimal text."""
     if isinstance(value, dict):

@@ -16,7 +16,8 @@ from lastcall.core.store import Store
 from lastcall.core.store.folder import FolderStore
 
 _FALLBACK = "fallback"  # there once a rank has lost the store in memory: from then on the others look here, too
-_LOOK = 1.0  # seconds between two looks into the directory while memory is healthy
+_LOOK = 1.0  # seconds between two looks into the directory once somebody is there
+_GLANCE = 5.0  # ... before that: a rank that is cut off can say so nowhere else, and must be heard within the grace
 
 
 class Anchored:
@@ -43,9 +44,12 @@ class Anchored:
     def get(self, key: str, timeout: float) -> bytes | None:
         until = time.monotonic() + timeout
         while self._fast is not None:
+            elsewhere = self._elsewhere()
+            if elsewhere and (found := self._folder.get_many([key])[0]) is not None:
+                return found
             left = until - time.monotonic()
             try:
-                found = self._fast.get(key, max(0.0, min(left, _LOOK if self._elsewhere() else left)))
+                found = self._fast.get(key, max(0.0, min(left, _LOOK if elsewhere else _GLANCE)))
                 self._unconfirmed.clear()
             except errors.StoreLost:
                 self._lose()

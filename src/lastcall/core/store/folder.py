@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from lastcall import errors
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _POLL = 0.05
 _numbers = itertools.count()
+# Containers may have the same host name and process numbers: two that wrote under one name would change what was claimed.
+_PROCESS = secrets.token_hex(8)
 
 
 class FolderStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._closed = False
+        self._counted: dict[str, int] = {}  # the newest number of each counter that was seen
 
     def set(self, key: str, value: bytes) -> None:
         self._guarded(self._set, key, value)
@@ -45,16 +52,18 @@ class FolderStore:
         return self._guarded(self._add, key, amount)
 
     def clone(self) -> FolderStore:
+        if self._closed:
+            raise errors.StoreLost("the store was closed")
         return FolderStore(self._folder)
 
     def close(self) -> None:
         self._closed = True
 
-    def _guarded(self, do, *arguments):  # type: ignore[no-untyped-def]
+    def _guarded(self, do: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         if self._closed:
             raise errors.StoreLost("the store was closed")
         try:
-            return do(*arguments)
+            return do(*arguments, **named)
         except OSError as error:
             raise errors.StoreLost(f"{self._folder} cannot be used: {error.strerror or error}") from error
 
@@ -64,7 +73,7 @@ class FolderStore:
     def _under(self) -> Path:
         """A name of its own for what is about to get its proper one."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        return self._folder / f".{os.uname().nodename}-{os.getpid()}-{next(_numbers)}"
+        return self._folder / f".{_own()}"
 
     def _set(self, key: str, value: bytes) -> None:
         under = self._under()
@@ -75,7 +84,8 @@ class FolderStore:
         try:
             return self._path(key).read_bytes()
         except FileNotFoundError:
-            return None
+            number, total = self._count(key)
+            return str(total).encode() if number else None
 
     def _claim(self, key: str, value: bytes) -> bytes:
         under = self._under()
@@ -89,10 +99,24 @@ class FolderStore:
         return value
 
     def _add(self, key: str, amount: int) -> int:
-        """Each addition is a claim of the next number."""
-        for number in itertools.count(1):
-            mine = f"{os.uname().nodename} {os.getpid()} {next(_numbers)} {amount}".encode()
-            if self._claim(f"{key}+{number}", mine) == mine:
-                earlier = [self._path(f"{key}+{n}").read_bytes() for n in range(1, number)]
-                return amount + sum(int(one.split()[-1]) for one in earlier)
-        raise AssertionError
+        """Each addition is a claim of the next number, with the sum so far: what stands under a number never changes."""
+        while True:
+            number, total = self._count(key)
+            mine = f"{_own()} {total + amount}".encode()
+            if self._claim(f"{key}+{number + 1}", mine) == mine:
+                return total + amount
+
+    def _count(self, key: str) -> tuple[int, int]:
+        """The newest number of a counter, and the sum there. No number: nobody has counted."""
+        number = self._counted.get(key, 0)
+        while self._path(f"{key}+{number + 1}").exists():
+            number += 1
+        if not number:
+            return 0, 0
+        self._counted[key] = number
+        return number, int(self._path(f"{key}+{number}").read_bytes().split()[-1])
+
+
+def _own() -> str:
+    """A name that nobody else has: threads and forks included."""
+    return f"{_PROCESS}-{os.getpid()}-{next(_numbers)}"

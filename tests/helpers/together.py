@@ -1,0 +1,170 @@
+"""The ranks of a run as threads of one process: a directory and a store that they share, each with a catalog, an engine and a saver of its
+own. Nothing is faked but death, which is told instead of seen."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from helpers import ranks as states
+from helpers.ranks import Whole, rows
+from lastcall import clock as clocks
+from lastcall.core import shares
+from lastcall.core.budget import Budget
+from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.fencing import Fence
+from lastcall.core.gathering import Gathering, Order
+from lastcall.core.joining import Joined, Start
+from lastcall.core.liveness import Peers
+from lastcall.core.ranks import Ranks
+from lastcall.core.saving import Saver
+from lastcall.core.store.memory import MemoryStore
+from lastcall.core.world import World
+from lastcall.core.writer import Engine
+from lastcall.storage import files as storage
+from lastcall.types import Capture, Kind
+
+T = TypeVar("T")
+PATIENCE = 30.0  # of the tests; nothing is expected to take anywhere near it
+SHAPE = (64, 48)
+
+
+def sharded(world: int) -> dict[str, Whole]:
+    """A tensor that is cut into as many shards as there are ranks, and one that all of them hold."""
+    return {"w": Whole("F32", SHAPE, rows(SHAPE, world), 1), "b": Whole("BF16", (512,), states.grid((512,), {}), 2)}
+
+
+def replicated(world: int) -> dict[str, Whole]:
+    return {"w": Whole("F32", SHAPE, states.grid(SHAPE, {}), 1)}
+
+
+def at_once(*work: Callable[[], T]) -> list[T | BaseException]:
+    """All of them, each in a thread: what it returned, or raised. One that hangs fails the test, and keeps nothing else waiting."""
+    results: dict[int, T | BaseException] = {}
+
+    def caught(place: int) -> None:
+        try:
+            results[place] = work[place]()
+        except BaseException as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=caught, args=(place,), daemon=True) for place in range(len(work))]
+    for thread in threads:
+        thread.start()
+    for place, thread in enumerate(threads):
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"number {place} does not end; the others: {results}"
+    return [results[place] for place in range(len(work))]
+
+
+class Told(Peers):
+    """Who is dead, because a test says so."""
+
+    def __init__(self, dead: set[int]) -> None:
+        super().__init__({}, "")
+        self._dead = dead
+
+    def gone(self) -> set[int]:
+        return set(self._dead)
+
+
+@dataclass
+class Member:
+    """One rank, with what it saves through."""
+
+    rank: int
+    catalog: Catalog
+    engine: Engine
+    saver: Saver
+    ranks: Ranks
+    gathering: Gathering
+    tensors: Mapping[str, Whole]
+    document: dict[str, object] = field(default_factory=dict)
+
+    def capture(self, step: int, writers: Sequence[int], **more: Any) -> Capture:
+        groups = states.state(self.tensors, self.rank, self.ranks.size)
+        return Capture(step, {"rank": self.rank}, shares.portion(groups, self.rank, writers), **more)
+
+    def save(self, order: Order, step: int = 1, **more: Any) -> Entry:
+        return self.gathering.save(self.capture(step, order.writers, **more), order)
+
+
+class Company:
+    """A directory, a store, and the ranks that share them. `files`: the file system of a rank, where it is a faulty one."""
+
+    def __init__(
+        self,
+        root: Path,
+        size: int,
+        tensors: Callable[[int], Mapping[str, Whole]] = sharded,
+        files: Mapping[int, storage.Files] | None = None,
+        clock: clocks.Clock | None = None,
+    ) -> None:
+        self.size = size
+        self.root = root
+        self.store = MemoryStore()
+        self.dead: set[int] = set()
+        self._opened = contextlib.ExitStack()
+        clock = clock or clocks.Clock()
+        Catalog(root, storage.Files()).make()
+        self.fence = Fence.take(root / ".lastcall", 1)
+        self.members = [self._member(rank, tensors(size), (files or {}).get(rank, storage.Files()), clock) for rank in range(size)]
+
+    def _member(self, rank: int, tensors: Mapping[str, Whole], files: storage.Files, clock: clocks.Clock) -> Member:
+        catalog = Catalog(self.root, files, rank)
+        if rank == 0:
+            catalog.open(clock)
+        self._opened.callback(catalog.close)
+        engine = Engine(1, files)
+        self._opened.callback(engine.close)
+        saver = Saver(catalog, engine, Budget(clock), clock, run="r", incarnation=1, rank=rank)
+        fence = Fence(catalog.private, self.fence.token)
+        joined = Joined(Start("r", 1, fence.token), fence, self.store.clone(), Told(self.dead))
+        ranks = Ranks(World(rank, self.size), clock, joined)
+        return Member(rank, catalog, engine, saver, ranks, Gathering(catalog, saver, fence, ranks, clock), tensors)
+
+    def save(self, order: Order, ranks: Sequence[int] | None = None, step: int = 1, **more: Any) -> list[Entry | BaseException]:
+        """These ranks (all) take part, at once."""
+        taking = [self.members[rank] for rank in (range(self.size) if ranks is None else ranks)]
+        return at_once(*(partial(member.save, order, step, **more) for member in taking))
+
+    def order(self, name: str = "jit-1", writers: Sequence[int] | None = None, **more: Any) -> Order:
+        return Order(name, Kind.JIT, "SIGTERM", tuple(range(self.size) if writers is None else writers), **more)
+
+    def entries(self) -> list[Entry]:
+        return self.members[0].catalog.entries()
+
+    def staged(self) -> list[str]:
+        staging = self.members[0].catalog.staging
+        return sorted(path.name for path in staging.iterdir()) if staging.exists() else []
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+@contextlib.contextmanager
+def company(root: Path, size: int, **more: Any) -> Iterator[Company]:
+    made = Company(root, size, **more)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Looked:
+    """An order's `paused` that never pauses: it tells that somebody waits, and has not found what it waits for."""
+
+    def __init__(self) -> None:
+        self._seen = threading.Event()
+
+    def __call__(self) -> bool:
+        self._seen.set()
+        return False
+
+    def wait(self) -> None:
+        assert self._seen.wait(PATIENCE)
