@@ -11,14 +11,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import agreement, disk, gpu, ranks, resume, save, stall, startup, step
+from bench import agreement, disk, gpu, resume, save, stall, startup, step
 from bench.conditions import conditions
 from bench.measure import Options
+from bench.ranks import reports as ranks
 from bench.table import Comparison, Listing
 
 _SIZES = {
     "save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0,
-    "agreement": 0.0, "traffic": 0.0, "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
+    "agreement": 0.0, "traffic": 0.0,
+    "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
 }  # fmt: skip
 _FOLDER = "lastcall-bench-"
 

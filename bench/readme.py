@@ -21,6 +21,9 @@ WHAT = {
     "stall": "training stopped by a periodic save",
     "resume": "resume, cold, into live tensors",
     "gpu": "save from a GPU",
+    "ranks-save": "sharded save (FSDP2), all ranks",
+    "ranks-load": "sharded load, cold, all ranks",
+    "ranks-load-warm": "sharded load, warm, all ranks",
 }
 
 

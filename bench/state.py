@@ -110,8 +110,8 @@ def gpt(gigabytes: float, device: str = "cpu") -> State:
 
 
 def outline(gigabytes: float) -> _Gpt:
-    """Parameter, two moments: 12 bytes a parameter. Without memory: the default initialisation of 355 M parameters takes longer than the
-    benchmark."""
+    """Parameter, two moments: 12 bytes a parameter. Without memory, since the default initialisation of 355 M parameters takes longer
+    than the benchmark."""
     with torch.device("meta"):
         return _Gpt(_width_for(gigabytes * 1e9 / 12))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore
 
 from bench.measure import Kind, Method, Timing
 
@@ -25,7 +26,7 @@ class Crew:
 
     def __init__(self, size: int, work: str, **arguments: object) -> None:
         self.size = size
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared = {
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
@@ -35,6 +36,8 @@ class Crew:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_RUN_ID": f"bench-{os.getpid()}",
+            "RAY_AUTH_MODE": "token",  # of the cluster that rank 0 starts where ray is measured: the others must be let in
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size)),
         }
         command = [sys.executable, "-m", "bench.ranks.member", work, json.dumps(arguments)]
@@ -72,6 +75,10 @@ class Crew:
             if "error" in answer:
                 raise RuntimeError(f"rank {rank}: {answer['error']}")
         return [answer["answer"] for answer in answers]
+
+    def tell(self, what: str) -> None:
+        """Something that has no answer."""
+        self.ask(what)
 
     def _end(self) -> None:
         for member in self._members:

@@ -1,4 +1,4 @@
-"""One rank of a crew: `python -m bench.ranks.member WORK ARGUMENTS` reads what to do from its standard input and answers, line by line."""
+"""One rank of a crew: `python -m bench.ranks.member WORK ARGUMENTS` reads what to do, line by line, and answers each line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def _of_methods(found: list[Method], state: State) -> Handlers:
 def _handlers(work: str, arguments: dict[str, Any]) -> Handlers:
     folder = Path(arguments["folder"])
     if work == "steps":
-        return {"ddp": lambda pairs: steps.ddp(folder, pairs), "small": lambda pairs, seconds: steps.small(folder, pairs, seconds)}
+        return {
+            "ddp": lambda pairs, seconds: steps.ddp(folder, pairs, seconds),
+            "small": lambda pairs, seconds: steps.small(folder, pairs, seconds),
+        }
     state = saves.sharded(arguments["gigabytes"])
     found = saves.methods(state, folder) if work == "save" else loads.methods(state, folder, warm=arguments["warm"])
     return _of_methods(found, state)

@@ -1,7 +1,7 @@
 """From SIGTERM at one rank to a checkpoint of all of them: real processes with a real session each, and no model.
 
-`python -m bench.ranks.notices RANKS ROUNDS PORT SECRET FOLDER`: the ranks are forked from one process, since 64 that import for themselves
-take longer to start than to be measured. Every rank takes steps of 20 ms, so that up to two of them are spent on the way to the boundary.
+`python -m bench.ranks.notices RANKS ROUNDS PORT SECRET FOLDER`: the ranks are forked from one process, since 64 that import for
+themselves take longer to start than to be measured. Every rank takes steps of 20 ms: up to two of them are the way to the boundary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Counter:
     step_seconds = STEP_S
     settled = True
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self) -> None:
         self.step = 0
         self.due = 0
         buffer = memory.PageBuffer(_BYTES)
@@ -106,7 +106,7 @@ def rank_main(rank: int, size: int, folder: Path, store: tuple[int, str, str], r
     port, secret, scope = store
     world = World(rank, size, lambda: Scoped(client.StoreClient("127.0.0.1", port, secret), scope))
     jit = settings.JITCheckpointConfig(kill_wait=0, grace=_GRACE, spare=False, huge_pages=False, threads=1)
-    subject = Counter(rank)
+    subject = Counter()
     session = Session(folder, subject, jit, settings.PeriodicCheckpointConfig(), world=world)
 
     def on_signal(signum: int, count: int) -> None:
@@ -169,9 +169,9 @@ def life(size: int, folder: Path, store: tuple[int, str, str], told: int) -> tup
 
 def main(size: int, rounds: int, port: int, secret: str, folder: Path) -> None:
     chosen = random.Random(size)
-    lives = []
-    for number in range(rounds):
-        lives.append(life(size, folder / f"{size}-{number}", (port, secret, f"{size}/{number}/"), chosen.randrange(size)))
+    lives = [
+        life(size, folder / f"{size}-{number}", (port, secret, f"{size}/{number}/"), chosen.randrange(size)) for number in range(rounds)
+    ]
     print(json.dumps(lives))
 
 

@@ -1,9 +1,9 @@
 """What a step costs more with many ranks, while nothing happens: blocks of steps in pairs, as in bench.step, on every rank at once.
 
-`ddp`: steps of DistributedDataParallel, bare, protected, and with what others add to a step in order to agree on a notice. Protected and bare
-blocks train models of their own with the same shapes: torch's hooks can be set aside for a bare block, those of the mail can not.
-`small`: a step that is nothing but the call of a very small optimizer, without a collective, so that microseconds show.
-"""
+`ddp`: steps of DistributedDataParallel, bare, protected, and with what others add to a step in order to agree on a notice.
+Protected and bare blocks train models of their own with the same shapes: torch's hooks can be set aside for a bare block, those of
+the mail cannot. `small`: a step that is nothing but the call of a very small optimizer, without a collective, so that microseconds
+show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from bench.ranks import rays
 _WIDTH, _LAYERS, _BATCH = 256, 4, 32
 _BLOCK = 10
 _WARM_UP = 20
-_MOST = 20_000  # steps in which the credit of the start is spent, or never
 Times = dict[str, list[float]]
 
 
@@ -44,7 +43,8 @@ class _Training:
 
 
 class _Ledger:
-    """What the copies at boundaries and the mail take, by the clock: as a part of all time they are too little to be seen in a difference."""
+    """What the copies at boundaries and the mail take, by the clock: they are too small a part of the time to be seen in a
+    difference."""
 
     def __init__(self, session: ours.Steps) -> None:
         self._subject: Any = session.run._subject
@@ -52,15 +52,22 @@ class _Ledger:
         self.seconds = 0.0
         self.copies = 0
 
-    def spend_credit(self, one: Callable[[], object]) -> None:
-        """A run may copy at every boundary at first; what is promised is what comes after. All ranks take the same number of steps."""
-        for _ in range(_MOST // _BLOCK):
-            for _ in range(_BLOCK):
-                one()
-            left = torch.tensor([max(0.0, self._subject._credit)])
-            dist.all_reduce(left)
-            if not left.item():
-                return
+    def count(self, seconds: float, one: Callable[[], object]) -> dict[str, float]:
+        """Take steps, the same number on every rank, and see what part of their time the copies and the mail have."""
+        over = torch.zeros(1)
+        start = time.perf_counter()
+        with self:
+            while not over.item():
+                for _ in range(_BLOCK):
+                    one()
+                over.fill_(time.perf_counter() - start > seconds)
+                dist.all_reduce(over)
+        spent = time.perf_counter() - start
+        return {"share": self.seconds / spent, "copies": self.copies, "copy": self.seconds / max(1, self.copies)}
+
+    def forget_credit(self) -> None:
+        """A run may copy at every boundary at first. What is promised is what comes after that."""
+        self._subject._credit = 0.0
 
     def __enter__(self) -> _Ledger:
         self._subject.refresh = self._noted
@@ -86,6 +93,11 @@ def _timed(steps: Iterator[object], one: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / _BLOCK * 1e6
 
 
+def _protected_step(passes: Iterator[object], training: _Training) -> None:
+    training.step()
+    next(passes)
+
+
 def _interleaved(blocks: dict[str, Callable[[], float]], pairs: int) -> Times:
     """Microseconds a step; every rank in the same order."""
     times: Times = {name: [] for name in blocks}
@@ -96,8 +108,9 @@ def _interleaved(blocks: dict[str, Callable[[], float]], pairs: int) -> Times:
     return times
 
 
-def ddp(folder: Path, pairs: int) -> dict[str, object]:
-    """`times`: of each kind of block. `share`: of the copies and the mail in the time of the protected blocks."""
+def ddp(folder: Path, pairs: int, seconds: float) -> dict[str, object]:
+    """`times`: of each kind of block. `share`: of the copies and the mail in `seconds` of protected steps and nothing else, since what
+    they may cost grows also with the time that other blocks take."""
     bare, control, mine = _Training(), _Training(), _Training()
     flag = torch.zeros(1)
 
@@ -120,7 +133,7 @@ def ddp(folder: Path, pairs: int) -> dict[str, object]:
         stack.callback(dist.barrier)  # nobody leaves while another is being measured
         ledger = _Ledger(session)
         passes = iter(session.run.steps(10**12))
-        ledger.spend_credit(lambda: (mine.step(), next(passes)))
+        ledger.forget_credit()
         blocks: dict[str, Callable[[], float]] = {
             "bare": unprotected(bare, bare.step),
             "control": unprotected(control, control.step),
@@ -128,12 +141,16 @@ def ddp(folder: Path, pairs: int) -> dict[str, object]:
             "lastcall": lambda: _timed(passes, mine.step),
         }
         if meeting is not None:
-            blocks["ray"] = unprotected(bare, lambda: (bare.step(), meeting()))
+
+            def with_ray() -> None:
+                bare.step()
+                meeting()
+
+            blocks["ray"] = unprotected(bare, with_ray)
         _interleaved(blocks, _WARM_UP // _BLOCK)
-        with ledger:
-            times = _interleaved(blocks, pairs)
-    spent = sum(times["lastcall"]) * _BLOCK / 1e6
-    return {"times": times, "ray": missing, **_account(ledger, spent)}
+        times = _interleaved(blocks, pairs)
+        account = ledger.count(seconds, lambda: _protected_step(passes, mine))
+    return {"times": times, "ray": missing, **account}
 
 
 def small(folder: Path, pairs: int, seconds: float) -> dict[str, object]:
@@ -143,20 +160,12 @@ def small(folder: Path, pairs: int, seconds: float) -> dict[str, object]:
     try:
         passes = session.iterate()
         ledger = _Ledger(session)
-        ledger.spend_credit(lambda: (optimizer.step(), next(passes)))
+        ledger.forget_credit()
         dist.barrier()
         times = step._paired(optimizer, passes, pairs)
         dist.barrier()
-        with ledger:
-            start = time.perf_counter()
-            while time.perf_counter() - start < seconds:
-                step._block(passes, optimizer)
-            spent = time.perf_counter() - start
+        account = ledger.count(seconds, lambda: step._block(passes, optimizer))
         dist.barrier()
     finally:
         session.close()
-    return {"times": times, **_account(ledger, spent)}
-
-
-def _account(ledger: _Ledger, spent: float) -> dict[str, object]:
-    return {"share": ledger.seconds / spent, "copies": ledger.copies, "copy": ledger.seconds / ledger.copies if ledger.copies else 0.0}
+    return {"times": times, **account}

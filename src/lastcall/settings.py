@@ -250,7 +250,8 @@ class JITCheckpointConfig:
     ranks: str
     """What the processes of torch.distributed are: one run in one directory ("together"), or each a run of its own ("separate")."""
     on_hang: str
-    """When a rank hangs, the others save. Then they go on waiting for it ("save"), or leave so that the run is started again ("exit")."""
+    """When a rank hangs, the others save. Then they go on waiting for it ("save"), or leave so that the run is started again
+    ("exit")."""
     hang_seconds: float
     """How long a rank may make no progress at least; ten times the longest usual step where that is more."""
     exit_code: int

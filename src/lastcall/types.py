@@ -62,8 +62,8 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """How a tensor of this rank belongs to a whole that several ranks hold: DDP's parameters, a DTensor's shard. Without one, a tensor is
-    the rank's own. Shapes are those of the file (a dtype that safetensors lacks is stored in another shape)."""
+    """How a tensor of this rank belongs to a whole that several ranks hold: DDP's parameters, a DTensor's shard. Without one, a
+    tensor is the rank's own. Shapes are those of the file (a dtype that safetensors lacks is stored in another shape)."""
 
     whole: tuple[int, ...]  # the shape of the whole
     offset: tuple[int, ...]  # where this rank's piece begins in it

@@ -69,6 +69,36 @@ def test_the_cost_of_a_step_is_listed_with_its_control(tmp_path: Path) -> None:
         assert said in done.stdout
 
 
+def test_sharded_saves_stand_beside_dcp_and_the_raw_limit(tmp_path: Path) -> None:
+    without = [part for name in ("2 threads", "4 threads", "new space") for part in ("--without", name)]
+    done = small(tmp_path, "ranks-save", *without)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("FSDP2 on 2 ranks", "raw O_DIRECT", "FileSystemWriter, 1 thread", "lastcall.dcp.Writer", "lastcall is "):
+        assert said in done.stdout
+    assert "not measured" not in done.stdout
+
+
+def test_sharded_loads_bring_back_every_byte_on_every_rank(tmp_path: Path) -> None:
+    done = small(tmp_path, "ranks-load", "--without", "2 threads")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("FSDP2 on 2 ranks", "FileSystemReader", "lastcall.dcp.Reader", "every byte", "lastcall is "):
+        assert said in done.stdout
+    assert "not measured" not in done.stdout
+
+
+def test_the_cost_of_a_step_on_two_ranks_is_listed_beside_what_others_add(tmp_path: Path) -> None:
+    done = small(tmp_path, "ranks-step")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("bare DDP step", "all-reduce of one flag", "Ray's barrier", "run.steps and hooks", "0.1 % at most"):
+        assert said in done.stdout
+
+
+def test_the_way_from_a_signal_to_a_checkpoint_of_all_ranks_is_listed(tmp_path: Path) -> None:
+    done = small(tmp_path, "notice-ranks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the save itself" in done.stdout and "not measured" not in done.stdout
+
+
 def test_markdown_is_a_table_for_the_readme(tmp_path: Path) -> None:
     done = small(tmp_path, "save", "--markdown", "--without", "lastcall", "--without", "dcp")
     assert done.returncode == 0, done.stdout + done.stderr

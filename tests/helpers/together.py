@@ -1,5 +1,5 @@
-"""The ranks of a run as threads of one process: a directory and a store that they share, each with a catalog, an engine and a saver of its
-own. Nothing is faked but death, which is told instead of seen."""
+"""The ranks of a run as threads of one process: a directory and a store that they share, each with a catalog, an engine and a saver
+of its own. Nothing is faked but death, which is told instead of seen."""
 
 from __future__ import annotations
 

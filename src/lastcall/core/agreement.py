@@ -137,8 +137,8 @@ class Agreement:
         dead: Callable[[], set[int]] = set,
         stopped: Callable[[], str] = str,
     ) -> Verdict:
-        """Whether all ranks say yes; also a barrier. Whoever has said nothing by then has said no. Once a round and name. `stopped`: asked
-        once a second while others are waited for; a reason that it gives is a veto."""
+        """Whether all ranks say yes; also a barrier. Whoever has said nothing by then has said no. Once a round and name.
+        `stopped`: asked once a second while others are waited for; a reason that it gives is a veto."""
 
         def conclude(said: Sequence[bytes | None]) -> bytes:
             reasons = ((rank, _objection(data)) for rank, data in enumerate(said))

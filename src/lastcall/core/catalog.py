@@ -53,7 +53,7 @@ class Keep:
 
 
 class Catalog:
-    """One directory of checkpoints. Only the process that holds its lock changes it; the other ranks of a run write into its staging."""
+    """One directory of checkpoints. Only the process that holds its lock changes it; other ranks of a run write into its staging."""
 
     def __init__(self, root: Path, files: storage.Files, rank: int = 0) -> None:
         self.root = root

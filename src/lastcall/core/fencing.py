@@ -1,5 +1,5 @@
-"""Which incarnation owns a directory. The lock keeps a second run out for as long as the leader's process lives; the token also keeps out
-what is left of an incarnation whose leader is gone: orphans, a frozen rank that wakes up, a host that was cut off."""
+"""Which incarnation owns a directory. The lock keeps a second run out for as long as the leader's process lives; the token also keeps
+out what is left of an incarnation whose leader is gone: orphans, a frozen rank that wakes up, a host that was cut off."""
 
 from __future__ import annotations
 
@@ -40,5 +40,6 @@ class Fence:
         """SaveError if a later incarnation has taken the directory over: what this one would commit is not wanted any more."""
         if not self.holds():
             raise errors.SaveError(
-                "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an earlier one"
+                "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an "
+                "earlier one"
             )

@@ -1,8 +1,8 @@
 """One checkpoint of many ranks: every writer lays its files down, one of them commits what all have laid down, or nobody does.
 
     every writer   its files into the staging folder of this save, durable, then its receipt
-    the committer  (the lowest writer) waits for all receipts, adds what is known of the ranks that are missing, writes the manifest and the
-                   record, and gives the folder its name: the one commit
+    the committer  (the lowest writer) waits for all receipts, adds what is known of the ranks that are missing, writes the manifest
+                   and the record, and gives the folder its name: the one commit
     the others     wait for the committer's word, and look on the disk where no word comes
 
 The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing.
@@ -95,7 +95,8 @@ class Gathering:
         self._clock = clock
 
     def save(self, capture: Capture, order: Order) -> Entry:
-        """Take part in a save; `capture` is what this rank writes of it (shares.portion). Returns when the checkpoint is committed. SaveError, on every rank, if it is not."""
+        """Take part in a save; `capture` is what this rank writes of it (shares.portion). Returns when the checkpoint is committed.
+        SaveError, on every rank, if it is not."""
         return self.complete(capture, self.contribute(capture, order), order)
 
     def contribute(self, capture: Capture, order: Order) -> Part:

@@ -10,6 +10,7 @@ Whoever is told to stop while it waits here vetoes: the vote's register decides 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -33,11 +34,12 @@ from lastcall.storage import files as storage
 log = logging.getLogger("lastcall")
 _TOGETHER = 1800.0  # seconds that the slowest rank may take to come: torch gives its process groups as long
 _SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
+_LEFT = "left"
 STOPPED = "told to stop"
 _DAMAGE = ("CheckpointError", "Spoiled")  # how the objection of a rank that found a damaged checkpoint begins
 _SPOILED = (
-    "all checkpoints were damaged and have been set aside; the state in memory is overwritten in part. Start the run again to begin from "
-    "the beginning."
+    "all checkpoints were damaged and have been set aside; the state in memory is overwritten in part. Start the run again to begin "
+    "from the beginning."
 )
 AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
 
@@ -114,12 +116,13 @@ class Joining:
                 continue
             if theirs != ours:
                 raise errors.RanksError(
-                    f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one directory. Give "
-                    "protect() the same on every rank, or, if they are runs of their own: export LASTCALL_RANKS=separate"
+                    f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one "
+                    "directory. Give protect() the same on every rank, or, if they are runs of their own: export "
+                    "LASTCALL_RANKS=separate"
                 )
             raise errors.RanksError(
-                f"rank {self._world.rank} does not see what rank 0 has written into {ours}: the ranks of a run save into one directory on a "
-                "file system that all machines share. Give protect() a directory there."
+                f"rank {self._world.rank} does not see what rank 0 has written into {ours}: the ranks of a run save into one "
+                "directory on a file system that all machines share. Give protect() a directory there."
             )
 
     def _offer(self) -> str:
@@ -161,6 +164,10 @@ class Joining:
         until = self._clock.now() + _TOGETHER
         while (found := self._meeting.get(key, 1.0)) is None:
             if self._told():
+                with contextlib.suppress(errors.StoreLost):
+                    self._meeting.set(_LEFT, b"1")  # there is no vote yet that could be vetoed
+                raise Stopped
+            if self._left():
                 raise Stopped
             if self._clock.now() >= until:
                 raise errors.RanksError(f"rank {self._world.rank} has waited {_TOGETHER:.0f} s for {what}")
@@ -222,8 +229,9 @@ class Joining:
         subject: restore.Restorable,
         way_out: bool,
     ) -> tuple[errors.LastcallError | None, Verdict]:
-        """Load this rank's part, and hear whether all could. Where nothing else would overwrite what one leaves half loaded, nobody begins
-        before all have checked: an objection then is the end of this attempt on all ranks, for the reason that the objector gave."""
+        """Load this rank's part, and hear whether all could. Where nothing else would overwrite what one leaves half loaded, nobody
+        begins before all have checked: an objection then is the end of this attempt on all ranks, for the reason that the objector
+        gave."""
         checked: Verdict | None = None
 
         def ready() -> None:
@@ -246,9 +254,7 @@ class Joining:
             return error, checked
         return error, self._vote(agreement, f"load/{number}", error)
 
-    def _load_part(
-        self, chosen: Entry, engine: Engine, subject: restore.Restorable, way_out: bool, ready: Callable[[], None]
-    ) -> None:
+    def _load_part(self, chosen: Entry, engine: Engine, subject: restore.Restorable, way_out: bool, ready: Callable[[], None]) -> None:
         if not chosen.record.files:
             raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
         restore.attempt(chosen, engine, subject, way_out, self._world.rank, self._world.size, ready=ready)
@@ -257,7 +263,18 @@ class Joining:
         why = "" if error is None else f"{type(error).__name__}: {error}"
         if self._told():
             agreement.veto(name, STOPPED)
-        return agreement.vote(name, error is None, why, self._clock.now() + _TOGETHER, stopped=lambda: STOPPED if self._told() else "")
+
+        def stopped() -> str:
+            return STOPPED if self._told() or self._left() else ""
+
+        return agreement.vote(name, error is None, why, self._clock.now() + _TOGETHER, stopped=stopped)
+
+    def _left(self) -> bool:
+        """Whether a rank was told to stop, and has left, before there was anything to vote on."""
+        try:
+            return self._meeting.get_many([_LEFT])[0] is not None
+        except errors.StoreLost:
+            return False
 
     def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
         """Why not all could: a notice ends it, a state that does not fit is everybody's error, damage is not."""

@@ -1,7 +1,7 @@
 """The way of a notice where many ranks must agree: the same wait, boundary and rescue as in `serving`, but of all of them at one step.
 
-    boundary   after the kill wait every rank is held at its next boundary, says where it is, and all obey one decision: the first boundary
-               that nobody has passed. Whoever is not there yet goes on to it
+    boundary   after the kill wait every rank is held at its next boundary, says where it is, and all obey one decision: the first
+               boundary that nobody has passed. Whoever is not there yet goes on to it
     instant    if that boundary will not come in time, or a rank cannot come to it any more: every rank shuts its gate and says how many
                optimizer steps it has completed. The ranks behind are let through; then all save from the side thread
     survivors  the same, with ranks missing: those that hold the newest whole state save it, and speak for the missing
@@ -127,8 +127,8 @@ class Joint(Serving):
         rescue_at = self._rescue_at()
         while not self.concluded.is_set() and not self._closed.is_set():
             late = session.clock.now() >= rescue_at and not self._saving
-            # Who saves at the boundary waits for all others, and finds out by itself if one is lost; one that is gone may also have left
-            # well, after the commit.
+            # Who saves at the boundary waits for all others, and finds out by itself if one is lost; one that is gone may also have
+            # left well, after the commit.
             lost = not self._saving and bool(self._ranks.unable())
             if late or lost or self._broken or self._called():
                 why = "no boundary in time" if late else self._broken or "another rank cannot come to the boundary"
@@ -288,8 +288,8 @@ class Joint(Serving):
         )
 
     def _end_it(self, notice: Notice) -> None:
-        """Nothing could be saved, and the training thread does not leave: it may wait for a rank that never comes. Without it the others
-        would wait, too, and so would whoever is to start the run again."""
+        """Nothing could be saved, and the training thread does not leave: it may wait for a rank that never comes. Without it the
+        others would wait, too, and so would whoever is to start the run again."""
         session = self._session
         if self._closed.is_set() or self.committed or self._arrived.is_set():
             return
@@ -393,7 +393,8 @@ class Joint(Serving):
             self._session.outcome = Outcome.NOT_SAVED
 
     def failed(self, error: BaseException) -> None:
-        """Training has raised here. The others cannot go on without this rank: all save the last completed step. Returns when that is done."""
+        """Training has raised here. The others cannot go on without this rank: all save the last completed step. Returns when that
+        is done."""
         session = self._session
         self.stopped = True
         if session.gate.depth > 0:

@@ -10,19 +10,16 @@ The way of a notice from its arrival to the boundary or the rescue is in `servin
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, joining, pages, recovery, restore, shares, space
+from lastcall.core import exits, restore, shares, space
 from lastcall.core.budget import Budget
 from lastcall.core.gate import Gate
 from lastcall.core.gathering import Gathering, Order
@@ -31,10 +28,12 @@ from lastcall.core.joint import Joint
 from lastcall.core.latch import Latch
 from lastcall.core.outside import Outside
 from lastcall.core.periodic import Periodic
+from lastcall.core.preparing import Preparing
 from lastcall.core.ranks import HANG, LOST, Ranks
 from lastcall.core.saving import Request, Saver, with_groups
 from lastcall.core.serving import Serving
 from lastcall.core.snapshot import Arena
+from lastcall.core.starting import Starting
 from lastcall.core.world import World
 from lastcall.core.writer import Engine
 from lastcall.events import EventLog, Progress
@@ -104,10 +103,14 @@ class Subject(restore.Restorable, Protocol):
         """A digest of what is not shared, as far as anybody can tell, and would be lost with this rank; empty if nothing would."""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        """What a rank that was killed would have saved as its own, as far as it is known; `mine` is this rank's capture of that step."""
+        """What a rank that was killed would have saved as its own, as far as it is known; `mine` is this rank's capture."""
 
 
 class Session:
+    engine: Engine  # from the start on, as what follows
+    saver: Saver
+    incarnation: int
+
     def __init__(
         self,
         root: Path,
@@ -132,8 +135,8 @@ class Session:
         self.catalog = catalogs.Catalog(root, files or storage.Files(), rank)
         self.events = EventLog(self.catalog.private / f"events-{rank}.jsonl", self.clock)
         self.progress = Progress(self.catalog.private / (f"progress-{rank}.json" if rank else "progress.json"), self.clock)
-        self._keep = catalogs.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
-        self._allocate = allocate
+        self.keep = catalogs.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
+        self.allocate = allocate
         self.saving = threading.RLock()  # one save at a time, whoever asks for it
         self.committed: Boundary | None = None  # the boundary that the newest checkpoint holds exactly
         self.expected_bytes = 0
@@ -144,10 +147,9 @@ class Session:
         self.ranks: Ranks | None = None
         self.gathering: Gathering | None = None
         self.pressing: Notice | None = None  # a rank was lost, or hangs
-        self._prepared = False
-        self._preparation: threading.Thread | None = None
+        self.preparing = Preparing(self)
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
-        self._guard: Guard | None = None
+        self.guard: Guard | None = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.serving = Serving(self)
@@ -161,7 +163,8 @@ class Session:
             assert self.latch.notice is not None
             self.outcome = Outcome.SAVED
             raise errors.Preempted(exits.code(self.latch.notice, True, self.jit.exit_code), "told to stop while paused")
-        resumed = self._start_together() if self.world.many else self._start_alone()
+        starting = Starting(self)
+        resumed = starting.together() if self.world.many else starting.alone()
         self._agent = threading.Thread(target=self._watch, name="lastcall-agent", daemon=True)
         self._scribe = threading.Thread(target=self._write_down, name="lastcall-scribe", daemon=True)
         if self.jit.guard and self.world.many:
@@ -169,137 +172,12 @@ class Session:
         elif self.jit.guard:
             identity = {"run": self.saver.run, "incarnation": self.incarnation}
             steps, seconds = self.jit.guard_steps, self.jit.guard_seconds
-            self._guard = Guard(Path(self.jit.guard_folder), self.catalog.private, self.gate, identity, steps=steps, seconds=seconds)
-            self._guard.on_area = lambda area: self.outside.tell(area=area)
+            self.guard = Guard(Path(self.jit.guard_folder), self.catalog.private, self.gate, identity, steps=steps, seconds=seconds)
+            self.guard.on_area = lambda area: self.outside.tell(area=area)
         self.outside.tell(step=self.subject.step, resumed=resumed.record.step if resumed else None)
         self._agent.start()
         self._scribe.start()
         return resumed
-
-    def _start_alone(self) -> catalogs.Entry | None:
-        self.catalog.open(self.clock)
-        try:
-            recovery.recover_into(self.catalog, "the process was killed", self.clock)
-            run, self.incarnation = self._identity()
-            self._equip(run, None)
-            try:
-                entries = self._tidied()
-                began = self.clock.now()
-                entry = restore.newest(self.catalog, self.engine, self.subject) if entries else None
-                self._resumed(entry, entries, self.clock.now() - began)
-            except BaseException:
-                self.engine.close()
-                raise
-        except BaseException:
-            self.catalog.close()
-            raise
-        return entry
-
-    def _start_together(self) -> catalogs.Entry | None:
-        """Rank 0 opens the directory; all ranks load the same checkpoint, and nobody begins before all have it."""
-        leading = self.world.rank == 0
-        self.catalog.make()
-        meeting = joining.Joining(self.world, self.catalog, self.clock, lambda: self.latch.raised)
-        try:
-            if leading:
-                joined = self._lead(meeting)
-            else:
-                joined = meeting.follow()
-                self.incarnation = joined.start.incarnation
-            self._equip(joined.start.run, self.world.rank)
-            try:
-                return self._begin_together(meeting, joined)
-            except BaseException:
-                self.engine.close()
-                raise
-        except joining.Stopped:
-            self.catalog.close()
-            assert self.latch.notice is not None or not leading
-            return self._stopped_before_the_first_step()
-        except BaseException:
-            self.catalog.close()
-            raise
-
-    def _lead(self, meeting: joining.Joining) -> joining.Joined:
-        try:
-            self.catalog.open(self.clock)
-            run, self.incarnation = self._identity()
-            return meeting.lead(run, self.incarnation)
-        except (errors.LastcallError, OSError) as error:
-            meeting.refuse(error)
-            raise
-
-    def _begin_together(self, meeting: joining.Joining, joined: joining.Joined) -> catalogs.Entry | None:
-        ranks = self.ranks = Ranks(self.world, self.clock, joined)
-        self.gathering = Gathering(self.catalog, self.saver, joined.fence, ranks, self.clock)
-        entries = self._tidied() if self.world.rank == 0 else []
-        began = self.clock.now()
-        entry = meeting.load(ranks.agreement, self.engine, self.subject)
-        self._resumed(entry, entries or self.catalog.entries(), self.clock.now() - began)
-        ranks.part = self.subject.part_of
-        self.subject.join(joined.start.run, self.incarnation, Path(self.jit.guard_folder))
-        self.serving = self.joint = Joint(self, ranks)
-        ranks.begin(self.jit.hang_seconds, self._how_far, self.notify, self.jit.grace)
-        return entry
-
-    def _how_far(self) -> tuple[int, str]:
-        busy = "finished" if self.joint is not None and self.joint.finished else "serving a notice" if self.serving.begun else ""
-        return self.subject.ordinal, busy
-
-    def _stopped_before_the_first_step(self) -> NoReturn:
-        """Nobody has taken a step: there is nothing to save."""
-        self.outcome = Outcome.SAVED
-        notice = self.latch.notice or Notice("ranks", "another rank was told to stop", self.clock.now())
-        log.info("%s came before all ranks were there: nothing has been done, and nothing is lost", notice.reason)
-        raise errors.Preempted(exits.code(notice, True, self.jit.exit_code), "told to stop before the first step")
-
-    def _equip(self, run: str, rank: int | None) -> None:
-        self.engine = Engine(self.jit.threads, self.catalog.files, self._allocate)
-        self.saver = Saver(self.catalog, self.engine, self.budget, self.clock, run=run, incarnation=self.incarnation, rank=rank)
-
-    def _tidied(self) -> list[catalogs.Entry]:
-        for sentence in self.catalog.clean():
-            log.warning("On start: %s", sentence)
-        return self.catalog.entries()
-
-    def _resumed(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry], seconds: float) -> None:
-        """Learn from the checkpoints that are there, and say where the run goes on."""
-        for earlier in reversed(entries):
-            if earlier.record.complete:
-                self.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
-        best = catalogs.best(entries, self._keep)
-        if best is not None and self._keep.monitor is not None:
-            self.background.best = best.record.metrics[self._keep.monitor]
-        self.saver.follow(entries, entry)
-        if entry is None:
-            log.info("Starting from the beginning: %s holds no checkpoint", self.catalog.root)
-        else:
-            record = entry.record
-            exact = "exact" if record.exact else f"not exact: {record.because}"
-            others = f", {len(entries) - 1} other(s)" if len(entries) > 1 else ""
-            log.info(
-                "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %.0f MB in %.2fs): the newest valid checkpoint%s",
-                entry.path.name, record.step, record.kind.value, record.reason or "none", exact, record.size / 1e6, seconds, others,
-            )  # fmt: skip
-            if record.exact and record.complete and record.world == self.world.size:
-                self.committed = self.subject.boundary
-        self.events.emit("start", incarnation=self.incarnation, resumed=entry.path.name if entry else None, seconds=seconds)
-
-    def _identity(self) -> tuple[str, int]:
-        """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
-        path = self.catalog.private / "run.json"
-        try:
-            known = json.loads(path.read_bytes())
-            run, incarnation = str(known["run"]), int(known["incarnations"]) + 1
-        except (OSError, ValueError, KeyError, TypeError):
-            run, incarnation = uuid.uuid4().hex, 1
-        try:
-            under = path.with_suffix(".tmp")
-            under.write_text(json.dumps({"run": run, "incarnations": incarnation}))
-            os.replace(under, path)
-        except OSError as error:  # a full disk must not keep a run from resuming
-            log.warning("%s could not be written: %s", path, error)
-        return run, incarnation
 
     # ---- notices ---------------------------------------------------------------------------------------------------------------
 
@@ -323,6 +201,10 @@ class Session:
     def wake(self) -> None:
         self._wake.set()
 
+    @property
+    def stopping(self) -> threading.Event:
+        return self._stopping
+
     def _watch(self) -> None:
         """The agent's life: sleep until there is a notice, serve it."""
         while not self._stopping.is_set():
@@ -344,7 +226,7 @@ class Session:
     def _look_around(self) -> None:
         """What is looked for rather than heard: the launcher's notice, a person's pause, a copy that has become affordable."""
         self.subject.nudge()
-        if self._guard is not None and self._guard.due(self.subject.step):
+        if self.guard is not None and self.guard.due(self.subject.step):
             self.subject.attend()
         self.hear()
 
@@ -372,17 +254,17 @@ class Session:
             self.serving.at_boundary()
         if not self.serving.open:
             self.background.at_boundary(epoch_end)
-        if not self._prepared and self.subject.step > 0:
-            self._prepare()
-        if self._guard is not None and self._guard.due(self.subject.step):
-            self._guard.take(self.subject.behind_gate, self.subject.step)
+        if not self.preparing.begun and self.subject.step > 0:
+            self.preparing.begin()
+        if self.guard is not None and self.guard.due(self.subject.step):
+            self.guard.take(self.subject.behind_gate, self.subject.step)
 
     def next_due(self) -> int:
         """The step whose boundary must be looked at again, if nothing happens before."""
         step = self.subject.step
-        if self.background.owed or (not self._prepared and step == 0):
+        if self.background.owed or (not self.preparing.begun and step == 0):
             return step + 1
-        guarded = self._guard.next_step() if self._guard is not None else None
+        guarded = self.guard.next_step() if self.guard is not None else None
         due = self.background.next_step()
         return due if guarded is None else min(due, max(guarded, step + 1))
 
@@ -421,9 +303,9 @@ class Session:
         began = self.clock.now()
         boundary = self.subject.boundary
         self.events.emit("save-begins", save=kind.value, step=capture.step, bytes=capture.nbytes)
-        if self._guard is not None and kind in (Kind.JIT, Kind.RESCUE):
+        if self.guard is not None and kind in (Kind.JIT, Kind.RESCUE):
             spare = None if deadline is None else deadline - began - self.budget.seconds(capture.nbytes)
-            self._guard.stage(capture, spare)
+            self.guard.stage(capture, spare)
         entry = self.write(self.mine(capture), Request(kind, reason, deadline), boundary)
         self.now_committed(entry, capture, boundary, self.clock.now() - began)
         return entry
@@ -439,50 +321,9 @@ class Session:
         )  # fmt: skip
         self.outside.tell(step=self.subject.step, checkpoint=entry.path.name)
         if self.catalog.held:
-            for path in self.catalog.prune(self._keep):
+            for path in self.catalog.prune(self.keep):
                 self.events.emit("pruned", path=path.name)
         space.warn_if_short(self.catalog, record.written)
-
-    # ---- preparation -----------------------------------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        """After the first step, when the optimizer's state exists: sizes are known, the plan is made, space is prepared."""
-        self._prepared = True
-        if self.ranks is not None:
-            self.ranks.register(self.subject.holdings(), self.subject.alone())
-        capture = self.mine(self.subject.capture())
-        self.expected_bytes = capture.nbytes
-        sizes = self.saver.sizes(capture.groups)
-        self._preparation = threading.Thread(target=self._prepare_space, args=(sizes, capture), name="lastcall-space", daemon=True)
-        self._preparation.start()
-
-    def _prepare_space(self, sizes: list[int], capture: Capture) -> None:
-        nbytes = capture.nbytes
-        if self._guard is not None:
-            self._guard.prepare(capture)
-        if self.periodic.save_strategy != "no" and not self.background.arena.reserve(nbytes):
-            log.warning(
-                "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write",
-                nbytes / 1e6,
-            )
-        preparation = space.Preparation(self.catalog, self.engine, self.budget, lambda: self._stopping.is_set() or self.latch.raised)
-        if self.jit.spare:
-            preparation.run(sizes)
-        else:
-            preparation.check(sizes)
-        if preparation.method is not None:
-            self.saver.method = preparation.method
-        needed = self.budget.seconds(nbytes)
-        if self.budget.measured and needed > self.jit.grace:
-            log.warning(
-                "A checkpoint of %.0f MB needs about %.0f s here, more than the grace of %.0f s: it may not be saved in time. "
-                "Raise the grace of your platform and LASTCALL_GRACE_SECONDS, or save to a faster disk.",
-                nbytes / 1e6, needed, self.jit.grace,
-            )  # fmt: skip
-        if self.jit.huge_pages:
-            sources = [entry.source for group in capture.groups for entry in group.entries]
-            moved = pages.gather(sources, lambda rest: self._stopping.wait(rest) or self.latch.raised)
-            log.debug("%.0f of %.0f MB of the state are in huge pages", moved / 1e6, nbytes / 1e6)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
@@ -523,8 +364,8 @@ class Session:
         joint.close()
 
     def failed(self, error: BaseException) -> errors.Preempted | None:
-        """Training has raised. With many ranks all save what they have, and this returns when they have. Where they had saved before, the
-        error came of it (the others have left, and their connections with them): then the run was preempted, and did not fail."""
+        """Training has raised. With many ranks all save what they have, and this returns when they have. Where they had saved before,
+        the error came of it (the others have left, and their connections with them): the run was preempted, and did not fail."""
         joint = self.joint
         if joint is None:
             return None
@@ -537,11 +378,11 @@ class Session:
     def left(self) -> None:
         """The last word to the outside. What could not be saved, or raised, is left for the guardian, where there is one."""
         outcome = self.outcome.value if self.outcome else None
-        if self._guard is not None:
+        if self.guard is not None:
             # Without a launcher an exception leaves nothing behind: memory that nobody may ever come for.
             left_alone = self.outcome in (Outcome.FAILED, Outcome.FINISHED) and not self.outside.launched
             safe = self.committed == self.subject.boundary or left_alone
-            self._guard.close(keep=not safe)
+            self.guard.close(keep=not safe)
         self.outside.tell(step=self.subject.step, outcome=outcome)
 
     def stop(self) -> None:
@@ -556,8 +397,7 @@ class Session:
             self.ranks.close()
         self._agent.join()
         self._scribe.join(2.0)
-        if self._preparation is not None:
-            self._preparation.join(1.0)  # it may be touching memory for a snapshot: not worth waiting for
+        self.preparing.wait()
         self.engine.close()
         self.catalog.close()
 

@@ -6,6 +6,7 @@ said. So the training processes' own words come first, and the command's code on
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 import signal
@@ -41,6 +42,7 @@ class Verdict:
 
 def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdict:
     """`exit_code` is the platform's code of a saved run; `rescued` are the checkpoints that the guardian has committed since."""
+    ending = dataclasses.replace(ending, members=tuple(last_word(ending.members)))
     own = shell_code(ending.status)
     said = processes.described(ending.status)
     if own == errors.EXIT_CONFIG:
@@ -85,6 +87,17 @@ def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
     who = processes.names([member.pid for member in masked])
     how = "failed" if all(member.outcome for member in masked) else "was killed"
     return Verdict(Result.FAILED, codes[0] if codes else 1, f"the command ended with exit code 0, but training {who} {how}", True)
+
+
+def last_word(members: Sequence[Member]) -> list[Member]:
+    """Without those whose run others have finished since: torchrun starts its workers again by itself."""
+    finished = [member for member in members if member.outcome == Outcome.FINISHED.value]
+    ends = {root: max(member.started for member in finished if member.root == root) for root in {member.root for member in finished}}
+    return [
+        member
+        for member in members
+        if member.outcome == Outcome.FINISHED.value or member.started >= ends.get(member.root, member.started)
+    ]
 
 
 def unsaved(members: Sequence[Member]) -> list[Member]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from helpers import ranks_plan, ranks_trials
-from helpers.ranks_jobs import Job, Launched, Launcher
+from helpers.ranks_jobs import LASTCALL_RUN, SCRIPTS, Job, Launched, Launcher
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import Life, References, Trial
 from lastcall.core import registry
@@ -83,7 +84,7 @@ def test_ranks_whose_torchrun_is_killed_save_and_stop(launcher: Launcher, refere
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize("restarts", [0, 1])
 def test_ranks_whose_lastcall_run_is_killed_save_and_stop(launcher: Launcher, references: References, restarts: int) -> None:
     """And torchrun with them, which lives: whatever it starts again finds that nobody is there, too."""
     job = started(launcher, "lastcall run", "--max-restarts", str(restarts))
@@ -98,6 +99,29 @@ def test_ranks_whose_lastcall_run_is_killed_save_and_stop(launcher: Launcher, re
     directory = launcher.folder / "run"
     again = ranks_trials.live(launcher.launch("ddp.py", ALL_RANKS, "agent", directory, AGAIN), directory)
     ranks_trials.check_end(again, references.of("ddp.py", ALL_RANKS, PLAN), lambda: first.log + again.log)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("above", ["lastcall run", "a shell"])
+def test_a_process_alone_stops_without_its_launcher_and_goes_on_without_its_shell(
+    launcher: Launcher, references: References, above: str
+) -> None:
+    directory = launcher.folder / "run"
+    train = [sys.executable, str(SCRIPTS / "ddp.py"), str(directory)]
+    command = [*LASTCALL_RUN, *train] if above == "lastcall run" else ["sh", "-c", '"$@" & wait', "sh", *train]
+    job = launcher.launch_all([command], 1, PLAN)
+    assert job.until(0, "at", 5), job.log()
+    job.launchers[0].kill()
+    job.until_true(lambda: not left_of(job), "the end of the training")
+    (record,) = ranks_trials.records(directory)
+    if above == "a shell":
+        assert (record["kind"], record["step"]) == ("final", PLAN.steps), job.log()
+        return
+    assert record["reason"] == f"the launcher (process {job.launchers[0].pid}) is gone", job.log()
+    again = ranks_trials.live(launcher.launch("ddp.py", 1, "alone", directory, AGAIN), directory)
+    assert again.outcome == "finished", again.log
+    assert again.began(0) == record["step"]
+    ranks_trials.check_end(again, references.of("ddp.py", 1, PLAN), lambda: again.log)
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["which still runs", "which has finished"])

@@ -34,7 +34,20 @@ def test_every_field_of_the_record_is_in_the_json(cli: Cli, make_run: MakeRun) -
     said = cli("show", root, "--json").json
     assert {field.name for field in dataclasses.fields(records.Record)} <= set(said)
     record = records.read(root / "checkpoint-1")
-    for name in ("sequence", "step", "reason", "exact", "because", "run", "incarnation", "world", "created", "seconds", "written", "save"):
+    for name in (
+        "sequence",
+        "step",
+        "reason",
+        "exact",
+        "because",
+        "run",
+        "incarnation",
+        "world",
+        "created",
+        "seconds",
+        "written",
+        "save",
+    ):
         assert said[name] == getattr(record, name), name
     assert (said["kind"], said["algorithm"], said["missing"], said["metrics"]) == ("periodic", record.algorithm, [], {"loss": 0.01})
     files = {file.name: file for file in record.files}

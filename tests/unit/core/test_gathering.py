@@ -21,8 +21,8 @@ from lastcall.core.catalog import Entry
 from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Interrupted
 from lastcall.formats import manifest
-from lastcall.types import Capture
 from lastcall.testing import Fault, FaultyFiles
+from lastcall.types import Capture
 
 
 def committed(results: list[Entry | BaseException]) -> Entry:

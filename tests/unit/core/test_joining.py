@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 
 from helpers import ranks as states
 from helpers.ranks import Live, Whole, grid, rows
-from helpers.together import at_once
+from helpers.together import PATIENCE, at_once
 from helpers.world import flip
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core import joining, naming
+from lastcall.core import record as records
 from lastcall.core.agreement import Agreement
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
@@ -215,10 +217,6 @@ def tensors(seed: int = 1, shape: tuple[int, ...] = SHAPE) -> dict[str, Whole]:
 
 def write(begun: Start, step: int) -> Entry:
     """A checkpoint of two ranks; the number of its step is the seed of its contents."""
-    import dataclasses
-
-    from lastcall.core import record as records
-
     path = begun.catalogs[0].root / f"checkpoint-{step}"
     made = states.write(path, begun.engine, {rank: states.state(tensors(10 * step), rank, 2) for rank in range(2)})
     changed = dataclasses.replace(made.record, step=step, sequence=step)
@@ -272,7 +270,7 @@ def test_the_last_one_is_checked_by_all_before_anybody_loads_it(two: Start) -> N
 
 def test_a_checkpoint_that_one_machine_does_not_see_is_not_loaded(two: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     write(two, 1)
-    monkeypatch.setattr(two.catalogs[1], "entries", lambda: [])
+    monkeypatch.setattr(two.catalogs[1], "entries", list)
     assert names(two.load(lives(1))) == [None, None]
 
 
@@ -283,6 +281,16 @@ def test_a_state_that_does_not_fit_on_one_rank_ends_all(two: Start) -> None:
     assert isinstance(misfit, errors.MismatchError) and "w does not fit" in str(misfit)
     assert isinstance(fits, errors.RanksError) and "rank 1: MismatchError: w does not fit" in str(fits)
     assert entry.path.is_dir()  # nobody took it for damaged
+
+
+def test_nobody_waits_for_a_rank_that_was_told_to_stop_before_rank_0_came(two: Start) -> None:
+    write(two, 1)
+    two.told[1].set()
+    with pytest.raises(Stopped):
+        two.joining(1).follow()
+    agreement = Agreement(two.store.clone(), 0, 2, CLOCK)
+    with pytest.raises(Stopped):
+        two.joining(0).load(agreement, two.engine, lives(1)[0])
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -298,9 +306,11 @@ def test_a_notice_while_another_rank_is_still_loading_ends_the_wait_of_all(two: 
 
     class Slow(Live):
         def finish(self) -> None:
-            two.told[1].set()  # comes to the other rank, which has loaded and waits
+            two.told[1].set()  # comes to the other rank, which waits, or will
+            assert two.store.clone().get("1/vote/load/0/decision", PATIENCE) is not None
 
-    assert all(isinstance(result, Stopped) for result in two.load([Slow(tensors(20), 0), Live(tensors(20), 1)]))
+    results = two.load([Slow(tensors(20), 0), Live(tensors(20), 1)])
+    assert all(isinstance(result, Stopped) for result in results), results
 
 
 def test_a_notice_after_the_vote_comes_too_late_for_a_veto(two: Start) -> None:
@@ -335,4 +345,3 @@ def test_a_lost_store_ends_the_start_instead_of_a_split(two: Start) -> None:
     results = two.load([Losing(tensors(10), 0), Live(tensors(10), 1)])
     assert entered.is_set()
     assert all(isinstance(result, errors.RanksError | errors.StoreLost) for result in results), results
-

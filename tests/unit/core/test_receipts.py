@@ -48,7 +48,9 @@ def test_a_receipt_appears_whole_or_not_at_all(tmp_path: Path, operation: str) -
     assert receipts.read(tmp_path, 3) is None
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"part": {}}', b'{"part": {}, "digest": 1}', b'{"part": null, "digest": ""}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"part": {}}', b'{"part": {}, "digest": 1}', b'{"part": null, "digest": ""}', b"\xff"]
+)
 def test_what_is_no_receipt_is_an_error(tmp_path: Path, text: bytes) -> None:
     (tmp_path / naming.part(3)).write_bytes(text)
     with pytest.raises(errors.SaveError, match="receipt of rank 3"):

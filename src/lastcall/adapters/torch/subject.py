@@ -259,8 +259,8 @@ class TorchSubject:
             self.refresh(now)
 
     def break_off(self) -> None:
-        """A loop was left in the middle of a pass, by `break` or by an exception: it looks the same from inside. Where it was an exception,
-        mend() takes back what follows from it."""
+        """A loop was left in the middle of a pass, by `break` or by an exception: it looks the same from inside. Where it was an
+        exception, mend() takes back what follows from it."""
         here = (self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self._copy)
         self._broken_off = (here, self._gate.begun)
 

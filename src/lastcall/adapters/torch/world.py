@@ -1,7 +1,7 @@
 """Which rank this process is, from what torch.distributed or torchrun say. Nobody configures it.
 
-The ranks meet in torch's own store: that of the process group, or torchrun's where no group has been made yet. Under torchrun both live in
-the agent, outside the training processes.
+The ranks meet in torch's own store: that of the process group, or torchrun's where no group has been made yet. Under torchrun both live
+in the agent, outside the training processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _of_group() -> Store:
 def _of_agent(told: dict[str, str]) -> Store:
     """torchrun's own store: protect() was called before init_process_group."""
     try:
-        store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
+        store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT, wait_for_workers=False)  # type: ignore[attr-defined]
     except (RuntimeError, ValueError) as error:
         raise errors.RanksError(
             f"the ranks cannot meet: torchrun's store at {told['MASTER_ADDR']}:{told['MASTER_PORT']} cannot be reached ({error}). Call "

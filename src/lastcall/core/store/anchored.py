@@ -1,8 +1,9 @@
 """The store that the ranks use: fast through memory, anchored in the directory that the checkpoints go to.
 
-Every claim is made in the directory, where the commit is made too: so there is one register even when some ranks can reach the store in
-memory and others cannot (a cut link), and whoever cannot reach the directory could not save anyway. Everything else goes through memory,
-and through the directory from the moment that memory is lost. A healthy run touches the directory only when it decides something.
+Every claim is made in the directory, where the commit is made too: so there is one register even when some ranks can reach the
+store in memory and others cannot (a cut link), and whoever cannot reach the directory could not save anyway. Everything else goes
+through memory, and through the directory from the moment that memory is lost. A healthy run touches the directory only when it
+decides something.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A store in a folder that all ranks share: slow, polled, and there as long as the directory is that the checkpoints go to. What the ranks
-fall back on when the store in memory is lost, and where their decisions are anchored (`anchored`)."""
+"""A store in a folder that all ranks share: slow, polled, and there as long as the directory is that the checkpoints go to. What
+the ranks fall back on when the store in memory is lost, and where their decisions are anchored (`anchored`)."""
 
 from __future__ import annotations
 

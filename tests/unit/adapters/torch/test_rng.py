@@ -180,3 +180,33 @@ def damaged() -> dict[str, Any]:
 def test_a_damaged_document_is_refused_before_anything_is_set(which: str) -> None:
     with pytest.raises(errors.CheckpointError):
         rng.Randomness().from_document(damaged()[which])
+
+
+def test_a_new_rank_draws_other_numbers_than_the_rank_it_was_made_from_and_the_same_each_time() -> None:
+    randomness = rng.Randomness()
+    seed(7)
+    captured = randomness.capture()
+    drawn = {}
+    for rank in (0, 2, 3, 2):
+        forked = captured if rank == 0 else randomness.forked(captured, rank)
+        randomness.restore(randomness.from_document(json.loads(json.dumps(randomness.to_document(forked)))))
+        numbers = draw()
+        assert drawn.setdefault(rank, numbers) == numbers
+    for kind in range(len(drawn[0])):
+        assert len({repr(numbers[kind]) for numbers in drawn.values()}) == 3
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64"])
+def test_another_generator_of_numpy_is_made_anew_as_what_it_is(kind: str) -> None:
+    state = {name: twisters._plain(np, value) for name, value in getattr(np.random, kind)(1).state.items()}
+    made = twisters.seeded(state, 5)
+    assert isinstance(made, dict) and made["bit_generator"] == kind and made != state
+    assert twisters.checked(made) == made
+    assert twisters.seeded({"bit_generator": "Mine"}, 5) == {"bit_generator": "Mine"}
+
+
+def test_the_devices_of_a_new_rank_have_seeds_of_their_own() -> None:
+    randomness = rng.Randomness()
+    state = torch.zeros(16, dtype=torch.uint8)
+    one, other = randomness.forked(randomness.capture()._replace(cuda=(state, state)), 4).cuda
+    assert one.nbytes == other.nbytes == 16 and not torch.equal(one, other)

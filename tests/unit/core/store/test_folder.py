@@ -52,6 +52,11 @@ def test_a_folder_that_may_not_be_written_is_a_lost_store(tmp_path: Path) -> Non
 def test_a_file_in_the_way_is_a_lost_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = FolderStore(tmp_path / "file")
-    for call in (lambda: store.set("key", b"x"), lambda: store.claim("key", b"x"), lambda: store.add("key", 1), lambda: store.get("key", 9)):
+    for call in (
+        lambda: store.set("key", b"x"),
+        lambda: store.claim("key", b"x"),
+        lambda: store.add("key", 1),
+        lambda: store.get("key", 9),
+    ):
         with pytest.raises(errors.StoreLost, match="file cannot be used"):
             call()

@@ -1,0 +1,170 @@
+"""From protect() to the first step: the directory is ours, it is tidy, and the state is that of the newest valid checkpoint.
+
+Alone, one process does it all. Together, rank 0 opens the directory and all ranks load the same checkpoint (`joining`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lastcall import errors
+from lastcall.core import catalog as catalogs
+from lastcall.core import exits, joining, recovery, restore
+from lastcall.core.gathering import Gathering
+from lastcall.core.joint import Joint
+from lastcall.core.ranks import Ranks
+from lastcall.core.saving import Saver
+from lastcall.core.writer import Engine
+from lastcall.types import Notice, Outcome
+
+if TYPE_CHECKING:
+    from lastcall.core.session import Session
+
+log = logging.getLogger("lastcall")
+
+
+class Starting:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def alone(self) -> catalogs.Entry | None:
+        session = self._session
+        session.catalog.open(session.clock)
+        try:
+            recovery.recover_into(session.catalog, "the process was killed", session.clock)
+            run, session.incarnation = self._identity()
+            self._equip(run, None)
+            try:
+                entries = self._tidied()
+                began = session.clock.now()
+                entry = restore.newest(session.catalog, session.engine, session.subject) if entries else None
+                self._resumed(entry, entries, session.clock.now() - began)
+            except BaseException:
+                session.engine.close()
+                raise
+        except BaseException:
+            session.catalog.close()
+            raise
+        return entry
+
+    def together(self) -> catalogs.Entry | None:
+        """Rank 0 opens the directory; all ranks load the same checkpoint, and nobody begins before all have it."""
+        session = self._session
+        leading = session.world.rank == 0
+        session.catalog.make()
+        meeting = joining.Joining(session.world, session.catalog, session.clock, lambda: session.latch.raised)
+        try:
+            if leading:
+                joined = self._lead(meeting)
+            else:
+                joined = meeting.follow()
+                session.incarnation = joined.start.incarnation
+            self._equip(joined.start.run, session.world.rank)
+            try:
+                return self._begin_together(meeting, joined)
+            except BaseException:
+                session.engine.close()
+                raise
+        except joining.Stopped:
+            session.catalog.close()
+            return self._stopped_before_the_first_step()
+        except BaseException:
+            session.catalog.close()
+            raise
+
+    def _lead(self, meeting: joining.Joining) -> joining.Joined:
+        session = self._session
+        try:
+            session.catalog.open(session.clock)
+            run, session.incarnation = self._identity()
+            return meeting.lead(run, session.incarnation)
+        except (errors.LastcallError, OSError) as error:
+            meeting.refuse(error)
+            raise
+
+    def _begin_together(self, meeting: joining.Joining, joined: joining.Joined) -> catalogs.Entry | None:
+        session = self._session
+        ranks = session.ranks = Ranks(session.world, session.clock, joined)
+        session.gathering = Gathering(session.catalog, session.saver, joined.fence, ranks, session.clock)
+        entries = self._tidied() if session.world.rank == 0 else []
+        began = session.clock.now()
+        entry = meeting.load(ranks.agreement, session.engine, session.subject)
+        self._resumed(entry, entries or session.catalog.entries(), session.clock.now() - began)
+        ranks.part = session.subject.part_of
+        session.subject.join(joined.start.run, session.incarnation, Path(session.jit.guard_folder))
+        session.serving = session.joint = Joint(session, ranks)
+        ranks.begin(session.jit.hang_seconds, self._how_far, session.notify, session.jit.grace)
+        return entry
+
+    def _how_far(self) -> tuple[int, str]:
+        session = self._session
+        if session.joint is not None and session.joint.finished:
+            return session.subject.ordinal, "finished"
+        return session.subject.ordinal, "serving a notice" if session.serving.begun else ""
+
+    def _stopped_before_the_first_step(self) -> NoReturn:
+        """Nobody has taken a step: there is nothing to save."""
+        session = self._session
+        session.outcome = Outcome.SAVED
+        notice = session.latch.notice or Notice("ranks", "another rank was told to stop", session.clock.now())
+        log.info("%s came before all ranks were there: nothing has been done, and nothing is lost", notice.reason)
+        raise errors.Preempted(exits.code(notice, True, session.jit.exit_code), "told to stop before the first step")
+
+    def _equip(self, run: str, rank: int | None) -> None:
+        session = self._session
+        session.engine = Engine(session.jit.threads, session.catalog.files, session.allocate)
+        session.saver = Saver(
+            session.catalog, session.engine, session.budget, session.clock, run=run, incarnation=session.incarnation, rank=rank
+        )
+
+    def _tidied(self) -> list[catalogs.Entry]:
+        session = self._session
+        for sentence in session.catalog.clean():
+            log.warning("On start: %s", sentence)
+        return session.catalog.entries()
+
+    def _resumed(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry], seconds: float) -> None:
+        """Learn from the checkpoints that are there, and say where the run goes on."""
+        session = self._session
+        for earlier in reversed(entries):
+            if earlier.record.complete:
+                session.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
+        best = catalogs.best(entries, session.keep)
+        if best is not None and session.keep.monitor is not None:
+            session.background.best = best.record.metrics[session.keep.monitor]
+        session.saver.follow(entries, entry)
+        if entry is None:
+            log.info("Starting from the beginning: %s holds no checkpoint", session.catalog.root)
+        else:
+            record = entry.record
+            exact = "exact" if record.exact else f"not exact: {record.because}"
+            others = f", {len(entries) - 1} other(s)" if len(entries) > 1 else ""
+            log.info(
+                "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %.0f MB in %.2fs): the newest valid checkpoint%s",
+                entry.path.name, record.step, record.kind.value, record.reason or "none", exact, record.size / 1e6, seconds, others,
+            )  # fmt: skip
+            if record.exact and record.complete and record.world == session.world.size:
+                session.committed = session.subject.boundary
+        session.events.emit("start", incarnation=session.incarnation, resumed=entry.path.name if entry else None, seconds=seconds)
+
+    def _identity(self) -> tuple[str, int]:
+        """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
+        session = self._session
+        path = session.catalog.private / "run.json"
+        try:
+            known = json.loads(path.read_bytes())
+            run, incarnation = str(known["run"]), int(known["incarnations"]) + 1
+        except (OSError, ValueError, KeyError, TypeError):
+            run, incarnation = uuid.uuid4().hex, 1
+        try:
+            under = path.with_suffix(".tmp")
+            under.write_text(json.dumps({"run": run, "incarnations": incarnation}))
+            os.replace(under, path)
+        except OSError as error:  # a full disk must not keep a run from resuming
+            log.warning("%s could not be written: %s", path, error)
+        return run, incarnation

@@ -1,0 +1,204 @@
+"""Whole sessions of several ranks, as threads: what a notice, a failure and the end of training lead to."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.sessions import NBYTES, Crew, saved
+from helpers.world import content, noise
+from lastcall import errors, testing
+from lastcall.core import exits
+from lastcall.core.catalog import Entry
+from lastcall.testing import Fault, FaultyFiles
+from lastcall.types import Kind, Outcome
+
+FOREVER = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _nobody_leaves_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "leave", lambda code: None)
+
+
+def newest(root: Path, kind: Kind = Kind.JIT) -> Entry:
+    """The newest checkpoint: whole, exact, and loaded by all ranks of a new incarnation, each byte as it was."""
+    entry = testing.assert_resumable(root, exact=True)
+    assert entry.record.kind is kind
+    again = Crew(root, entry.record.world)
+    assert again.train(entry.record.step) == [entry.record.step] * again.size
+    for subject in again.subjects:
+        assert subject.resumed == {"rank": subject.rank, "step": entry.record.step}
+        assert content(subject.live) == noise(NBYTES, entry.record.step)
+        assert content(subject.own) == noise(16, f"own {subject.rank}")
+    return entry
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("told", [{0}, {2}, {0, 1, 2}])
+def test_a_notice_to_any_ranks_leads_all_to_save_one_step(tmp_path: Path, told: set[int], lockstep: bool) -> None:
+    def hook(rank: int, step: int) -> None:
+        if step == 5 and rank in told:
+            crew.notify(rank)
+
+    crew = Crew(tmp_path, 3, hook, lockstep=lockstep)
+    saved(crew.train(FOREVER))
+    assert {session.outcome for session in crew.sessions} == {Outcome.SAVED}
+    entry = newest(tmp_path)
+    assert entry.record.step >= 5 and entry.record.reason == "SIGTERM"
+
+
+def test_a_notice_before_the_first_step_of_a_late_rank(tmp_path: Path) -> None:
+    told = threading.Event()
+
+    def hook(rank: int, step: int) -> None:
+        if rank == 0 and step == 0:
+            crew.notify(0)
+            told.set()
+        elif step == 0:
+            assert told.wait(30)
+
+    crew = Crew(tmp_path, 2, hook)
+    saved(crew.train(FOREVER))
+    newest(tmp_path)
+
+
+def test_a_notice_before_all_ranks_are_there_leaves_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, 2)
+    crew.notify(1)
+    results = crew.train(3)
+    saved(results)
+    assert all("before the first step" in str(result) for result in results)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_nothing(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, 3)
+    assert crew.train(4) == [4, 4, 4]
+    assert {session.outcome for session in crew.sessions} == {Outcome.FINISHED}
+    entry = newest(tmp_path, Kind.FINAL)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
+    assert testing.assert_resumable(tmp_path).record.sequence == entry.record.sequence
+
+
+def test_a_notice_when_all_have_finished_does_not_interrupt_the_last_save(tmp_path: Path) -> None:
+    reached = threading.Barrier(2)
+
+    def hook(rank: int, step: int) -> None:
+        if step == 3:
+            reached.wait(30)
+            if rank == 1:
+                crew.notify(1)
+
+    crew = Crew(tmp_path, 2, hook, kill_wait=1.0)
+    assert crew.train(4) == [4, 4]
+    newest(tmp_path, Kind.FINAL)
+
+
+def test_a_rank_that_fails_has_the_others_save_what_all_have(tmp_path: Path) -> None:
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (1, 5):
+            raise ValueError("a bad batch")
+
+    crew = Crew(tmp_path, 3, hook)
+    results: list[Any] = crew.train(FOREVER)
+    assert isinstance(results[1], ValueError)
+    saved([results[0], results[2]])  # what they raised came of it
+    entry = testing.assert_resumable(tmp_path, step=5)
+    assert entry.record.kind in (Kind.RESCUE, Kind.SURVIVORS)
+    assert "rank 1 failed: ValueError: a bad batch" in entry.record.reason
+
+
+def test_a_passing_fault_of_one_disk_is_no_reason_not_to_save(tmp_path: Path) -> None:
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (0, 5):
+            crew.notify(0)
+
+    crew = Crew(tmp_path, 2, hook, files={1: FaultyFiles(Fault("pwrite", 1, errno.EIO))})
+    saved(crew.train(FOREVER))
+    newest(tmp_path)
+
+
+def test_a_broken_disk_of_one_rank_ends_all_as_not_saved(tmp_path: Path) -> None:
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (0, 5):
+            crew.notify(0, grace=5.0)
+
+    crew = Crew(tmp_path, 2, hook, files={1: FaultyFiles(Fault("fsync", 1, errno.EIO, lasting=True))})
+    results = crew.train(FOREVER)
+    assert all(isinstance(result, errors.Preempted) and result.code == 143 for result in results), results
+    assert {session.outcome for session in crew.sessions} == {Outcome.NOT_SAVED}
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_the_store_lost_before_the_notice_is_made_up_for_by_the_directory(tmp_path: Path) -> None:
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (0, 5):
+            crew.store.lose()
+        if (rank, step) == (0, 6):
+            crew.notify(0)
+
+    crew = Crew(tmp_path, 2, hook)
+    saved(crew.train(FOREVER))
+    newest(tmp_path)
+
+
+def test_a_step_that_does_not_end_is_saved_around(tmp_path: Path) -> None:
+    stuck = threading.Event()
+
+    def hook(rank: int, step: int) -> None:
+        if step == 5:
+            if rank == 0:
+                crew.notify(0)
+            elif rank == 1:  # in a long evaluation; the others wait for it in their collective
+                while not list(tmp_path.glob("checkpoint-*")):
+                    stuck.wait(0.02)
+
+    crew = Crew(tmp_path, 2, hook)
+    saved(crew.train(FOREVER))
+    assert newest(tmp_path, Kind.RESCUE).record.step == 5
+
+
+def test_ranks_that_finish_at_different_steps_wait_for_each_other(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, 2, lockstep=False)
+    assert crew.train([3, 3]) == [3, 3]
+    newest(tmp_path, Kind.FINAL)
+
+
+def test_a_notice_finds_the_rank_that_has_finished_before_the_others(tmp_path: Path) -> None:
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (1, 5):
+            while not crew.sessions[0].joint or not crew.sessions[0].joint.finished:
+                threading.Event().wait(0.01)
+            crew.notify(1)
+
+    crew = Crew(tmp_path, 2, hook, lockstep=False)
+    saved(crew.train([3, FOREVER]))
+    entry = testing.assert_resumable(tmp_path)
+    assert entry.record.kind is Kind.JIT and entry.record.step > 5
+    again = Crew(tmp_path, 2, lockstep=False)
+    assert again.train([3, entry.record.step]) == [3, entry.record.step]  # each is where it was; what they share is of one step
+    assert all(content(subject.live) == noise(NBYTES, entry.record.step) for subject in again.subjects)
+
+
+@pytest.mark.parametrize("first_fails", [True, False])
+def test_a_boundary_can_be_saved_again(tmp_path: Path, first_fails: bool) -> None:
+    outcomes: list[list[Any]] = [[], []]
+
+    def hook(rank: int, step: int) -> None:
+        session, subject = crew.sessions[rank], crew.subjects[rank]
+        for _ in range(2 if step == 2 else 0):
+            with session.saving:
+                try:
+                    outcomes[rank].append(session.save(subject.capture(), Kind.MANUAL, "run.save()").record.sequence)
+                except errors.SaveError:
+                    outcomes[rank].append("not saved")
+
+    faults = [Fault("fsync", number, errno.EIO) for number in (1, 2, 3)] if first_fails else []
+    crew = Crew(tmp_path, 2, hook, files={1: FaultyFiles(*faults)})
+    assert crew.train(3) == [3, 3]
+    assert outcomes == ([["not saved", 1]] * 2 if first_fails else [[1, 2]] * 2)
