@@ -40,7 +40,14 @@ def _within(folder: Path, name: str) -> Iterator[Path]:
 # ---- sharded saves and loads -----------------------------------------------------------------------------------------------------
 
 
+def _nothing_left(options: Options) -> bool:
+    """The name of every method has one of these words: where all are left out, no process need be started."""
+    return not any(options.keeps(word) for word in ("lastcall", "dcp", "raw"))
+
+
 def save(folder: Path, gigabytes: float, options: Options) -> Comparison:
+    if _nothing_left(options):
+        return Comparison("ranks-save", "Sharded save: every method was left out", 0, [])
     disk.require(folder, (raw.RECYCLED_FILES + 2 + ON_DISK) * gigabytes * 1e9)
     with _within(folder, "ranks-save") as own, Crew(options.ranks, "save", folder=str(own), gigabytes=gigabytes) as crew:
         report = _compared("ranks-save", "Sharded save", crew)
@@ -53,8 +60,10 @@ def save(folder: Path, gigabytes: float, options: Options) -> Comparison:
 
 
 def load(folder: Path, gigabytes: float, options: Options, *, warm: bool = False) -> Comparison:
-    disk.require(folder, (4 + ON_DISK) * gigabytes * 1e9)
     name = "ranks-load-warm" if warm else "ranks-load"
+    if _nothing_left(options):
+        return Comparison(name, "Sharded load: every method was left out", 0, [])
+    disk.require(folder, (4 + ON_DISK) * gigabytes * 1e9)
     with _within(folder, name) as own, Crew(options.ranks, "load", folder=str(own), gigabytes=gigabytes, warm=warm) as crew:
         report = _compared(name, f"Sharded load, {'warm' if warm else 'cold'}", crew)
         report.results = measure.interleave(name, methods(crew), options)
@@ -85,6 +94,9 @@ def _through_dcp(report: Comparison, mine: str, theirs: str) -> Comparison:
 
 def step(folder: Path, options: Options) -> Listing:
     report = Listing("ranks-step", f"Cost of a step on {options.ranks} ranks, quiet", ("what", "µs", ""))
+    if not options.keeps("lastcall"):
+        report.notes.append("lastcall was left out, and without it there is nothing to list.")
+        return report
     try:
         with _within(folder, "ranks-step") as own, Crew(options.ranks, "steps", folder=str(own)) as crew:
             seconds = _LEDGER_S * options.rounds

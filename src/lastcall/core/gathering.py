@@ -105,8 +105,9 @@ class Gathering:
 
     def complete(self, capture: Capture, part: Part, order: Order) -> Entry:
         """From the parts to the commit. Interrupted when the order is paused; then it may be called again."""
+        folder = self._catalog.staging / order.name
         if self._company.rank == order.committer:
-            entry = self._commit(self._catalog.staging / order.name, capture, order, part)
+            entry = self._commit(folder, capture, order, part)
         else:
             entry = self.outcome(order, part.failed)
         self._saver.saw(entry)
@@ -245,6 +246,7 @@ class Gathering:
         while True:
             word = self._company.hear(f"outcome/{order.name}", 0.25)
             if word is not None and "path" not in word:
+                self._abandon(self._catalog.staging / order.name)  # what was written after the committer had cleared it away
                 raise errors.SaveError(str(word.get("because")))
             dead = order.committer in self._company.gone()  # looked at before the disk: the dead commit nothing more
             if (entry := self._committed(order, word)) is not None:

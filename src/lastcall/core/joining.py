@@ -131,20 +131,25 @@ class Joining:
         return "" if found is None else f"{self._world.address}:{found}"
 
     def _join(self, start: Start, fence: Fence) -> Joined:
-        fast = self._change_over(start)
-        store = Scoped(Anchored(fast, FolderStore(self._catalog.private / AGREEMENT / start.token)), "")
+        fast, connect = self._change_over(start)
+        store = Anchored(fast, FolderStore(self._catalog.private / AGREEMENT / start.token), connect)
         Peers.register(store, self._world.rank, self.mine)
         return Joined(start, fence, store, Peers({}, self.mine.host))
 
-    def _change_over(self, start: Start) -> Store:
-        """To the launcher's store, if all of us can. What each of us can is counted where we have met."""
+    def _change_over(self, start: Start) -> tuple[Store, Callable[[], Store]]:
+        """To the launcher's store, if all of us can; and how to connect to it again. What each of us can is counted where we have
+        met."""
         if not start.store:
-            return self._meeting
+            return self._meeting, self._world.meet
         from lastcall.core.store import client
 
         host, port, secret = start.store.rsplit(":", 2)
+
+        def connect() -> Store:
+            return Scoped(client.StoreClient(host, int(port), secret), f"{start.token}/")
+
         try:
-            theirs: Store | None = Scoped(client.StoreClient(host, int(port), secret), f"{start.token}/")
+            theirs: Store | None = connect()
         except errors.StoreLost as error:
             log.warning("The store of `lastcall run` on %s cannot be used: %s", host, error)
             theirs = None
@@ -154,10 +159,10 @@ class Joining:
             self._meeting.claim("all over", b"yes" if total < failing else b"no")
         if self._wait("all over", "all ranks to reach the launcher's store") == b"yes":
             assert theirs is not None
-            return theirs
+            return theirs, connect
         if theirs is not None:
             theirs.close()
-        return self._meeting
+        return self._meeting, self._world.meet
 
     def _wait(self, key: str, what: str) -> bytes:
         """For a word of the others, unless a notice comes first: before the vote nobody depends on us."""

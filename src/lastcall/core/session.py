@@ -146,6 +146,7 @@ class Session:
         self.background = Periodic(self, Arena(allocate))
         self.ranks: Ranks | None = None
         self.gathering: Gathering | None = None
+        self._latest, self._again = "", 0  # the last save of a boundary that all ranks saved, and how often it was
         self.pressing: Notice | None = None  # a rank was lost, or hangs
         self.preparing = Preparing(self)
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
@@ -282,6 +283,8 @@ class Session:
         if self.ranks is None or self.gathering is None:
             return self.saver.save(capture, request)
         name = f"{request.kind.value}-{sum(boundary)}-{self.ranks.token[:8]}"
+        self._again = self._again + 1 if name == self._latest else 1  # words and receipts of a former save must not answer for this one
+        self._latest, name = name, f"{name}-{self._again}"
         writers = tuple(range(self.ranks.size))
         order = Order(
             name, request.kind, request.reason, writers, deadline=request.deadline, abandoned=request.abandoned, same=request.same

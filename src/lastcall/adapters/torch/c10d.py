@@ -30,7 +30,7 @@ import torch.distributed as dist
 from lastcall import errors
 
 T = TypeVar("T")
-_PATIENCE = 5.0  # seconds for an answer
+_PATIENCE = 10.0  # seconds for an answer
 _CONNECTING = 30.0  # seconds for a connection: torch asks the name server for the name of each address, which may take 5 s and more
 _LONG = timedelta(days=20)  # milliseconds that an int holds
 _LOOK = 2.0  # seconds between two looks of a waiter that was not rung: a setter may be killed between setting and ringing

@@ -77,7 +77,7 @@ class Run:
         self._session: Session | None = None
         if jit.enabled:
             world = worlds.find(jit)
-            self._subject.among(world.rank, world.size)
+            self._subject.together.among(world.rank, world.size)
             allocate = pinned.allocator(self._subject.state.tensors())
             self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate, world=world)
             self._session.metrics = self._subject.numbers
@@ -320,7 +320,7 @@ class Run:
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._subject.put_randomness_back()
         self._subject.arrive(time.perf_counter(), passed=False)
-        self._subject.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
+        self._subject.together.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
         return self
 
     def _shield_children(self) -> None:

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import buckets, composing, cuda, hooks, mail, placement
+from lastcall.adapters.torch import cuda, hooks, mail, placement
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.rng import Captured, Randomness
 from lastcall.adapters.torch.state.entries import StateSet
+from lastcall.adapters.torch.together import Together
 from lastcall.core import digest, mailbox
 from lastcall.core.gate import Gate
 from lastcall.core.restore import Loading, Stored
@@ -36,7 +37,6 @@ _SHARE = 1000.0  # a copy may cost one part in so many of the time
 _CREDIT = 0.05  # seconds of copies that a run has from the start: short steps are rescued exactly from the first on
 _TOGETHER = 0.5  # ... and with many ranks, whose copies are also mail
 _SAMPLES = 4
-_ENDS = 1024  # numbers
 
 
 class Copy(NamedTuple):
@@ -71,7 +71,6 @@ class TorchSubject:
         self._resumed_loaders: list[Any] = []
         self._asked: list[data.Tracker] = []  # the loaders of this epoch's batches() that protect() does not know, in order
         self.restored_randomness: Captured | None = None
-        self._worlds: tuple[int, int] | None = None  # ranks of the run that saved what was restored, and of this one
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
         self._live_tensors = list(self.state.tensors())  # DTensors themselves: the version of what they hold locally does not move
@@ -80,11 +79,7 @@ class TorchSubject:
         self._hooks: hooks.StepHooks | None = None
         self._copy: Copy | None = None
         self._broken_off: tuple[Any, int] | None = None  # what was, when a loop was left in the middle of a pass
-        self._world = (0, 1)  # this rank, and how many there are
-        self._mail: mail.Mail | None = None
-        self._post: tuple[Path, str, int] | None = None  # where the mail of all ranks is: folder, run, incarnation
-        self._layouts = buckets.Layouts()
-        self._saved_buckets: Any = None  # of the checkpoint that was restored, until they are put back
+        self.together = Together(self.state)
 
     def install(self, gate: Gate) -> None:
         self._gate = gate
@@ -97,78 +92,29 @@ class TorchSubject:
     def remove(self) -> None:
         if self._hooks is not None:
             self._hooks.remove()
-        if self._mail is not None:
-            self._mail.remove()
-            self._mail.box.close()
-            self._mail = None
+        self.together.leave()
         for tracker in (*self._trackers.values(), *self.loaders):
             tracker.detach()
 
-    # ---- many ranks ------------------------------------------------------------------------------------------------------------
-
-    def among(self, rank: int, size: int) -> None:
-        """This process is one of many. Known from the start: the position of the data depends on it."""
-        self._world = (rank, size)
+    # ---- many ranks: see `together` ----------------------------------------------------------------------------------------------
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
-        self._find_replicas()
         self._credit = max(self._credit, _TOGETHER)
-        self._post = (folder, run, incarnation)
-        mailbox.sweep(folder, run, incarnation)
-        box = mailbox.Mailbox.create(folder, run, incarnation, self._world[0])
-        if box is not None:
-            self._mail = mail.Mail(
-                box, self, self.state.values, self._trackers, self._randomness, self._positions, lambda: self._every_boundary
-            )
-            self._mail.install()
+
+        def writer(box: mailbox.Mailbox) -> mail.Mail:
+            values, trackers = self.state.values, self._trackers
+            return mail.Mail(box, self, values, trackers, self._randomness, self._positions, lambda: self._every_boundary)
+
+        self.together.join(run, incarnation, folder, writer)
 
     def holdings(self) -> tuple[tuple[int, ...], ...]:
-        self._find_replicas()  # the wrapper may have been made after protect()
-        return self.state.holdings()
-
-    def _find_replicas(self) -> None:
-        found = placement.replicas()
-        self.state.replicated(found)
-        wrappers = buckets.sorted_by(found.wrappers, self.state.tensors())
-        if wrappers != self._layouts.wrappers:
-            self._layouts = buckets.Layouts(wrappers)
-
-    def settle_buckets(self) -> None:
-        """Give the wrappers of DistributedDataParallel the buckets that they had. All ranks call it where their run begins, or none."""
-        if self._saved_buckets is not None and self._world[1] > 1 and self._worlds == (self._world[1],) * 2:
-            self._layouts.put_back(self._saved_buckets)
-        self._saved_buckets = None
+        return self.together.holdings()
 
     def alone(self) -> str:
-        """A digest of what only this rank holds and no mail carries: parameters that nothing says are others', too. Taken at the same
-        boundary by all ranks, it tells whether they are: ranks that average their gradients by hand hold the same."""
-        own = [tensor for tensor in self._own_parameters() if tensor.numel()]
-        if not own:
-            return ""
-        views = [_ends(tensor) for tensor in own]
-        return digest.of(b"".join(view.tobytes() for pair in views for view in pair))
-
-    def _own_parameters(self) -> list[torch.Tensor]:
-        """The parameters that are written as this rank's own."""
-        _, groups = self.state.capture()
-        own = {
-            entry.source.address
-            for group in groups
-            for entry in group.entries
-            if entry.share is None and hasattr(entry.source, "address")
-        }
-        large = [
-            tensor for tensor in self.state.tensors() if not placement.is_dtensor(tensor) and tensor.dim() > 0 and not tensor.is_cuda
-        ]
-        return [tensor for tensor in large if isinstance(tensor, torch.nn.Parameter) and tensor.data_ptr() in own]
+        return self.together.alone()
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        if self._post is None:
-            return None
-        letters = mailbox.read(*self._post, rank)
-        own = self._mail.box.records() if self._mail is not None else []
-        made = composing.compose(mine.document, mine.groups, letters, step, own)
-        return Capture(step, made.document, made.groups, made.exact, made.because)
+        return self.together.part_of(rank, step, mine)
 
     # ---- position --------------------------------------------------------------------------------------------------------------
 
@@ -209,7 +155,7 @@ class TorchSubject:
         place = len(self._asked)
         if known is None:
             known = data.track(loader)
-            known.worlds = self._worlds
+            known.worlds = self.together.worlds
             known.attach()
             self._place(known, id(loader), place)
         self._asked.append(known)
@@ -253,8 +199,8 @@ class TorchSubject:
             self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
         self.mark = self._gate.steps
         self._gate.settle()
-        if self.step > 0 and not self._layouts.settled:
-            self._layouts.look()
+        if self.step > 0:
+            self.together.look()
         if now >= self._copy_at:
             self.refresh(now)
 
@@ -293,11 +239,8 @@ class TorchSubject:
             usual = (now - self._timed[0]) / (self.step - self._timed[1])
             self.step_seconds = usual if self.step_seconds is None else 0.7 * self.step_seconds + 0.3 * usual
         self._timed = (now, self.step)
-        if self._mail is not None and self._broken_off is None:  # a boundary that may not be one is not for others to rely on
-            self._mail.boundary(self._copy)
-            self._credit -= self._mail.cost  # of what was written since the last boundary
-            now -= self._mail.cost
-            self._mail.cost = 0.0
+        if self._broken_off is None:  # a boundary that may not be one is not for others to rely on
+            now -= self.together.post(self._copy)
         cost = time.perf_counter() - now
         self._credit -= cost
         rich = self._credit > 0
@@ -415,9 +358,9 @@ class TorchSubject:
             "loops": place[1],
             "randomness": self._randomness.to_document(randomness),
             "loaders": tree.encode(loaders, "loaders", tree.refuse),
-            "world": self._world[1],
+            "world": self.together.size,
         }
-        if laid_out := self._layouts.document() or self._saved_buckets:
+        if laid_out := self.together.buckets():
             run["buckets"] = laid_out
         return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers())
 
@@ -447,9 +390,9 @@ class TorchSubject:
         if not isinstance(run, dict):
             raise errors.CheckpointError("state.json has no position of the run")
         world = run.get("world", 1)
-        self._worlds = (world if type(world) is int and world > 0 else 1, self._world[1])
+        self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
         for tracker in self._trackers.values():
-            tracker.worlds = self._worlds
+            tracker.worlds = self.together.worlds
         loading = self.state.prepare(document, stored)
         return _Restore(self, run, loading)
 
@@ -462,12 +405,12 @@ class TorchSubject:
         if not isinstance(loaders, list):
             raise errors.CheckpointError("state.json has no list of loaders")
         randomness = self._randomness.from_document(run.get("randomness"))
-        rank, saved = self._world[0], self._worlds[0] if self._worlds is not None else 1
+        rank, saved = self.together.rank, self.together.worlds[0] if self.together.worlds is not None else 1
         if rank >= saved:
             log.info("rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0", rank, saved)
             randomness = self._randomness.forked(randomness, rank)
         self.restored_randomness = randomness
-        self._saved_buckets = run.get("buckets", [])
+        self.together.resumed_buckets(run.get("buckets", []))
         self.step, self.epoch, self.loops, self._resumed_loaders = step, epoch, loops, loaders
         self.inside = run.get("inside") is True
 
@@ -515,10 +458,3 @@ def _places(tensor: torch.Tensor) -> tuple[int, ...]:
     """The beginning, the middle and the end: a write to some rows of an embedding is seen more often than not."""
     first, room = tensor.data_ptr(), tensor.nbytes - min(64, tensor.nbytes)
     return first, first + room // 2, first + room
-
-
-def _ends(tensor: torch.Tensor) -> list[np.ndarray[Any, Any]]:
-    """Some of the beginning, the middle and the end of a tensor, as bytes."""
-    flat = tensor.detach().reshape(-1)
-    places = (0, flat.numel() // 2, max(0, flat.numel() - _ENDS))
-    return [flat[place : place + _ENDS].contiguous().view(torch.uint8).numpy() for place in places]

@@ -2,41 +2,51 @@
 
 Every claim is made in the directory, where the commit is made too: so there is one register even when some ranks can reach the
 store in memory and others cannot (a cut link), and whoever cannot reach the directory could not save anyway. Everything else goes
-through memory, and through the directory from the moment that memory is lost. A healthy run touches the directory only when it
-decides something.
+through memory. Who loses that goes on in the directory, and leaves a mark there: the others, when they see it, look there too, and
+repeat there what they say. Meanwhile a thread tries to get the connection back: a slow answer is not a lost store.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lastcall import errors
 from lastcall.core.store import Store
 from lastcall.core.store.folder import FolderStore
 
-_FALLBACK = "fallback"  # there once a rank has lost the store in memory: from then on the others look here, too
+_FALLBACK = "fallback"  # there once a rank has lost the store in memory
 _LOOK = 1.0  # seconds between two looks into the directory once somebody is there
-_GLANCE = 5.0  # ... before that: a rank that is cut off can say so nowhere else, and must be heard within the grace
+_GLANCE = 10.0  # ... before that: a rank that is cut off can say so nowhere else, and must be heard within the grace
+_AGAIN = 2.0  # seconds between two attempts to connect
+_FLEETING = "pulse/"  # what is said anew every second is not worth repeating
 
 
 class Anchored:
-    def __init__(self, fast: Store, folder: FolderStore) -> None:
-        self._fast: Store | None = fast
-        self._origin = fast
+    def __init__(self, fast: Store | None, folder: FolderStore, connect: Callable[[], Store] | None = None) -> None:
+        self._fast = fast
         self._folder = folder
-        self._unconfirmed: dict[str, bytes] = {}  # set() does not say whether it arrived
+        self._connect = connect  # a new connection to the same store
+        self._back: Store | None = None  # ... that has come about
+        self._closed = threading.Event()
+        self._said: dict[str, bytes] = {}
+        self._elsewhere = False  # somebody is in the directory
+        self._looked = 0.0
 
     @property
     def lost(self) -> bool:
         return self._fast is None
 
     def set(self, key: str, value: bytes) -> None:
-        if self._fast is not None:
+        if not key.startswith(_FLEETING):
+            self._said[key] = value
+        if (fast := self._store()) is not None:
             try:
-                self._fast.set(key, value)
-                self._unconfirmed[key] = value
+                fast.set(key, value)
+                if self._elsewhere:
+                    self._folder.set(key, value)
                 return
             except errors.StoreLost:
                 self._lose()
@@ -44,32 +54,37 @@ class Anchored:
 
     def get(self, key: str, timeout: float) -> bytes | None:
         until = time.monotonic() + timeout
-        while self._fast is not None:
-            elsewhere = self._elsewhere()
-            if elsewhere and (found := self._folder.get_many([key])[0]) is not None:
-                return found
+        while True:
             left = until - time.monotonic()
-            try:
-                found = self._fast.get(key, max(0.0, min(left, _LOOK if elsewhere else _GLANCE)))
-                self._unconfirmed.clear()
-            except errors.StoreLost:
-                self._lose()
-                break
-            if found is None:
-                (found,) = self._folder.get_many([key])
-            if found is not None or time.monotonic() >= until:
+            found = self._get(key, max(0.0, left))
+            if found is not None or left <= 0:
                 return found
-        return self._folder.get(key, max(0.0, until - time.monotonic()))
+
+    def _get(self, key: str, left: float) -> bytes | None:
+        """One wait, for as long as nobody needs to look elsewhere."""
+        fast = self._store()
+        if fast is None:
+            return self._folder.get(key, min(left, _LOOK))
+        elsewhere = self._look()
+        if elsewhere and (found := self._folder.get_many([key])[0]) is not None:
+            return found
+        try:
+            found = fast.get(key, min(left, _LOOK if elsewhere else _GLANCE))
+        except errors.StoreLost:
+            self._lose()
+            return None
+        return self._folder.get_many([key])[0] if found is None else found
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = [None] * len(keys)
-        if self._fast is not None:
+        fast = self._store()
+        if fast is not None:
             try:
-                found = self._fast.get_many(keys)
-                self._unconfirmed.clear()
+                found = fast.get_many(keys)
             except errors.StoreLost:
                 self._lose()
-        if self._fast is not None and not self._elsewhere():
+                fast = None
+        if fast is not None and not self._look():
             return found
         missing = [key for key, value in zip(keys, found, strict=True) if value is None]
         others = dict(zip(missing, self._folder.get_many(missing), strict=True))
@@ -77,45 +92,74 @@ class Anchored:
 
     def claim(self, key: str, value: bytes) -> bytes:
         winner = self._folder.claim(key, value)
-        if self._fast is not None:
+        if (fast := self._store()) is not None:
             try:
-                self._fast.set(key, winner)  # wakes those who wait
-                self._unconfirmed[key] = winner
+                fast.set(key, winner)  # wakes those who wait
             except errors.StoreLost:
                 self._lose()
         return winner
 
     def add(self, key: str, amount: int) -> int:
-        if self._fast is not None:
+        if (fast := self._store()) is not None:
             try:
-                total = self._fast.add(key, amount)
-                self._unconfirmed.clear()
-                return total
+                return fast.add(key, amount)
             except errors.StoreLost:
                 self._lose()
         return self._folder.add(key, amount)
 
     def clone(self) -> Anchored:
-        try:
-            return Anchored(self._origin.clone(), self._folder.clone())
-        except errors.StoreLost:
-            other = Anchored(self._origin, self._folder.clone())
-            other._lose()
-            return other
+        fast = self._store()
+        if fast is not None:
+            try:
+                return Anchored(fast.clone(), self._folder.clone(), self._connect)
+            except errors.StoreLost:
+                self._lose()
+        other = Anchored(None, self._folder.clone(), self._connect)
+        other._lose()
+        return other
 
     def close(self) -> None:
+        self._closed.set()
         self._folder.close()
         if self._fast is not None:
             self._fast.close()
 
-    def _elsewhere(self) -> bool:
-        return self._folder.get_many([_FALLBACK])[0] is not None
+    def _store(self) -> Store | None:
+        if self._fast is None and self._back is not None:
+            self._fast, self._back = self._back, None
+            for key, value in self._said.items():
+                with contextlib.suppress(errors.StoreLost):
+                    self._fast.set(key, value)
+        return self._fast
+
+    def _look(self) -> bool:
+        """Whether somebody is in the directory. Who sees that for the first time repeats there what it has said."""
+        now = time.monotonic()
+        if not self._elsewhere and now - self._looked >= _LOOK:
+            self._looked = now
+            if self._folder.get_many([_FALLBACK])[0] is not None:
+                self._elsewhere = True
+                self._repeat()
+        return self._elsewhere
 
     def _lose(self) -> None:
-        """From here on everything goes through the directory, what may not have arrived included."""
+        """From here on everything goes through the directory, what has been said included: it may not have arrived."""
         self._fast = None
         self._folder.set(_FALLBACK, b"1")
-        for key, value in self._unconfirmed.items():
+        self._repeat()
+        if self._connect is not None and not self._closed.is_set():
+            threading.Thread(target=self._reconnect, name="lastcall-store", daemon=True).start()
+
+    def _repeat(self) -> None:
+        for key, value in list(self._said.items()):
             with contextlib.suppress(errors.StoreLost):
                 self._folder.set(key, value)
-        self._unconfirmed = {}
+
+    def _reconnect(self) -> None:
+        assert self._connect is not None
+        while not self._closed.wait(_AGAIN):
+            try:
+                self._back = self._connect()
+                return
+            except errors.LastcallError:
+                continue

@@ -68,13 +68,29 @@ def test_what_was_on_its_way_when_the_link_was_cut_is_said_again(tmp_path: Path)
     assert two.get("position/0", PATIENCE) == b"7"
 
 
-def test_what_is_known_to_have_arrived_is_not_said_again(tmp_path: Path) -> None:
-    one, link, _, _ = pair(tmp_path)
-    one.set("position/0", b"7")
-    assert one.add("count", 1) == 1  # answered: so the connection had carried what came before
+def test_what_was_said_before_is_repeated_for_a_rank_that_is_cut_off_later(tmp_path: Path) -> None:
+    """It cannot look where it was said first."""
+    one, _, two, link = pair(tmp_path)
+    one.set("load/0", b"checkpoint-9")
     link.close()
-    assert one.get("anything", 0) is None
-    assert FolderStore(tmp_path).get("position/0", 0) is None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(two.get, "load/0", PATIENCE)
+        while not waiting.done():
+            one.get("vote/0/decision", 0.01)
+        assert waiting.result() == b"checkpoint-9" and two.lost
+
+
+def test_a_slow_answer_is_not_a_lost_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchored, "_AGAIN", 0.01)
+    memory = MemoryStore()
+    link = memory.clone()
+    one = Anchored(link, FolderStore(tmp_path), memory.clone)
+    one.set("position/0", b"7")
+    link.close()
+    assert one.get("position/0", 0) == b"7"
+    while one.lost:  # it is taken up by whatever is asked next
+        one.get("nothing", 0.01)
+    assert one.add("count", 1) == 1 and memory.add("count", 1) == 2 and memory.get("position/0", 0) == b"7"
 
 
 def test_all_ranks_agree_through_the_directory_alone(tmp_path: Path) -> None:
