@@ -77,7 +77,7 @@ class _Ledger:
         del self._subject.refresh
 
     def _noted(self, now: float) -> None:
-        mail = self._subject._mail
+        mail = self._subject.together._mail
         before = mail.cost if mail is not None else 0.0  # of what was mailed during the step
         began = time.perf_counter()
         self._refresh(now)

@@ -81,6 +81,7 @@ class Joining:
         self._told = told  # whether a notice has come to this rank
         self._meeting = world.meet()
         self.mine = Process.own()
+        self._store: Store | None = None
         self._spoiled = False  # damage was found after live tensors had been written to, on some rank
 
     # ---- meet ------------------------------------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ class Joining:
         fast, connect = self._change_over(start)
         store = Anchored(fast, FolderStore(self._catalog.private / AGREEMENT / start.token), connect)
         Peers.register(store, self._world.rank, self.mine)
+        self._store = store
         return Joined(start, fence, store, Peers({}, self.mine.host))
 
     def _change_over(self, start: Start) -> tuple[Store, Callable[[], Store]]:
@@ -214,6 +216,8 @@ class Joining:
                 for vote in ("ready", "load"):  # the others may already wait in the first of them
                     agreement.veto(f"{vote}/{number}", STOPPED)
                 raise Stopped
+            if 0 in self._dead():
+                raise errors.RanksError("rank 0 died before the ranks had begun")
             if self._clock.now() >= until:
                 raise errors.RanksError(f"rank 0 has not said in {_TOGETHER:.0f} s what is loaded")
         if word.get("spoiled"):
@@ -272,7 +276,16 @@ class Joining:
         def stopped() -> str:
             return STOPPED if self._told() or self._left() else ""
 
-        return agreement.vote(name, error is None, why, self._clock.now() + _TOGETHER, stopped=stopped)
+        return agreement.vote(name, error is None, why, self._clock.now() + _TOGETHER, self._dead, stopped)
+
+    def _dead(self) -> set[int]:
+        """The ranks of this host that have come and are gone."""
+        if self._store is None:
+            return set()
+        try:
+            return Peers.of_host(self._store, self.mine, all_of_them=True).gone()
+        except errors.StoreLost:
+            return set()
 
     def _left(self) -> bool:
         """Whether a rank was told to stop, and has left, before there was anything to vote on."""

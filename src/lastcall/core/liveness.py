@@ -146,8 +146,9 @@ class Peers:
         store.set(f"host/{process.host}/{place}", json.dumps([rank, process.pid, process.started]).encode())
 
     @classmethod
-    def of_host(cls, store: Store, process: Process) -> Peers:
-        """After the ranks have met. A process that cannot be seen from here is left out: nothing can be said of it."""
+    def of_host(cls, store: Store, process: Process, *, all_of_them: bool = False) -> Peers:
+        """After the ranks have met. A process that cannot be seen from here is left out: nothing can be said of it; unless
+        `all_of_them` are wanted, as by those who still wait for each other."""
         count = store.add(f"host/{process.host}", 0)
         table = {}
         for data in store.get_many([f"host/{process.host}/{place}" for place in range(1, count + 1)]):
@@ -156,7 +157,7 @@ class Peers:
             except (ValueError, TypeError):
                 continue
             peer = Process(process.host, pid, started)
-            if pid != process.pid and not peer.gone(process.host):
+            if pid != process.pid and (all_of_them or not peer.gone(process.host)):
                 table[rank] = peer
         return cls(table, process.host)
 

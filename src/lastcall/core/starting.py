@@ -57,7 +57,7 @@ class Starting:
         session = self._session
         leading = session.world.rank == 0
         session.catalog.make()
-        meeting = joining.Joining(session.world, session.catalog, session.clock, lambda: session.latch.raised)
+        meeting = joining.Joining(session.world, session.catalog, session.clock, self._told)
         try:
             if leading:
                 joined = self._lead(meeting)
@@ -76,6 +76,11 @@ class Starting:
         except BaseException:
             session.catalog.close()
             raise
+
+    def _told(self) -> bool:
+        """Nobody else looks for news that come as a file before the agent is there."""
+        self._session.hear()
+        return self._session.latch.raised
 
     def _lead(self, meeting: joining.Joining) -> joining.Joined:
         session = self._session

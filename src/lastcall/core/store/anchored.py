@@ -72,7 +72,7 @@ class Anchored:
             found = fast.get(key, min(left, _LOOK if elsewhere else _GLANCE))
         except errors.StoreLost:
             self._lose()
-            return None
+            found = None
         return self._folder.get_many([key])[0] if found is None else found
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
