@@ -100,11 +100,12 @@ def test_there_were_saves_and_runs_that_finished_first(tally: Tally) -> None:
 
 
 def saved_once(launcher: Launcher, references: References, script: str, plan: Plan, strike: Strike, **env: str) -> Trial:
-    """A single notice that must be heard: one save, and the rest of the run without a trace."""
+    """A single notice that must be heard: one save, and the rest of the run without a trace. Before its first step a rank may be ahead of
+    others that have not said yet that they are there."""
     directory = launcher.folder / "run"
     trial = ranks_trials.until_finished(lambda: launcher.launch(script, RANKS, "agent", directory, plan, **env), directory, [[strike]])
     assert [life.outcome for life in trial.lives] == ["saved", "finished"], trial.story()
-    assert trial.lives[0].inside(trial.lives[0].sent[0], plan.steps), trial.story()
+    assert strike.step == 0 or trial.lives[0].inside(trial.lives[0].sent[0], plan.steps), trial.story()
     ranks_trials.check(trial, references.of(script, RANKS, plan))
     return trial
 
