@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench e2e-slurm env clean
+.PHONY: demo test test-all lint bench e2e-slurm env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
@@ -17,6 +17,9 @@ demo: env
 
 test: env
 	$(BIN)/python -m pytest
+
+test-all: env
+	$(BIN)/python -m pytest -m "slow or not slow"
 
 lint: env
 	$(BIN)/ruff check .

@@ -78,6 +78,7 @@ def test_sharded_saves_stand_beside_dcp_and_the_raw_limit(tmp_path: Path) -> Non
     assert "not measured" not in done.stdout
 
 
+@pytest.mark.slow
 def test_sharded_loads_bring_back_every_byte_on_every_rank(tmp_path: Path) -> None:
     done = small(tmp_path, "ranks-load", "--without", "2 threads")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -86,6 +87,7 @@ def test_sharded_loads_bring_back_every_byte_on_every_rank(tmp_path: Path) -> No
     assert "not measured" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_step_on_two_ranks_is_listed_beside_what_others_add(tmp_path: Path) -> None:
     done = small(tmp_path, "ranks-step")
     assert done.returncode == 0, done.stdout + done.stderr

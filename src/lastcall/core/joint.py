@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from lastcall import errors
 from lastcall.core import election, exits, messages
+from lastcall.core.catalog import Entry
 from lastcall.core.election import Decision, Position
 from lastcall.core.gathering import Gathering, Interrupted, Order
 from lastcall.core.ranks import HANG, LOST, Ranks
@@ -169,16 +170,25 @@ class Joint(Serving):
                 session.gate.open()
 
     def _found_committed(self) -> bool:
-        """Whether the others have committed this very boundary and left: nothing better can come of a rank that is left over."""
-        session = self._session
+        """Whether the others have committed this very boundary, or the end of the run, and left: nothing better can come of a rank
+        that is left over."""
+        if self.finished and self._committed(self._final().name) is not None:
+            self.decision = Decision("finish", because="the final checkpoint is committed")
+            self.open = False
+            return True
         if self.decision is None or self.decision.kind != "boundary":
             return False
-        name = self._order(self.decision, Kind.JIT, None).name
-        entry = next((entry for entry in session.catalog.entries()[:4] if entry.record.save == name), None)
-        if entry is None:
-            return False
-        self._answer(f"saved {entry.path.name} together")
-        return True
+        entry = self._committed(self._order(self.decision, Kind.JIT, None).name)
+        if entry is not None:
+            self._answer(f"saved {entry.path.name} together")
+        return entry is not None
+
+    def _committed(self, name: str) -> Entry | None:
+        return next((entry for entry in self._session.catalog.entries()[:4] if entry.record.save == name), None)
+
+    def _final(self) -> Order:
+        writers = tuple(range(self._ranks.size))
+        return Order(f"final-{self._ranks.token[:8]}", Kind.FINAL, "training finished", writers, paused=lambda: self.open)
 
     def _patience_for_a_step(self) -> float:
         session = self._session
@@ -421,8 +431,7 @@ class Joint(Serving):
         """Training is over on this rank: a last checkpoint of all, unless a notice comes before the last one has ended."""
         session = self._session
         self.finished = True
-        writers = tuple(range(self._ranks.size))
-        order = Order(f"final-{self._ranks.token[:8]}", Kind.FINAL, "training finished", writers, paused=lambda: self.open)
+        order = self._final()
         gathering, began = self._gathering(), session.clock.now()
         capture = session.subject.capture()
         part = None

@@ -68,6 +68,7 @@ def started(launcher: Launcher, hosts: Hosts, directory: Path, plan: Plan, *befo
     return launcher.launch_all(commands, hosts.count, plan, **{"GLOO_SOCKET_IFNAME": "eth0", **CONFIGURED, **env})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hosts_train_together_and_feel_a_cut_link(launcher: Launcher, hosts: Hosts, references: References) -> None:
     """Without lastcall. Otherwise the tests below would test nothing: both ranks stand still until the link is mended."""
@@ -84,7 +85,7 @@ def test_two_hosts_train_together_and_feel_a_cut_link(launcher: Launcher, hosts:
     ranks_trials.check_end(life, references.of("ddp.py", 2, PLAN), lambda: life.log)
 
 
-@pytest.mark.parametrize("how", ["alone", "agent"])
+@pytest.mark.parametrize("how", ["alone", pytest.param("agent", marks=pytest.mark.slow)])
 def test_forked_ranks_are_on_different_hosts(launcher: Launcher, hosts: Hosts, references: References, how: str) -> None:
     """And make the same run there, without lastcall, as everywhere."""
     job = launcher.fork("ddp.py", 4, how, launcher.folder / "run", PLAN, hosts, LASTCALL_ENABLED="0")

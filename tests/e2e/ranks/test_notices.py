@@ -100,8 +100,8 @@ def test_there_were_saves_and_runs_that_finished_first(tally: Tally) -> None:
 
 
 def saved_once(launcher: Launcher, references: References, script: str, plan: Plan, strike: Strike, **env: str) -> Trial:
-    """A single notice that must be heard: one save, and the rest of the run without a trace. Before its first step a rank may be ahead of
-    others that have not said yet that they are there."""
+    """A single notice that must be heard: one save, and the rest of the run without a trace. Before its first step a rank may be
+    ahead of others that have not said yet that they are there."""
     directory = launcher.folder / "run"
     trial = ranks_trials.until_finished(lambda: launcher.launch(script, RANKS, "agent", directory, plan, **env), directory, [[strike]])
     assert [life.outcome for life in trial.lives] == ["saved", "finished"], trial.story()

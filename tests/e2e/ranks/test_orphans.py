@@ -73,7 +73,7 @@ def check_saved_and_resumed(launcher: Launcher, references: References, first: L
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("how", ["torchrun", "lastcall run"])
+@pytest.mark.parametrize("how", ["torchrun", pytest.param("lastcall run", marks=pytest.mark.slow)])
 def test_ranks_whose_torchrun_is_killed_save_and_stop(launcher: Launcher, references: References, how: str) -> None:
     """The store of torchrun is lost with it: without `lastcall run`, they agree through the directory."""
     job = started(launcher, how)
@@ -84,7 +84,7 @@ def test_ranks_whose_torchrun_is_killed_save_and_stop(launcher: Launcher, refere
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_whose_lastcall_run_is_killed_save_and_stop(launcher: Launcher, references: References, restarts: int) -> None:
     """And torchrun with them, which lives: whatever it starts again finds that nobody is there, too."""
     job = started(launcher, "lastcall run", "--max-restarts", str(restarts))
@@ -125,7 +125,7 @@ def test_a_process_alone_stops_without_its_launcher_and_goes_on_without_its_shel
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["which still runs", "which has finished"])
-@pytest.mark.parametrize("how", ["alone", "agent"])
+@pytest.mark.parametrize("how", ["alone", pytest.param("agent", marks=pytest.mark.slow)])
 def test_a_former_incarnation_that_wakes_up_commits_nothing_into_the_next_one(
     launcher: Launcher, references: References, how: str, finished: bool
 ) -> None:

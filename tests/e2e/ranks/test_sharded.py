@@ -50,7 +50,7 @@ def test_a_sharded_run_is_resumed_on_one_two_and_four_ranks(launcher: Launcher, 
             ranks_trials.check_end(life, expected, lambda life=life: life.log)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_sharded_run_that_is_interrupted_twice_ends_the_same(launcher: Launcher, references: References, accumulate: int) -> None:
     plan = dataclasses.replace(quiet(PLAN), accumulate=accumulate)
     directory = launcher.folder / "run"
@@ -60,7 +60,7 @@ def test_a_sharded_run_that_is_interrupted_twice_ends_the_same(launcher: Launche
     ranks_trials.check(trial, references.of("fsdp.py", 2, plan))
 
 
-@pytest.mark.parametrize("replica", [(0, 1), (2, 3), (3,)])
+@pytest.mark.parametrize("replica", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow), pytest.param((3,), marks=pytest.mark.slow)])
 def test_one_replica_of_hsdp_is_killed_and_the_other_saves(
     launcher: Launcher, references: References, replica: tuple[int, ...]
 ) -> None:
