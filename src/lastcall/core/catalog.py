@@ -132,6 +132,10 @@ class Catalog:
                 continue
         return sorted(found, key=lambda entry: (entry.record.sequence, entry.record.step), reverse=True)
 
+    def find(self, save: str) -> Entry | None:
+        """What came of the save that the ranks called so, if it is among the newest."""
+        return next((entry for entry in self.entries()[:4] if entry.record.save == save), None)
+
     def clean(self) -> list[str]:
         """Remove what is incomplete, set aside what is damaged. Returns what was done, a sentence each."""
         done = []

@@ -70,6 +70,10 @@ class Decision:
     def to_bytes(self) -> bytes:
         return messages.packed({**asdict(self), "writers": messages.spans(self.writers), "missing": messages.spans(self.missing)})
 
+    def described(self, step: int) -> str:
+        what = {"boundary": "all save", "instant": "all save at once", "survivors": "the survivors save"}.get(self.kind)
+        return self.kind if what is None else f"{what} step {step}"
+
     @classmethod
     def from_bytes(cls, data: bytes) -> Decision:
         """Everybody reads the same bytes: what cannot be read is an abort for all."""

@@ -35,6 +35,7 @@ _PATIENCE = 600.0  # seconds that a save without a deadline waits for the slowes
 _COMMIT = 0.3  # seconds kept back before a deadline for the commit
 _LATE = 5.0  # seconds after the deadline in which the committer's word may still come
 _POLL = 0.01
+_HINT = 5.0  # seconds after which a user is told what run.save() waits for
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Order:
     helpers: tuple[int, ...] = ()  # ranks that write what is their own, and nothing that others hold too
     missing: tuple[int, ...] = ()  # ranks that cannot write: somebody else must speak for them
     deadline: float | None = None
+    patience: float = _PATIENCE  # without a deadline: seconds that the others are waited for
     abandoned: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     paused: Callable[[], bool] = field(
         default=lambda: False, repr=False, compare=False
@@ -154,7 +156,8 @@ class Gathering:
 
     def _parts(self, folder: Path, order: Order, mine: Part) -> list[Part]:
         parts = {mine.rank: mine}
-        until = self._clock.now() + _PATIENCE if order.deadline is None else order.deadline - _COMMIT
+        began, told = self._clock.now(), False
+        until = began + order.patience if order.deadline is None else order.deadline - _COMMIT
         pause = _POLL
         while True:
             for failed in (part for part in parts.values() if part.failed):
@@ -174,6 +177,9 @@ class Gathering:
             if order.abandoned():
                 raise errors.DeadlineError("given up while it was being written")
             late = [rank for rank in waiting if rank not in parts]
+            if late and order.kind is Kind.MANUAL and not told and self._clock.now() >= began + _HINT:
+                told = True
+                log.warning("run.save() waits for rank %s: every rank must call it, at the same step", ", ".join(map(str, late)))
             if late and self._clock.now() >= until:
                 raise errors.DeadlineError(f"no receipt came in time from rank {', '.join(map(str, late))}")
             self._clock.sleep(pause)
@@ -242,7 +248,7 @@ class Gathering:
 
     def outcome(self, order: Order, failed: str = "") -> Entry:
         """What became of it, from the committer's word or, without one, from the disk."""
-        until = self._clock.now() + _PATIENCE + 60.0 if order.deadline is None else order.deadline + _LATE
+        until = self._clock.now() + order.patience + 60.0 if order.deadline is None else order.deadline + _LATE
         while True:
             word = self._company.hear(f"outcome/{order.name}", 0.25)
             if word is not None and "path" not in word:
@@ -269,7 +275,7 @@ class Gathering:
                 return None
         if (self._catalog.staging / order.name).exists():
             return None
-        return next((entry for entry in self._catalog.entries()[:4] if entry.record.save == order.name), None)
+        return self._catalog.find(order.name)
 
 
 def _file(name: str, data: bytes) -> FileRecord:

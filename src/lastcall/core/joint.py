@@ -11,13 +11,15 @@ Every rank's agent stays until the save is over: another rank may find, at any t
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lastcall import errors
 from lastcall.core import election, exits, messages
-from lastcall.core.catalog import Entry
 from lastcall.core.election import Decision, Position
 from lastcall.core.gathering import Gathering, Interrupted, Order
 from lastcall.core.ranks import HANG, LOST, Ranks
@@ -57,7 +59,7 @@ class Joint(Serving):
     def run(self) -> None:
         session, ranks = self._session, self._ranks
         self.begun = True
-        notice = self._current = self._session.pressing or self._notice()
+        notice = self._current = self._session.pressing or self.notice()
         at_once = notice.source in (LOST, HANG)
         ranks.announce(notice, failed=self.stopped)
         if not at_once:
@@ -74,8 +76,8 @@ class Joint(Serving):
             self._stay_until_the_end()
             self._end_it(notice)
 
-    def _notice(self) -> Notice:
-        return self._current if self._current is not None else super()._notice()
+    def notice(self) -> Notice:
+        return self._current if self._current is not None else super().notice()
 
     def _deadline(self) -> float:
         mine = super()._deadline()
@@ -112,9 +114,7 @@ class Joint(Serving):
             return election.boundary(positions, ranks.size, ranks.holdings())
 
         decision = ranks.agreement.agree("boundary", self._position(), decide, self._until(), ranks.unable)
-        log.info("Agreement: %s, %s", _described(decision), decision.because)
-        self._session.events.emit("agreement", what=decision.kind, step=decision.step, because=decision.because)
-        self.decision = decision
+        self._heed(decision)
         self._decided.set()
         if decision.kind == "finish":
             self.open = False
@@ -138,6 +138,12 @@ class Joint(Serving):
             self.concluded.wait(_TICK)
             session.hear()
         return True
+
+    def _heed(self, decision: Decision) -> None:
+        step = decision.step - self._session.subject.boundary[1]  # it counts epochs, too
+        log.info("Agreement: %s, %s", decision.described(step), decision.because)
+        self._session.events.emit("agreement", what=decision.kind, step=step, because=decision.because)
+        self.decision = decision
 
     def _called(self) -> bool:
         """Whether another rank has given the boundary up."""
@@ -172,23 +178,21 @@ class Joint(Serving):
     def _found_committed(self) -> bool:
         """Whether the others have committed this very boundary, or the end of the run, and left: nothing better can come of a rank
         that is left over."""
-        if self.finished and self._committed(self._final().name) is not None:
+        if self.finished and self._session.catalog.find(self._final().name) is not None:
             self.decision = Decision("finish", because="the final checkpoint is committed")
             self.open = False
             return True
         if self.decision is None or self.decision.kind != "boundary":
             return False
-        entry = self._committed(self._order(self.decision, Kind.JIT, None).name)
+        entry = self._session.catalog.find(self._order(self.decision, Kind.JIT, None).name)
         if entry is not None:
             self._answer(f"saved {entry.path.name} together")
         return entry is not None
 
-    def _committed(self, name: str) -> Entry | None:
-        return next((entry for entry in self._session.catalog.entries()[:4] if entry.record.save == name), None)
-
     def _final(self) -> Order:
         writers = tuple(range(self._ranks.size))
-        return Order(f"final-{self._ranks.token[:8]}", Kind.FINAL, "training finished", writers, paused=lambda: self.open)
+        name = f"final-{self._ranks.token[:8]}"
+        return Order(name, Kind.FINAL, "training finished", writers, patience=math.inf, paused=lambda: self.open)
 
     def _patience_for_a_step(self) -> float:
         session = self._session
@@ -205,9 +209,7 @@ class Joint(Serving):
 
         position = self._position(clean=not because, because=because)
         decision = ranks.agreement.agree("instant", position, decide, self._until(), ranks.silent)
-        log.info("Agreement: %s, %s", _described(decision), decision.because)
-        self._session.events.emit("agreement", what=decision.kind, step=decision.step, because=decision.because)
-        self.decision = decision
+        self._heed(decision)
         return decision
 
     def _take_part(self, decision: Decision) -> None:
@@ -289,7 +291,7 @@ class Joint(Serving):
         return Order(
             name=f"{kind.value}-{decision.step}-{decision.token}",
             kind=kind,
-            reason=self._notice().reason,
+            reason=self.notice().reason,
             writers=decision.writers,
             helpers=decision.missing if alive else (),
             missing=() if alive else decision.missing,
@@ -376,7 +378,7 @@ class Joint(Serving):
         began = session.clock.now()
         session.background.in_the_way(self._deadline(), session.expected_bytes)
         try:
-            with session.saving:
+            with self._alone_at_it():
                 if session.committed == session.subject.boundary and not self.finished:
                     self._answer(f"step {session.subject.step} is already committed")
                     return
@@ -394,6 +396,19 @@ class Joint(Serving):
             self._broken = f"the save at the agreed boundary failed ({error})"
             self._wait_for_the_agent()
 
+    @contextlib.contextmanager
+    def _alone_at_it(self) -> Iterator[None]:
+        """session.saving, but not for ever: a periodic save may wait for a rank that will not take part in it any more."""
+        session = self._session
+        left = max(_PATIENCE, self._rescue_at() - session.clock.now())
+        if not session.saving.acquire(timeout=left):
+            session.background.give_up()
+            raise errors.DeadlineError("a save that was begun before does not end")
+        try:
+            yield
+        finally:
+            session.saving.release()
+
     def _wait_for_the_agent(self) -> None:
         """The boundary came to nothing, and this thread still stands at it: what the agents save counts."""
         self._saving = False
@@ -410,22 +425,55 @@ class Joint(Serving):
         if session.gate.depth > 0:
             self.torn = f"{type(error).__name__} came inside optimizer.step()"
         why = f"rank {self._ranks.rank} failed: {type(error).__name__}: {error}"[:300]
+        if gone := self._ranks.gone():  # what raised here came of it
+            why = f"{messages.named(gone)} {'is' if len(gone) == 1 else 'are'} gone"
         self._ranks.fail(why)
         if self.answered or self.concluded.is_set():
             return
-        now = session.clock.now()
-        session.press(Notice(LOST, why, now, now + session.jit.grace))
+        self.press(why)
         limit = self._session.jit.grace + 2 * _PATIENCE
         self.concluded.wait(limit)
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether training failed here by itself, with all other ranks alive: started again, it may fail again."""
+        return self.stopped and self.decision is not None and set(self.decision.missing) <= {self._ranks.rank}
+
+    def _without_the_lost(self, why: str) -> bool:
+        """The last save came to nothing. If a rank was lost, the others save without it, as they would have in the middle of the
+        run."""
+        session = self._session
+        if not self._ranks.unable() or self._closed.is_set():
+            return False
+        session.subject.hurry()
+        self.press(why)
+        until = session.clock.now() + _PATIENCE
+        while not self.open and session.clock.now() < until:
+            session.clock.sleep(_TICK / 10)
+        return self.open
+
+    def press(self, why: str) -> None:
+        """A rank is lost: have the agent serve it."""
+        now = self._session.clock.now()
+        self._session.press(Notice(LOST, why, now, now + self._session.jit.grace))
+
+    def bereft(self) -> None:
+        """A pass in which no optimizer stepped, on the training thread: what it would have done may have failed because a rank is
+        gone, and the user's code may have caught that. It is not a step; the ranks that are left save, and leave."""
+        gone = self._ranks.unable()
+        if not gone:
+            return
+        self._session.subject.hurry()
+        self.press(f"{messages.named(gone)} {'is' if len(gone) == 1 else 'are'} gone")
+        while not self.open and not self._closed.is_set():
+            self._session.clock.sleep(_TICK / 10)
+        self.at_boundary()
 
     def served(self) -> bool:
         """Whether the ranks have saved, or are about to have: what raises now comes of their leaving."""
         if self.begun and not self.stopped and not self.concluded.is_set() and (self._saving or self._escalated.is_set()):
             self.concluded.wait(max(0.0, self._deadline() - self._session.clock.now()) + _PATIENCE)
         return self.answered and not self.stopped
-
-    def current(self) -> Notice:
-        return self._notice()
 
     def finish(self) -> None:
         """Training is over on this rank: a last checkpoint of all, unless a notice comes before the last one has ended."""
@@ -443,11 +491,10 @@ class Joint(Serving):
                 entry = gathering.complete(capture, part, order)
             except Interrupted:
                 continue
+            except errors.SaveError as error:
+                if not self._without_the_lost(str(error)):
+                    raise
+                continue
             session.now_committed(entry, capture, session.subject.boundary, session.clock.now() - began)
             log.info("Training finished at step %d; saved %s", session.subject.step, entry.path.name)
             return
-
-
-def _described(decision: Decision) -> str:
-    what = {"boundary": "all save", "instant": "all save at once", "survivors": "the survivors save"}.get(decision.kind)
-    return decision.kind if what is None else f"{what} step {decision.step}"

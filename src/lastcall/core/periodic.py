@@ -70,7 +70,9 @@ class Periodic:
             better = self._improved(self._config.monitor)
             session.ranks.tell(key, {"better": better})
             return better
-        word = session.ranks.hear(key, session.jit.grace)
+        until = session.clock.now() + session.jit.grace
+        while (word := session.ranks.hear(key, 0.2)) is None and session.clock.now() < until:
+            continue
         return word is not None and word.get("better") is True
 
     def _improved(self, monitor: str) -> bool:
@@ -157,6 +159,10 @@ class Periodic:
         if deadline - session.clock.now() < 2 * session.budget.seconds(nbytes) + 1.0:
             log.warning("The periodic save in progress is given up: there is no time for both")
             self._given_up = True
+
+    def give_up(self) -> None:
+        """Nobody waits for the save in progress any more."""
+        self._given_up = True
 
     def wait(self) -> None:
         if self._thread is not None:

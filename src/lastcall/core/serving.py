@@ -45,7 +45,7 @@ class Serving:
     def run(self) -> None:
         """Serve the notice. Returns when the training thread has taken over, or the session ends; may leave the process."""
         self.begun = True
-        notice = self._notice()
+        notice = self.notice()
         self._wait_before(notice)
         self.open = True
         self._session.subject.attend()
@@ -55,13 +55,13 @@ class Serving:
         self._rescue()
         self._stay_until_the_end()
 
-    def _notice(self) -> Notice:
+    def notice(self) -> Notice:
         notice = self._session.latch.notice
         assert notice is not None
         return notice
 
     def _deadline(self) -> float:
-        notice = self._notice()
+        notice = self.notice()
         return notice.deadline if notice.deadline is not None else notice.at + self._session.jit.grace
 
     def _wait_before(self, notice: Notice) -> None:
@@ -117,7 +117,7 @@ class Serving:
             return
         try:
             capture = session.subject.rescue()
-            entry = session.save(capture, Kind.RESCUE, self._notice().reason, self._deadline())
+            entry = session.save(capture, Kind.RESCUE, self.notice().reason, self._deadline())
         except Exception as error:  # whatever it was, the boundary may still come
             log.error("The rescue failed: %s", error)
             session.events.emit("not-saved", save="rescue", because=str(error))
@@ -150,7 +150,7 @@ class Serving:
             with session.saving:  # the training thread may be saving at its boundary: let it
                 if self._arrived.is_set():
                     return
-                code = exits.code(self._notice(), True, session.jit.exit_code)
+                code = exits.code(self.notice(), True, session.jit.exit_code)
                 log.info("The training thread does not return: leaving with exit code %d", code)
                 session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
                 session.events.close()
@@ -185,7 +185,7 @@ class Serving:
                 deadline = None
             plan = session.budget.plan(capture.nbytes, deadline)
             log.info("Saving step %d: %s, %s", capture.step, plan.kind, plan.because)
-            entry = session.save(capture, Kind.JIT, self._notice().reason, deadline)
+            entry = session.save(capture, Kind.JIT, self.notice().reason, deadline)
         except (errors.LastcallError, OSError) as error:  # StateError: something unsavable was put into the state since protect()
             log.error("JIT checkpoint failed: %s", error)
             session.events.emit("not-saved", save="jit", because=str(error))
@@ -203,7 +203,7 @@ class Serving:
     def _leave(self) -> None:
         """Out of the training loop, by an exception that only `finally` and `with` see."""
         saved = self._session.outcome is Outcome.SAVED
-        notice = self._notice()
+        notice = self.notice()
         code = exits.code(notice, saved, self._session.jit.exit_code)
         what = "saved and stopped" if saved else "stopped without a checkpoint"
         raise errors.Preempted(code, f"{what} after {notice.reason}")

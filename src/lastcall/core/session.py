@@ -10,6 +10,7 @@ The way of a notice from its arrival to the boundary or the rescue is in `servin
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from lastcall.types import Capture, Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
 _NUDGE = 0.25  # seconds
+_MANUAL = 60.0  # seconds that run.save() waits for the other ranks, at least
 Boundary = tuple[int, int]
 
 
@@ -252,9 +254,9 @@ class Session:
     def at_boundary(self, *, epoch_end: bool = False) -> None:
         """The training thread is at a boundary and something may be due. Raises Preempted once a notice has been served."""
         if self.serving.open:
-            self.serving.at_boundary()
-        if not self.serving.open:
-            self.background.at_boundary(epoch_end)
+            self.serving.at_boundary()  # returns where the ranks have agreed on a later boundary
+        # Also then: a rank that came by before the notice has begun this periodic save, and waits for all the others' parts of it.
+        self.background.at_boundary(epoch_end)
         if not self.preparing.begun and self.subject.step > 0:
             self.preparing.begin()
         if self.guard is not None and self.guard.due(self.subject.step):
@@ -289,6 +291,8 @@ class Session:
         order = Order(
             name, request.kind, request.reason, writers, deadline=request.deadline, abandoned=request.abandoned, same=request.same
         )
+        if request.kind is Kind.MANUAL:  # a rank that does not call run.save() must not hold the others up for long
+            order = dataclasses.replace(order, patience=max(_MANUAL, self.jit.grace))
         return self.gathering.save(capture, order)
 
     def save_together(self, capture: Capture, order: Order) -> catalogs.Entry:
@@ -373,9 +377,11 @@ class Session:
         if joint is None:
             return None
         if joint.served():
-            notice = joint.current()
+            notice = joint.notice()
             return errors.Preempted(exits.code(notice, True, self.jit.exit_code), f"saved and stopped after {notice.reason}")
         joint.failed(error)
+        if joint.at_fault:
+            self.outcome = Outcome.FAILED  # whatever was saved: it is an error, and nobody's preemption
         return None
 
     def left(self) -> None:

@@ -55,6 +55,11 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     saved = [member for member in ending.members if member.outcome == Outcome.SAVED.value]
     lost = unsaved(ending.members)
     taken = [member for member in lost if member.outcome in (None, Outcome.NOT_SAVED.value)]
+    failed = [member for member in ending.members if member.outcome == Outcome.FAILED.value]
+    if saved and failed and ending.notice is None and own != 0:
+        # A rank raised, and all have saved: an error all the same, which would come again.
+        who = processes.names([member.pid for member in failed])
+        return Verdict(Result.FAILED, own, f"training {who} failed; the run is saved (the command ended with {said})", crashed=True)
     if saved and not taken:
         if ending.interrupted:
             return Verdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")

@@ -75,6 +75,12 @@ def test_a_rank_that_ends_itself_costs_at_most_one_step(launcher: Launcher, refe
     survive(launcher, references, "ddp.py", 2, dataclasses.replace(PLAN, fault=Fault(kind, 1, 9, where)))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_in_the_last_step_costs_at_most_that(launcher: Launcher, references: References, rank: int) -> None:
+    """The others have finished, and wait for its part of the final checkpoint."""
+    survive(launcher, references, "ddp.py", 2, dataclasses.replace(PLAN, fault=Fault("kill", rank, PLAN.steps - 1, "end")))
+
+
 def test_what_only_the_dead_rank_knew_is_said_to_be_lost(launcher: Launcher, references: References) -> None:
     directory = launcher.folder / "run"
     plan = dataclasses.replace(PLAN, personal=True, fault=Fault("kill", 1, 9, "inside"))

@@ -144,11 +144,14 @@ class Run:
         self._stepping = True
         self._begin(total)
         subject, gate = self._subject, self._gate
+        many = self._session is not None and self._session.ranks is not None
         try:
             step = subject.step
             subject.in_pass = step < total
             while step < total:
                 yield step
+                if many and gate.steps == subject.mark:
+                    self._idle()
                 step += 1
                 # Two stores and no call in a quiet step: no clock (it costs a microsecond between two steps), and nowhere for the
                 # interpreter to let another thread see one store without the other.
@@ -249,10 +252,17 @@ class Run:
             self._begun = True
             self._subject.restored_randomness = None  # __enter__ has put the generators back; this step has drawn from them
         self._subject.in_pass = False
+        if self._gate.steps == self._subject.mark:
+            self._idle()
         self._ticking = True
         self._subject.step += 1
         self._boundary()
         self._subject.in_pass = True
+
+    def _idle(self) -> None:
+        """A pass without an optimizer step. With many ranks it may have failed, unseen, because one of them is gone."""
+        if self._session is not None and self._session.joint is not None:
+            self._session.joint.bereft()
 
     _begun = False
     _ticking = False
@@ -357,11 +367,13 @@ class Run:
                 left = self._leave_well(session)
             elif not isinstance(error, errors.Preempted):
                 by_choice = isinstance(error, SystemExit) and not error.code  # sys.exit(): the script says that it is done
-                if not by_choice:
+                if session.joint is not None:
                     self._subject.mend()
-                if not by_choice and (preempted := session.failed(error)) is not None:
+                if (preempted := session.failed(error)) is not None:
                     left = preempted
-                session.outcome = session.outcome or (Outcome.FINISHED if by_choice else Outcome.FAILED)
+                if by_choice and left is error:
+                    session.outcome = Outcome.FINISHED
+                session.outcome = session.outcome or Outcome.FAILED
         finally:
             self._close(session)
         notice = session.latch.notice
@@ -378,6 +390,7 @@ class Run:
                 session.serving.at_boundary()
             unfinished, self._subject.in_pass = self._subject.in_pass, False
             self._subject.arrive(time.perf_counter(), passed=unfinished and not self._ticking)
+            self._subject.refresh_if_stale()
             session.finish()
         except errors.Preempted as preempted:
             return preempted

@@ -91,13 +91,25 @@ class Anchored:
         return [others[key] if value is None else value for key, value in zip(keys, found, strict=True)]
 
     def claim(self, key: str, value: bytes) -> bytes:
-        winner = self._folder.claim(key, value)
+        try:
+            winner = self._folder.claim(key, value)
+        except errors.StoreLost:
+            return self._claim_in_memory(key, value)
         if (fast := self._store()) is not None:
             try:
                 fast.set(key, winner)  # wakes those who wait
             except errors.StoreLost:
                 self._lose()
         return winner
+
+    def _claim_in_memory(self, key: str, value: bytes) -> bytes:
+        """The directory takes nothing any more: it is full. A notice must go out all the same; what is there already still counts."""
+        held, fast = self._folder.get_many([key])[0], self._store()
+        if held is not None:
+            return held
+        if fast is None:
+            raise errors.StoreLost("neither the store in memory nor the directory can be used")
+        return fast.claim(key, value)
 
     def add(self, key: str, amount: int) -> int:
         if (fast := self._store()) is not None:

@@ -89,13 +89,13 @@ class FolderStore:
 
     def _claim(self, key: str, value: bytes) -> bytes:
         under = self._under()
-        under.write_bytes(value)
         try:
+            under.write_bytes(value)
             os.link(under, self._path(key))  # fails where the name is taken: also on network file systems
         except FileExistsError:
             return self._path(key).read_bytes()
         finally:
-            under.unlink()
+            under.unlink(missing_ok=True)
         return value
 
     def _add(self, key: str, amount: int) -> int:
