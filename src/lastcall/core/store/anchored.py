@@ -160,7 +160,7 @@ class Anchored:
         self._folder.set(_FALLBACK, b"1")
         self._repeat()
         if self._connect is not None and not self._closed.is_set():
-            threading.Thread(target=self._reconnect, name="lastcall-store", daemon=True).start()
+            threading.Thread(target=self._reconnect, name="lastcall-reconnect", daemon=True).start()
 
     def _repeat(self) -> None:
         for key, value in list(self._said.items()):
