@@ -132,6 +132,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_a_name_everything_is_measured(tmp_path: Path) -> None:
     done = small(tmp_path, *(part for name in ("lastcall", "dcp", "raw", "torch.save") for part in ("--without", name)))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,6 +18,7 @@ from lastcall.auto import environment
 
 PROBE = Path(__file__).parent / "scripts" / "auto_probe.py"
 LOADED = ["lastcall", "lastcall.auto", "lastcall.auto.bootstrap", "lastcall.auto.imports"]
+WITH_TORCH = sorted([*LOADED, "lastcall.auto.attempts"])  # torch imports its own rendezvous, which is patched
 ACTIVE = {"finders": 1, "modules": LOADED, "path": []}
 INERT = {"finders": 0, "modules": [], "path": []}
 OFF = ["", "0", "false", "No", " off "]
@@ -187,7 +188,7 @@ def test_in_the_workers_of_a_loader_nothing_happens(way: str) -> None:
     script = PROBE.with_name("auto_loader.py")
     without, below_us = (run(sys.executable, script, way, env=env) for env in (outside(), below()))
     one, other = (json.loads(done.stdout.splitlines()[0]) for done in (without, below_us))
-    assert (one.pop("modules"), other.pop("modules")) == ([], LOADED)
+    assert (one.pop("modules"), other.pop("modules")) == ([], WITH_TORCH)
     assert one == other and "lastcall" not in below_us.stderr  # torch itself may say something there, or not
 
 
@@ -265,7 +266,9 @@ def test_an_import_of_what_torchrun_is_made_of_is_patched_and_the_finder_leaves(
     api = tmp_path / "torch" / "distributed" / "elastic" / "multiprocessing" / "api.py"
     api.parent.mkdir(parents=True)
     api.write_text("class PContext:\n    def close(self, death_sig=None, timeout=30):\n        print(timeout)\n")
+    (tmp_path / "torch" / "distributed" / "rendezvous.py").write_text("")
     source = "import torch.distributed.elastic.multiprocessing.api as a, sys; a.PContext().close(); print(len(sys.meta_path))"
+    source += "; import torch.distributed.rendezvous; print(len(sys.meta_path))"
     env = below(PYTHONPATH=str(tmp_path), LASTCALL_GRACE_SECONDS="60")
-    assert run(bare, "-c", source, env=env).stdout == "65.0\n3\n"
-    assert run(bare, "-c", source, env=outside(PYTHONPATH=str(tmp_path))).stdout == "30\n3\n"
+    assert run(bare, "-c", source, env=env).stdout == "65.0\n4\n3\n"
+    assert run(bare, "-c", source, env=outside(PYTHONPATH=str(tmp_path))).stdout == "30\n3\n3\n"

@@ -128,7 +128,7 @@ def test_a_server_answers_and_ends_on_sigterm_as_ever(folder: Path) -> None:
     assert without[:3] == (200, b'{"b": [1, 2]}', -signal.SIGTERM)
 
 
-def test_torch_is_imported_without_anything_of_ours_until_torchrun_is(folder: Path) -> None:
+def test_torch_is_imported_with_nothing_of_ours_but_its_rendezvous_until_torchrun_is(folder: Path) -> None:
     source = """
         import sys, torch, torch.utils.data, torch.distributed
         print(sorted(name for name in sys.modules if name.startswith("lastcall")))
@@ -137,7 +137,7 @@ def test_torch_is_imported_without_anything_of_ours_until_torchrun_is(folder: Pa
     """
     (folder / "torch_only.py").write_text(textwrap.dedent(source))
     without, other = (run(sys.executable, "torch_only.py", env=env(), cwd=folder) for env in (outside, below))
-    loaded = "['lastcall', 'lastcall.auto', 'lastcall.auto.bootstrap', 'lastcall.auto.imports']"
+    loaded = "['lastcall', 'lastcall.auto', 'lastcall.auto.attempts', 'lastcall.auto.bootstrap', 'lastcall.auto.imports']"
     assert (without.returncode, other.returncode) == (0, 0), other.stderr
     assert without.stderr == other.stderr
     (nothing, before), (waiting, after) = (done.stdout.splitlines() for done in (without, other))

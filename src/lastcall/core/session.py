@@ -142,6 +142,7 @@ class Session:
         self.saving = threading.RLock()  # one save at a time, whoever asks for it
         self.committed: Boundary | None = None  # the boundary that the newest checkpoint holds exactly
         self.expected_bytes = 0
+        self.had_finished = False  # the run was at its end when it was saved, on all ranks
         self.outcome: Outcome | None = None
         self.metrics: Callable[[], dict[str, float]] = dict
         self._saved_document: dict[str, object] | None = None  # of the newest checkpoint that this incarnation committed
@@ -360,8 +361,9 @@ class Session:
     def _finish_together(self, joint: Joint) -> None:
         """Nobody leaves before all have finished; until then a notice still finds everybody here."""
         self.background.wait()
-        if self.committed == self.subject.boundary and self._saved_document is None and not self.serving.open:
-            self.outcome = Outcome.FINISHED  # the run had finished before, on all ranks
+        same = self.committed == self.subject.boundary and self._saved_document is None
+        if same and self.had_finished and not self.serving.open:
+            self.outcome = Outcome.FINISHED  # before, and on all ranks
             return
         try:
             joint.finish()

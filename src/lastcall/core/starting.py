@@ -20,7 +20,7 @@ from lastcall.core.joint import Joint
 from lastcall.core.ranks import Ranks
 from lastcall.core.saving import Saver
 from lastcall.core.writer import Engine
-from lastcall.types import Notice, Outcome
+from lastcall.types import Kind, Notice, Outcome
 
 if TYPE_CHECKING:
     from lastcall.core.session import Session
@@ -153,6 +153,7 @@ class Starting:
                 "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %.0f MB in %.2fs): the newest valid checkpoint%s",
                 entry.path.name, record.step, record.kind.value, record.reason or "none", exact, record.size / 1e6, seconds, others,
             )  # fmt: skip
+            session.had_finished = record.kind is Kind.FINAL
             if record.exact and record.complete and record.world == session.world.size:
                 session.committed = session.subject.boundary
         session.events.emit("start", incarnation=session.incarnation, resumed=entry.path.name if entry else None, seconds=seconds)

@@ -15,6 +15,7 @@ from helpers.ranks_trials import References, Strike
 PLAN = Plan(steps=12, personal=True)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_however_it_is_started_and_slowed_down(launcher: Launcher, references: References) -> None:
     plan = dataclasses.replace(PLAN, seconds=0.002, slow={1: 0.01}, late={2: 0.1}, tail={0: 0.1}, pauses={5: 0.05})
     expected = references.of("ddp.py", 4, PLAN)
@@ -28,6 +29,7 @@ def test_a_run_is_the_same_however_it_is_started_and_slowed_down(launcher: Launc
     assert len({state["progress"] for state in expected.final.values()}) == 4  # of everybody's own samples
 
 
+@pytest.mark.slow
 def test_torchrun_makes_the_same_run(launcher: Launcher, references: References) -> None:
     job = launcher.launch("ddp.py", 2, "torchrun", launcher.folder / "run", PLAN, LASTCALL_ENABLED="0")
     life = ranks_trials.live(job, launcher.folder / "run")

@@ -135,6 +135,7 @@ def test_a_link_that_is_cut_splits_nothing_and_hangs_nobody(
             distributed.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_real_launchers_survive_a_cut_link(launcher: Launcher, hosts: Hosts, references: References) -> None:
     """`lastcall run -- torchrun` on both hosts, each with a store of its own. torchrun may wait longer: that is not ours."""
