@@ -33,7 +33,10 @@ class SlowFiles(storage.Files):
 
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with lastcall.protect(directory / f"rank{rank}", files=SlowFiles(), model=model, optimizer=optimizer) as run:
+config = lastcall.JITCheckpointConfig(
+    ranks="separate"
+)  # each rank is a run of its own: one that saves slowly holds nobody up but torchrun
+with lastcall.protect(directory / f"rank{rank}", config=config, files=SlowFiles(), model=model, optimizer=optimizer) as run:
     for step in run.steps(1_000_000):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()

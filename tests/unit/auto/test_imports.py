@@ -22,8 +22,11 @@ applied: list[types.ModuleType] = []
 
 @pytest.fixture(autouse=True)
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of a test are gone after it, and so are finders."""
+    """Modules of a test are gone after it, and so are finders. Threads that other tests have left do not count."""
     modules, finders = set(sys.modules), list(sys.meta_path)
+    known = {thread.ident for thread in threading.enumerate() if thread is not threading.main_thread()}
+    frames = sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: {thread: frame for thread, frame in frames().items() if thread not in known})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module written anew within a second would be taken for the old one
     patches = types.ModuleType(HERE)
