@@ -26,6 +26,8 @@ class FirstGradient:
         self._lessons = _LESSONS
         self._ever = False
         self.fired = False  # since somebody set it back
+        self._chosen: Any = None  # the parameter that was learned
+        self.resting = False
 
     def install(self) -> None:
         parameters: dict[int, Any] = {id(p): p for module in self._modules for p in module.parameters() if p.requires_grad}
@@ -36,12 +38,24 @@ class FirstGradient:
             handle.remove()
         self._handles = []
 
+    def rest(self) -> None:
+        """Nobody wants to know for now: a hook costs a short step several microseconds."""
+        if self._chosen is not None and not self.resting:
+            self.remove()
+            self.resting = True
+
+    def wake(self) -> None:
+        if self.resting:
+            self.resting = False
+            self._handles = [self._chosen.register_hook(self._hooked)]
+
     def missed(self) -> None:
         """A step was completed, and nothing fired."""
         if self._lessons <= 0:
             return
         self._lessons -= 1
         self.remove()
+        self._chosen = None
         if self._ever:
             self.install()
         else:
@@ -50,6 +64,7 @@ class FirstGradient:
 
     def _learned(self, parameter: Any, grad: torch.Tensor) -> None:
         self.remove()
+        self._chosen = parameter
         self._handles = [parameter.register_hook(self._hooked)]
         self._hooked(grad)
 

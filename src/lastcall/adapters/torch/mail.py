@@ -94,9 +94,13 @@ class Mail:
         """Write the B record of a boundary copy that was taken just now; the seconds it took. Never raises."""
         began = time.perf_counter()
         step = copy.boundary[0]
-        if step > self._step >= 0 and not self._first.fired:
+        if step > self._step >= 0 and not self._first.fired and not self._first.resting:
             self._first.missed()
         self._first.fired = False
+        if self._affordable():
+            self._first.wake()
+        else:
+            self._first.rest()
         self._step = step
         try:
             letter = letters.Letter(self._known, (copy.boundary[1], *copy.place), self._forms)

@@ -363,3 +363,15 @@ def test_a_model_that_never_settles_is_not_learned_for_ever() -> None:
     for _ in range(100):
         fired.first.missed()
     assert sum(len(p._backward_hooks or ()) for p in net.parameters()) == 2  # of the last lesson
+
+
+def test_a_hook_that_nobody_can_afford_rests_and_comes_back() -> None:
+    model = torch.nn.Linear(2, 1)
+    fired: list[int] = []
+    first = FirstGradient([model], lambda: fired.append(1))
+    first.install()
+    for resting, expected in ((False, 1), (True, 1), (True, 1), (False, 2)):
+        first.rest() if resting else first.wake()
+        model(torch.ones(1, 2)).sum().backward()
+        assert len(fired) == expected and first.resting is resting
+    first.remove()
