@@ -406,11 +406,12 @@ def torchrun_id(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("TORCHELASTIC_RUN_ID") or None
 
 
-def many_tasks(environ: Mapping[str, str] | None = None) -> int:
-    """How many processes a launcher says that there are; 1 where none says anything."""
+def host_of_rank_0(size: int, environ: Mapping[str, str] | None = None) -> str:
+    """Where the ranks of a run of so many find the first of them."""
     environ = os.environ if environ is None else environ
-    text = environ.get("WORLD_SIZE") or environ.get("SLURM_NTASKS") or "1"
-    return int(text) if text.isdigit() else 1
+    if environ.get("LOCAL_WORLD_SIZE") == str(size):  # all of them are on one machine
+        return "127.0.0.1"
+    return environ.get("MASTER_ADDR") or os.uname().nodename
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

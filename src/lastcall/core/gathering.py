@@ -127,12 +127,23 @@ class Gathering:
             part = Part(rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors)
             receipts.write(self._files, folder, part)
         except (errors.LastcallError, OSError) as error:
-            part = Part(rank, capture.step, failed=str(error) or type(error).__name__)
-            try:
-                receipts.write(self._files, folder, part)
-            except OSError:  # a full disk: then the word must suffice
-                log.debug("the receipt of a failed part could not be written")
-            self._company.tell(f"failed/{order.name}/{rank}", {"because": part.failed})
+            part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
+        return part
+
+    def refuse(self, order: Order, because: str) -> None:
+        """This rank has no part that belongs to this save: then there is none, for anybody."""
+        self._fail(self._catalog.staging / order.name, order, 0, because)
+        if self._company.rank == order.committer:
+            self._company.tell(f"outcome/{order.name}", {"because": because})
+
+    def _fail(self, folder: Path, order: Order, step: int, because: str) -> Part:
+        part = Part(self._company.rank, step, failed=because)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            receipts.write(self._files, folder, part)
+        except OSError:  # a full disk: then the word must suffice
+            log.debug("the receipt of a failed part could not be written")
+        self._company.tell(f"failed/{order.name}/{part.rank}", {"because": because})
         return part
 
     # ---- the committer ---------------------------------------------------------------------------------------------------------

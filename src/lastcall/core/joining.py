@@ -128,8 +128,10 @@ class Joining:
 
     def _offer(self) -> str:
         """The launcher's store, if there is one and it can be reached from here."""
-        found = settings.launcher_store()
-        return "" if found is None else f"{self._world.address}:{found}"
+        from lastcall.core.store import client
+
+        found = client.parse_port_and_secret(settings.launcher_store() or "")
+        return "" if found is None else f"{self._world.address}:{found[0]}:{found[1]}"
 
     def _join(self, start: Start, fence: Fence) -> Joined:
         fast, connect = self._change_over(start)

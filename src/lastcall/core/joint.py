@@ -43,6 +43,7 @@ class Joint(Serving):
         self._ranks = ranks
         self._current: Notice | None = None  # what is being served: a notice, or the loss of a rank
         self.decision: Decision | None = None
+        self._passing = False  # a hang: training goes on after the save, and nobody leaves
         self.finished = False  # training has reached its end on this rank
         self.torn = ""  # why the state of this rank is not whole: an optimizer step was cut short
         self.stopped = False  # training has failed here: no further step is taken
@@ -61,20 +62,30 @@ class Joint(Serving):
         self.begun = True
         notice = self._current = self._session.pressing or self.notice()
         at_once = notice.source in (LOST, HANG)
+        self._passing = notice.source == HANG and session.jit.on_hang == "save"
         ranks.announce(notice, failed=self.stopped)
         if not at_once:
             self._wait_before(notice)
+        self._decided.clear()  # it still stands for what was decided before a hang that was saved
         self.open = True
         session.subject.attend()
         session.gate.on_hold = self._leave_if_answered
         if at_once or self.stopped or not self._meet_at_a_boundary():
             self._from_the_side()
         self.concluded.set()
-        if self._goes_on_after(notice):
+        if self._passing and not self.stopped and not self._closed.is_set():
             self._go_on()
         elif not self._closed.is_set() and self.decision is not None and self.decision.kind != "finish":
             self._stay_until_the_end()
             self._end_it(notice)
+
+    def fault(self) -> None:
+        """The agent is out: nobody else would let go of a training thread that waits for a decision."""
+        self._give_up("a fault in lastcall")
+        self._escalated.set()
+        self._decided.set()
+        self.concluded.set()
+        super().fault()
 
     def notice(self) -> Notice:
         return self._current if self._current is not None else super().notice()
@@ -216,17 +227,19 @@ class Joint(Serving):
         session, rank = self._session, self._ranks.rank
         helping = decision.kind == "instant" and rank in decision.missing  # finished elsewhere: its own state only
         if rank not in decision.writers and not helping:
-            what = f"rank {rank} does not write: {messages.named(decision.writers)} save step {decision.step}"
-            log.warning("%s", what)
+            log.warning("This rank does not write: %s save", messages.named(decision.writers))
             self._await_the_writers(decision)
             return
         if decision.kind == "instant" and session.gate.steps < decision.entered:
             log.info("This rank is let through to optimizer step %d", decision.entered)
             session.gate.let(decision.entered)
-        if not self._settled(decision):
-            log.warning("This rank does not come to the end of its step in time")
         kind = Kind.SURVIVORS if decision.kind == "survivors" else Kind.RESCUE
-        self._save_aside(decision, kind)
+        if self._settled(decision):
+            self._save_aside(decision, kind)
+            return
+        because = f"rank {rank} did not come to optimizer step {decision.entered} in time"  # what it holds belongs to another step
+        self._gathering().refuse(self._order(decision, kind, self._deadline()), because)
+        self._give_up(because)
 
     def _settled(self, decision: Decision) -> bool:
         """Whether the steps that were agreed on are done, and what follows them in their pass too, as far as it can be waited for."""
@@ -313,11 +326,6 @@ class Joint(Serving):
 
     # ---- afterwards ------------------------------------------------------------------------------------------------------------
 
-    def _goes_on_after(self, notice: Notice) -> bool:
-        if notice.source != HANG or self._session.jit.on_hang == "exit" or self.stopped:
-            return False
-        return not self._closed.is_set()
-
     def _go_on(self) -> None:
         """A hang was answered by a save; whoever hung may come back, and training goes on as if nothing had happened."""
         session = self._session
@@ -331,7 +339,6 @@ class Joint(Serving):
             self._arrived.clear()
             self._ranks.next_round()
             self.concluded.clear()
-            self._decided.set()  # lets a parked thread go; the next hold clears it
         if session.latch.raised:
             session.wake()
 
@@ -344,9 +351,11 @@ class Joint(Serving):
             self._hold_until_decided()
             decision = self.decision
             if self._escalated.is_set():
+                if session.gate.steps < session.gate.allowed:
+                    return  # others have completed a step that this rank is being let through to
                 self._arrived.set()
                 self.concluded.wait(_TICK)
-                if self.answered or session.outcome is Outcome.NOT_SAVED:
+                if (self.answered or session.outcome is Outcome.NOT_SAVED) and not self._passing:
                     self._leave()
                 continue
             if decision is None or decision.kind == "finish":
@@ -362,6 +371,10 @@ class Joint(Serving):
                 self._saving = True
             self._save_here(decision)
             self._leave()
+
+    def _leave_if_answered(self) -> None:
+        if not self._passing:
+            super()._leave_if_answered()
 
     def _hold_until_decided(self) -> None:
         self._parked.set()

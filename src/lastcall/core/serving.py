@@ -36,6 +36,11 @@ class Serving:
         self._arrived = threading.Event()  # the training thread is at a boundary
         self._closed = threading.Event()  # the session ends
 
+    def fault(self) -> None:
+        """The agent has failed in run(): the next boundary does what it can."""
+        self.open = True
+        self._session.subject.attend()
+
     def close(self) -> None:
         self._closed.set()
         self._arrived.set()

@@ -223,9 +223,8 @@ class Session:
                 try:
                     self.serving.run()
                 except Exception:
-                    log.exception("A fault in lastcall: the next boundary saves")
-                    self.serving.open = True
-                    self.subject.attend()
+                    log.exception("A fault in lastcall: the next boundary does what it can")
+                    self.serving.fault()
 
     def _look_around(self) -> None:
         """What is looked for rather than heard: the launcher's notice, a person's pause, a copy that has become affordable."""

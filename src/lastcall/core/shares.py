@@ -59,11 +59,6 @@ def holdings(groups: Iterable[Group]) -> list[tuple[int, ...]]:
     return sorted({share.holders for group in groups for entry, share in _shared(group) if entry.source.nbytes})
 
 
-def is_whole(groups: Iterable[Group]) -> bool:
-    """Whether nothing in it is a part of something: then a single process needs no manifest."""
-    return all(entry.shape == share.whole for group in groups for entry, share in _shared(group))
-
-
 def _shared(group: Group) -> Iterator[tuple[TensorEntry, Share]]:
     for entry in group.entries:
         if entry.share is not None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.sessions import NBYTES, Crew, saved
+from helpers.sessions import CLOCK, NBYTES, Crew, saved
+from helpers.together import PATIENCE
 from helpers.world import content, noise
 from lastcall import errors, testing
 from lastcall.core import exits
-from lastcall.core.catalog import Entry
+from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.joint import Joint
+from lastcall.core.ranks import HANG
+from lastcall.storage.files import Files
 from lastcall.testing import Fault, FaultyFiles
-from lastcall.types import Kind, Outcome
+from lastcall.types import Kind, Notice, Outcome
 
 FOREVER = 1_000_000
 
@@ -111,6 +116,40 @@ def test_a_rank_that_fails_has_the_others_save_what_all_have(tmp_path: Path) -> 
     entry = testing.assert_resumable(tmp_path, step=5)
     assert entry.record.kind in (Kind.RESCUE, Kind.SURVIVORS)
     assert "rank 1 failed: ValueError: a bad batch" in entry.record.reason
+
+
+def test_ranks_that_went_on_after_a_hang_agree_on_the_next_notice_as_on_the_first(tmp_path: Path) -> None:
+    """Nothing of what was decided about the hang may let a rank pass the boundary that is agreed on later."""
+
+    def hook(rank: int, step: int) -> None:
+        if step == 5:
+            if rank == 0:
+                now = CLOCK.now()
+                crew.sessions[0].notify(Notice(HANG, "nobody moves", now, now + PATIENCE))
+            ranks = crew.sessions[rank].ranks
+            while ranks is not None and ranks.agreement.number < 2:
+                time.sleep(0.01)
+        if step == 15 and rank == 1:
+            crew.notify(1)
+
+    crew = Crew(tmp_path, 3, hook, lockstep=False)
+    saved(crew.train(FOREVER))
+    assert {entry.record.kind for entry in Catalog(tmp_path, Files()).entries()} == {Kind.RESCUE, Kind.JIT}
+    assert newest(tmp_path).record.step >= 15
+
+
+def test_a_fault_of_ours_holds_no_training_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (0, 5):
+            crew.notify(0)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Joint, "_meet_at_a_boundary", fail)
+    crew = Crew(tmp_path, 2, hook, lockstep=False)
+    results: list[Any] = crew.train(FOREVER)
+    assert [result.code for result in results] == [143, 143]  # nothing was saved, and both have left
 
 
 def test_a_passing_fault_of_one_disk_is_no_reason_not_to_save(tmp_path: Path) -> None:

@@ -132,9 +132,3 @@ def test_the_holders_without_a_writer_are_named() -> None:
     assert shares.missing(holdings, {0, 1}) == [(3,)]
     assert shares.missing(holdings, {0, 2}) == [(1, 3), (3,)]
     assert shares.missing(holdings, range(4)) == []
-
-
-def test_only_parts_need_a_manifest() -> None:
-    part = TensorEntry("w", "U8", (4,), block(bytes(4)), Share((8,), (4,), (0,)))
-    assert shares.is_whole((Group("model", (own("a"), replicated("b", (3,)))),))
-    assert not shares.is_whole((Group("model", (own("a"), part)),))

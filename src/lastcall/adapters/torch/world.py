@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
 from typing import Any
 
 import torch.distributed as dist
@@ -43,9 +42,7 @@ def _of(rank: int, size: int, open_store: Any) -> World:
     def meet() -> Store:
         return Scoped(open_store(), f"lastcall/{number}/")
 
-    here = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
-    address = "127.0.0.1" if here else os.environ.get("MASTER_ADDR") or os.uname().nodename
-    return World(rank, size, meet, address)
+    return World(rank, size, meet, settings.host_of_rank_0(size))
 
 
 def _of_group() -> Store:
