@@ -112,6 +112,19 @@ def test_a_frozen_rank_is_noticed_and_costs_at_most_one_step(launcher: Launcher,
     ranks_trials.check(ranks_trials.Trial([first, again]), references.of("ddp.py", 4, PLAN), most_lost=1)
 
 
+def test_a_rank_that_was_frozen_for_a_while_goes_on_with_the_others(launcher: Launcher, references: References) -> None:
+    """on_hang="save": the others save, nobody leaves, and nothing shows in the end."""
+    directory = launcher.folder / "run"
+    plan = dataclasses.replace(PLAN, fault=Fault("stop", 1, 9))
+    job = launcher.launch("ddp.py", 2, "agent", directory, plan, LASTCALL_HANG_SECONDS="2")
+    job.until_true(lambda: bool(ranks_trials.records(directory)), "the checkpoint of the others")
+    job.send(1, signal.SIGCONT)
+    life = ranks_trials.live(job, directory, fresh=True)
+    assert life.outcome == "finished", life.log
+    assert [record["kind"] for record in life.committed] == ["survivors", "final"], life.log
+    ranks_trials.check_end(life, references.of("ddp.py", 2, PLAN), lambda: life.log)
+
+
 # ---- the real thing --------------------------------------------------------------------------------------------------------------
 
 
