@@ -160,10 +160,8 @@ def small(folder: Path, pairs: int, seconds: float) -> dict[str, object]:
     try:
         passes = session.iterate()
         ledger = _Ledger(session)
-        for _ in range(
-            _WARM_UP // _BLOCK
-        ):  # until the hooks have learned what kind of loop this is, as they have after seconds of any run
-            step._block(passes, optimizer)
+        for _ in range(_WARM_UP // _BLOCK):
+            step._block(passes, optimizer)  # the hooks are dear until they have learned what kind of loop this is
         ledger.forget_credit()
         dist.barrier()
         times = step._paired(optimizer, passes, pairs)
