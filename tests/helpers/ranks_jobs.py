@@ -272,8 +272,13 @@ def free_port() -> int:
 
 
 def _shortened(text: str, most: int = 6000) -> str:
-    """What came first, and the stacks at the end."""
-    return text if len(text) <= most else f"{text[: most // 2]}\n...\n{text[-most // 2 :]}"
+    """What came first, and the stacks at the end, lines of lastcall in between; without the frames that C++ prints, long as their paths are."""
+    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("frame #"))
+    return text if len(text) <= most else f"{text[: most // 2]}\n...\n{_ours(text[most // 2 : -most // 2])}...\n{text[-most // 2 :]}"
+
+
+def _ours(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if " lastcall: " in line)
 
 
 def _description(folder: Path, plan: Plan) -> dict[str, str]:
