@@ -274,7 +274,10 @@ def free_port() -> int:
 def _shortened(text: str, most: int = 6000) -> str:
     """What came first, and the stacks at the end, lines of lastcall in between; without the frames that C++ prints, long as their paths are."""
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("frame #"))
-    return text if len(text) <= most else f"{text[: most // 2]}\n...\n{_ours(text[most // 2 : -most // 2])}...\n{text[-most // 2 :]}"
+    if len(text) <= most:
+        return text
+    head, middle, tail = text[: most // 2], text[most // 2 : -most // 2], text[-most // 2 :]
+    return f"{head}\n...\n{_ours(middle)}...\n{tail}"
 
 
 def _ours(text: str) -> str:
