@@ -272,7 +272,7 @@ def free_port() -> int:
 
 
 def _shortened(text: str, most: int = 6000) -> str:
-    """What came first, and the stacks at the end, lines of lastcall in between; without the frames that C++ prints, long as their paths are."""
+    """What came first, and the stacks at the end, and lines of lastcall in between; without the frames that C++ prints."""
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("frame #"))
     if len(text) <= most:
         return text
