@@ -16,11 +16,13 @@ from bench.conditions import conditions
 from bench.measure import Options
 from bench.ranks import reports as ranks
 from bench.table import Comparison, Listing
+from bench.transformers import reports as trainer
 
 _SIZES = {
     "save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0,
     "agreement": 0.0, "traffic": 0.0,
     "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
+    "trainer-save": 0.6, "trainer-stall": 0.6, "trainer-step": 0.0,
 }  # fmt: skip
 _FOLDER = "lastcall-bench-"
 
@@ -90,6 +92,8 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
             return ranks.step(folder, options)
         case "notice-ranks":
             return ranks.notices(folder, options)
+        case "trainer-save" | "trainer-stall" | "trainer-step":
+            return trainer.run(name, folder, gigabytes, options)
         case _:
             return step.step(folder, options)
 

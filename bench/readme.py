@@ -24,6 +24,8 @@ WHAT = {
     "ranks-save": "sharded save (FSDP2), all ranks",
     "ranks-load": "sharded load, cold, all ranks",
     "ranks-load-warm": "sharded load, warm, all ranks",
+    "trainer-save": "Transformers' Trainer, from SIGTERM to durable",
+    "trainer-stall": "Trainer stopped by a periodic save",
 }
 
 

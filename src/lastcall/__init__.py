@@ -40,6 +40,7 @@ __all__ = [
     "__version__",
     "dcp",
     "protect",
+    "transformers",
 ]
 
 _HOMES = {
@@ -55,8 +56,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lastcall' has no attribute {name!r}")
     import importlib
 
-    if name == "dcp":
-        return importlib.import_module("lastcall.dcp")
+    if name in ("dcp", "transformers"):
+        return importlib.import_module(f"lastcall.{name}")
     home = _HOMES.get(name, "lastcall.errors")
     try:
         module = importlib.import_module(home)

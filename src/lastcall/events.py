@@ -15,8 +15,9 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from lastcall.clock import Clock
 
@@ -26,6 +27,8 @@ _LONGEST_LINE = 64 * 1024
 _DEPTH = 8
 _CLOSE_SECONDS = 1.0  # how long close() waits for a flush that hangs on a dead disk
 _AVERAGE_SECONDS = 30.0  # what the speed is averaged over
+T = TypeVar("T")
+Hearer = Callable[[float, str, Mapping[str, object]], None]
 
 
 class EventLog:
@@ -35,6 +38,7 @@ class EventLog:
         self.path = path
         self.dropped = 0  # events that never reached the file
         self.error: OSError | None = None  # why, if it was the disk: the last one
+        self.heard: Hearer | None = None  # told of each event at once, on the thread that emits it: it must be quick and never fail
         self._clock = clock
         self._limit = limit_bytes
         self._pending: collections.deque[tuple[float, str, dict[str, object]]] = collections.deque()
@@ -53,7 +57,10 @@ class EventLog:
             if len(self._pending) >= _PENDING:
                 self._pending.popleft()
                 self.dropped += 1
-            self._pending.append((self._clock.wall(), kind, fields))
+            at = self._clock.wall()
+            self._pending.append((at, kind, fields))
+        if self.heard is not None:
+            self.heard(at, kind, fields)
 
     def flush(self) -> None:
         """Append what is pending with one write. Returns at once while another thread is at it."""
@@ -93,65 +100,127 @@ class EventLog:
 
 
 class Progress:
-    """How far the run is: `progress.json`, replaced as a whole so that a reader never sees half of it."""
+    """How far the run is: `progress.json`, replaced as a whole so that a reader never sees half of it.
+
+    What an adapter says of it, from the training thread, at the cost of a few stores:
+
+        progress.total = 1000              steps in all, where known; may be set or changed at any time
+        progress.total_epochs = 3          the same for epochs; a fraction is fine
+        progress.where = lambda: step      looked at when nothing was said: a run that never reports has a step and a speed, too
+        progress.update(step, epoch, metrics, eval_metrics)
+
+    `update` wants the number of completed steps. Each of the others may be left out, and stays as it was said last: so a step says
+    `update(step, epoch)`, a log line adds `metrics` (loss, learning rate), an evaluation adds `eval_metrics`. `epoch` may be a
+    fraction. The mappings are kept until the flush: hand over ones that nobody changes later. Tensors in them are not waited for.
+
+    The speed is that of the last half minute. The time that is left comes from the steps and the time since this incarnation began to
+    make steps, evaluations and saves included; what earlier incarnations did counts for nothing but the step. Nothing here says that
+    a run is complete: one that was preempted stays at its last step.
+    """
 
     def __init__(self, path: Path, clock: Clock, *, total: int | None = None) -> None:
         self.path = path
-        self.total = total  # steps in all, where known; may be set later
+        self.total = total
+        self.total_epochs: float | None = None
+        self.where: Callable[[], int] | None = None
+        self.document: dict[str, object] | None = None  # what was flushed last, for readers in this process; never changed in place
         self.error: OSError | None = None
         self._clock = clock
-        self._latest: tuple[int, float | None, Mapping[str, object]] | None = None
+        # Each holds at most one thing that is new: `append` and `popleft` are atomic, so that no update is lost to a flush.
+        self._news: collections.deque[tuple[int, float | None]] = collections.deque(maxlen=1)
+        self._metrics: collections.deque[Mapping[str, object]] = collections.deque(maxlen=1)
+        self._eval_metrics: collections.deque[Mapping[str, object]] = collections.deque(maxlen=1)
+        self._numbers: dict[str, object] = {}
+        self._eval_numbers: dict[str, object] = {}
+        self._epoch: float | None = None
+        self._stood: int | None = None  # where the run was when it was last looked at
         self._writing = threading.Lock()
         self._folder = _Folder(path.parent)
-        self._seen: tuple[int, float] | None = None  # step and time of the last flush
+        self._first: tuple[int, float] | None = None  # step and time of the first flush of this incarnation
+        self._seen: tuple[int, float] | None = None  # ... and of the last one
         self._speed: float | None = None
 
-    def update(self, step: int, epoch: float | None = None, metrics: Mapping[str, object] | None = None) -> None:
-        """Note where the run is. `metrics` is kept until the flush: hand over a mapping that nobody changes later."""
-        self._latest = (step, epoch, metrics or {})
+    def update(
+        self,
+        step: int,
+        epoch: float | None = None,
+        metrics: Mapping[str, object] | None = None,
+        eval_metrics: Mapping[str, object] | None = None,
+    ) -> None:
+        """Note where the run is; what is None stays as it was."""
+        if metrics is not None:
+            self._metrics.append(metrics)
+        if eval_metrics is not None:
+            self._eval_metrics.append(eval_metrics)
+        self._news.append((step, epoch))  # last: it is what a flush looks for
 
     def flush(self) -> None:
         """Write the latest update, if there is a new one. Waits for the device where a metric is being computed."""
         if not self._writing.acquire(blocking=False):
             return
         try:
-            latest, self._latest = self._latest, None  # drops the tensors, too
-            if latest is not None:
-                self._write(*latest)
+            news = _taken(self._news) or self._looked()
+            if news is not None:
+                self._write(*news)
         except OSError as error:
             self.error = error
         finally:
             self._writing.release()
 
-    def _write(self, step: int, epoch: float | None, metrics: Mapping[str, object]) -> None:
-        speed = self._measure(step)
+    def _looked(self) -> tuple[int, None] | None:
+        """Where the run is by itself, if it has moved. The first look is no news: nobody knows for how long it has stood there."""
+        if self.where is None:
+            return None
+        step, stood = self.where(), self._stood
+        self._stood = step
+        return None if stood is None or step == stood else (step, None)
+
+    def _write(self, step: int, epoch: float | None) -> None:
+        self._stood = step
+        self._epoch = self._epoch if epoch is None else epoch
+        metrics, eval_metrics = _taken(self._metrics), _taken(self._eval_metrics)  # drops the tensors, too
+        if metrics is not None:
+            self._numbers = {str(name): _number(value) for name, value in dict(metrics).items()}
+        if eval_metrics is not None:
+            self._eval_numbers = {str(name): _number(value) for name, value in dict(eval_metrics).items()}
+        speed, rate = self._measure(step)
         left = None if self.total is None else max(self.total - step, 0)
-        document = {
+        self.document = {
             "step": step,
-            "epoch": epoch,
-            "metrics": {str(name): _number(value) for name, value in dict(metrics).items()},
+            "epoch": self._epoch,
+            "metrics": self._numbers,
+            "eval_metrics": self._eval_numbers,
             "steps_per_second": speed,
-            "eta_seconds": left / speed if left is not None and speed else None,
+            "eta_seconds": left / rate if left is not None and rate else None,
             "total": self.total,
+            "total_epochs": self.total_epochs,
             "at": self._clock.wall(),
         }
         self._folder.make()
         temporary = self.path.with_name(f"{self.path.name}.tmp")
-        temporary.write_text(json.dumps(_plain(document)) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(_plain(self.document)) + "\n", encoding="utf-8")
         os.replace(temporary, self.path)
 
-    def _measure(self, step: int) -> float | None:
-        """Steps a second: an exponential average in which a longer stretch of time weighs more."""
+    def _measure(self, step: int) -> tuple[float | None, float | None]:
+        """Steps a second: lately, an exponential average in which a longer stretch of time weighs more; and since the first flush."""
         now = self._clock.now()
         seen, self._seen = self._seen, (step, now)
-        if seen is None or now <= seen[1]:
-            return self._speed
-        if step < seen[0]:  # the run went back: what was measured belongs to another life of it
-            self._speed = None
-            return None
-        rate, weight = (step - seen[0]) / (now - seen[1]), -math.expm1((seen[1] - now) / _AVERAGE_SECONDS)
-        self._speed = rate if self._speed is None else self._speed + weight * (rate - self._speed)
-        return self._speed
+        if seen is None or step < seen[0]:  # the run went back: what was measured belongs to another life of it
+            self._first, self._speed = (step, now), None
+            return None, None
+        assert self._first is not None
+        if now > seen[1]:
+            rate, weight = (step - seen[0]) / (now - seen[1]), -math.expm1((seen[1] - now) / _AVERAGE_SECONDS)
+            self._speed = rate if self._speed is None else self._speed + weight * (rate - self._speed)
+        lasted = now - self._first[1]
+        return self._speed, (step - self._first[0]) / lasted if lasted > 0 else None
+
+
+def _taken(news: collections.deque[T]) -> T | None:
+    try:
+        return news.popleft()
+    except IndexError:
+        return None
 
 
 class _Folder:
@@ -261,6 +330,6 @@ def _number(value: object) -> object:
     try:
         if hasattr(value, "detach"):
             value = value.detach()  # torch warns when a tensor that wants a gradient is turned into a number
-        return _plain(float(value))
+        return float(value)
     except Exception:
         return None

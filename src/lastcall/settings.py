@@ -112,6 +112,13 @@ def _exit_code(value: object) -> int:
     return number
 
 
+def _port(value: object) -> int:
+    number = _whole(value)
+    if not 0 <= number <= 65535:
+        raise ValueError("is not a port")
+    return number
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("is not a name")
@@ -195,6 +202,7 @@ JIT = (
     Setting("hang_seconds", "LASTCALL_HANG_SECONDS", 30.0, _some_seconds, "a number greater than 0", "30.0"),
     Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
     Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
+    Setting("progress_port", "LASTCALL_PROGRESS_PORT", None, _port, "a port from 0 to 65535 (0: any that is free)", "28080"),
 )
 
 PERIODIC = (
@@ -258,6 +266,8 @@ class JITCheckpointConfig:
     """How the process leaves after a notice and a committed checkpoint; it asks the platform to run it again."""
     log_level: str
     """The least severe log lines that are shown: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
+    progress_port: int | None
+    """Where rank 0 serves its progress as JSON, for OpenShift AI's controller among others; nowhere if None."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -279,6 +289,7 @@ class JITCheckpointConfig:
         hang_seconds: float | None = None,
         exit_code: int | None = None,
         log_level: str | None = None,
+        progress_port: int | None = None,
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -300,6 +311,7 @@ class JITCheckpointConfig:
             "hang_seconds": hang_seconds,
             "exit_code": exit_code,
             "log_level": log_level,
+            "progress_port": progress_port,
         }
         _fill(self, JIT, given, environ)
         if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):

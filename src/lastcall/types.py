@@ -134,8 +134,17 @@ class Group:
 
 
 @dataclass(frozen=True)
+class File:
+    """A file of a framework's own format, laid out by its adapter. A `shared` one is the same on every rank: one of them writes it."""
+
+    layout: FileLayout
+    shared: bool = False
+
+
+@dataclass(frozen=True)
 class Capture:
-    """The whole state of a run, ready to be written: groups of tensors and one JSON document that refers to them."""
+    """The whole state of a run, ready to be written: groups of tensors, one JSON document that refers to them, and the files of a
+    framework that has a format of its own."""
 
     step: int
     document: dict[str, object]
@@ -146,10 +155,17 @@ class Capture:
     still: Callable[[], bool] = field(
         default=lambda: True, repr=False, compare=False
     )  # asked once the bytes are written: is it still so?
+    files: tuple[File, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(group.nbytes for group in self.groups)
+        return sum(group.nbytes for group in self.groups) + sum(file.layout.size for file in self.files)
+
+    @property
+    def sources(self) -> list[Source]:
+        """All that has to be read for it."""
+        tensors = [entry.source for group in self.groups for entry in group.entries]
+        return tensors + [extent.source for file in self.files for extent in file.layout.extents]
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,16 @@ def test_events_of_many_threads_all_arrive_whole(log: events.EventLog, path: Pat
     assert sorted(seen) == [(thread, number) for thread in range(4) for number in range(200)]  # type: ignore[type-var]
 
 
+def test_who_listens_hears_each_event_at_once(log: events.EventLog) -> None:
+    heard: list[tuple[float, str, dict[str, object]]] = []
+    log.heard = lambda at, kind, fields: heard.append((at, kind, dict(fields)))
+    log.emit("notice", reason="SIGTERM")
+    assert heard == [(1000100.0, "notice", {"reason": "SIGTERM"})]
+    log.close()
+    log.emit("late")
+    assert len(heard) == 1
+
+
 # Progress
 
 
@@ -280,9 +290,11 @@ def test_progress_is_written_as_one_document(progress: events.Progress) -> None:
         "step": 10,
         "epoch": 0.5,
         "metrics": {"loss": 2.0},
+        "eval_metrics": {},
         "steps_per_second": None,
         "eta_seconds": None,
         "total": 100,
+        "total_epochs": None,
         "at": 1000100.0,
     }
     assert [entry.name for entry in progress.path.parent.iterdir()] == ["progress.json"]
@@ -310,6 +322,73 @@ def test_speed_follows_a_change_slowly_over_a_short_time_and_fully_over_a_long_o
     clock.time += 3000
     progress.update(35 + 30_000)
     assert shown(progress)["steps_per_second"] == pytest.approx(10.0)
+
+
+def test_the_remaining_time_counts_what_this_incarnation_did_and_nothing_before(progress: events.Progress, clock: HandClock) -> None:
+    progress.total = 1000
+    progress.update(900)  # resumed there
+    assert shown(progress)["eta_seconds"] is None
+    clock.time += 20
+    progress.update(910)  # at one step in two seconds, 90 more
+    assert shown(progress)["eta_seconds"] == pytest.approx(180.0)
+
+
+def test_a_pause_for_an_evaluation_counts_for_the_remaining_time_by_its_share(progress: events.Progress, clock: HandClock) -> None:
+    progress.total = 2000
+    for step in range(0, 1001, 10):
+        progress.update(step)
+        progress.flush()
+        clock.time += 10
+    progress.update(1001)  # an evaluation of a quarter of an hour
+    clock.time += 890
+    document = shown(progress)
+    assert document["steps_per_second"] == pytest.approx(0.0, abs=0.01)  # lately
+    assert document["eta_seconds"] == pytest.approx(999 * 1900 / 1001)
+
+
+def test_what_an_update_leaves_out_stays_as_it_was(progress: events.Progress) -> None:
+    progress.total_epochs = 3
+    progress.update(1, 0.25, {"loss": 2, "learning_rate": 1e-4})
+    progress.update(2, 0.5)
+    first = shown(progress)
+    assert (first["step"], first["epoch"], first["metrics"]) == (2, 0.5, {"loss": 2.0, "learning_rate": 1e-4})
+    progress.update(3, eval_metrics={"eval_loss": float("nan")})
+    second = shown(progress)
+    assert (second["epoch"], second["metrics"], second["eval_metrics"]) == (0.5, first["metrics"], {"eval_loss": "nan"})
+    assert second["total_epochs"] == 3
+    progress.update(4, metrics={})
+    assert (shown(progress)["metrics"], shown(progress)["eval_metrics"]) == ({}, {"eval_loss": "nan"})
+
+
+def test_a_run_that_says_nothing_is_looked_at(progress: events.Progress, clock: HandClock) -> None:
+    steps = [40]
+    progress.where = lambda: steps[-1]
+    progress.flush()
+    clock.time += 3600  # data is being prepared
+    progress.flush()
+    assert not progress.path.exists()
+    for step in (41, 42):
+        steps.append(step)
+        clock.time += 10
+        document = shown(progress)
+    assert (document["step"], document["steps_per_second"]) == (42, pytest.approx(0.1))
+    assert document["eta_seconds"] == pytest.approx(580.0)
+    progress.path.unlink()
+    progress.flush()
+    assert not progress.path.exists()  # it has not moved
+
+
+def test_what_was_said_counts_more_than_a_look(progress: events.Progress) -> None:
+    progress.where = lambda: 7
+    progress.update(8, 1.0, {"loss": 1})
+    assert shown(progress)["step"] == 8
+    assert progress.document is not None and progress.document["step"] == 8
+
+
+def test_a_number_that_is_none_is_known_to_readers_in_the_process(progress: events.Progress) -> None:
+    progress.update(1, metrics={"loss": float("inf")})
+    progress.flush()
+    assert progress.document is not None and progress.document["metrics"] == {"loss": float("inf")}
 
 
 def test_no_remaining_time_is_made_up(progress: events.Progress, clock: HandClock) -> None:

@@ -38,6 +38,7 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
     )
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("together", "save", 30.0)
+    assert config.progress_port is None
     assert set(config.origins().values()) == {"default"}
     other = periodic()
     assert (other.save_strategy, other.save_steps, other.save_total_limit) == ("no", None, None)
@@ -64,6 +65,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_HANG_SECONDS": "90",
             "LASTCALL_EXIT_CODE": "85",
             "LASTCALL_LOG_LEVEL": "debug",
+            "LASTCALL_PROGRESS_PORT": "28080",
         }
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
@@ -71,7 +73,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
-    assert config.log_level == "DEBUG"
+    assert (config.log_level, config.progress_port) == ("DEBUG", 28080)
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
     other = periodic(
@@ -182,6 +184,9 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
         ("hang_seconds", "never", "not a number"),
         ("hang_seconds", -1, "negative"),
         ("hang_seconds", 0, "no time"),
+        ("progress_port", "http", "whole number"),
+        ("progress_port", "65536", "not a port"),
+        ("progress_port", -1, "not a port"),
         ("log_level", "LOUD", "not one of"),
         ("log_level", 20, "not one of"),
     ],

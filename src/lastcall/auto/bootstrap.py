@@ -15,6 +15,8 @@ from lastcall.auto import imports
 PATCHES = {
     "torch.distributed.elastic.multiprocessing.api": "lastcall.auto.torchrun:apply",
     "torch.distributed.rendezvous": "lastcall.auto.attempts:apply",
+    "transformers.trainer": "lastcall.adapters.transformers.patch:protect_all",
+    "accelerate.accelerator": "lastcall.adapters.accelerate.auto:protect_all",
 }
 
 _ON = ("1", "true", "yes", "on")

@@ -283,7 +283,9 @@ def describe(status: Status) -> dict[str, object]:
         "step": status.step,
         "total": progress.get("total"),
         "epoch": progress.get("epoch"),
+        "total_epochs": progress.get("total_epochs"),
         "metrics": progress.get("metrics") or {},
+        "eval_metrics": progress.get("eval_metrics") or {},
         "steps_per_second": progress.get("steps_per_second"),
         "eta_seconds": status.eta,
         "progress_at": progress.get("at"),
@@ -305,12 +307,13 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
     total, step = _whole(status.progress.get("total")), status.step
     if step is not None:
         yield "step", f"{step} of {total} ({step / total:.1%})" if total else str(step)
-    epoch = _number(status.progress.get("epoch"))
+    epoch, epochs = _number(status.progress.get("epoch")), _number(status.progress.get("total_epochs"))
     if epoch is not None:
-        yield "epoch", f"{epoch:g}"
-    metrics = status.progress.get("metrics")
-    if isinstance(metrics, dict) and metrics:
-        yield "metrics", ", ".join(f"{_text(name)} {output.number(value)}" for name, value in metrics.items())
+        yield "epoch", f"{epoch:.4g} of {epochs:g}" if epochs else f"{epoch:g}"
+    for label, field_name in (("metrics", "metrics"), ("evaluation", "eval_metrics")):
+        metrics = status.progress.get(field_name)
+        if isinstance(metrics, dict) and metrics:
+            yield label, ", ".join(f"{_text(name)} {output.number(value)}" for name, value in metrics.items())
     speed = _number(status.progress.get("steps_per_second"))
     if speed is not None and status.state == "running":
         left = "" if status.eta is None else f", {output.duration(status.eta, precise=False)} left"

@@ -50,6 +50,7 @@ class Keep:
     limit: int | None = None
     monitor: str | None = None
     mode: str = "min"
+    always: frozenset[str] = frozenset()  # names of checkpoints that somebody refers to
 
 
 class Catalog:
@@ -66,6 +67,7 @@ class Catalog:
         self._rank = rank
         self.spares = SparePool(self.private / f"spare{mine}", files)
         self._lock: int | None = None
+        self.run = ""  # where the run is known by name: checkpoints of another are not ours
 
     def _pool(self, rank: int) -> SparePool:
         return self.spares if rank == self._rank else SparePool(self.private / (f"spare-{rank}" if rank else "spare"), self.files)
@@ -123,7 +125,14 @@ class Catalog:
             _held.pop(self.root.resolve(), None)
 
     def entries(self) -> list[Entry]:
-        """The committed checkpoints, newest first. What cannot be read is left out; `clean` deals with it."""
+        """The committed checkpoints of this run, newest first. What cannot be read is left out; `clean` deals with it."""
+        return [entry for entry in self._all() if not self.run or entry.record.run == self.run]
+
+    def foreign(self) -> list[Entry]:
+        """Those of other runs in this directory."""
+        return [entry for entry in self._all() if self.run and entry.record.run != self.run]
+
+    def _all(self) -> list[Entry]:
         found = []
         for path in self._folders():
             try:
@@ -169,10 +178,10 @@ class Catalog:
     def publish(self, built: Path, step: int) -> Path:
         """The commit: give the finished folder its name, in one atomic step, and make the name durable."""
         final = self.root / f"checkpoint-{step}"
-        if os.path.lexists(final) and not _committed(final):
+        if os.path.lexists(final) and not self._ours(final):
             aside = self._beside(step)
             self.files.rename(final, aside)
-            log.warning("%s is not a checkpoint of ours: it is kept as %s", final.name, aside.name)
+            log.warning("%s is not a checkpoint of this run: it is kept as %s", final.name, aside.name)
         if os.path.lexists(final):
             try:
                 self.files.exchange(built, final)
@@ -190,6 +199,13 @@ class Catalog:
             self.files.rename(built, final)
             self.files.sync_directory(self.root)
         return final
+
+    def _ours(self, path: Path) -> bool:
+        try:
+            record = records.read(path)
+        except errors.CheckpointError:
+            return False
+        return not path.is_symlink() and (not self.run or record.run == self.run)
 
     def _beside(self, step: int) -> Path:
         return storage.first_free(self.root, (f"checkpoint-{step}.replaced-{n}" for n in range(10_000)))
@@ -251,19 +267,12 @@ def _checkpoint_name(name: str) -> bool:
     return bool(_CHECKPOINT.fullmatch(name))
 
 
-def _committed(path: Path) -> bool:
-    try:
-        records.read(path)
-    except errors.CheckpointError:
-        return False
-    return not path.is_symlink()
-
-
 def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     """The entries (newest first) that may go. Without a limit only superseded just-in-time checkpoints go: periodic ones are the
     user's. The last two complete ones stay whatever the limit says, and so does the best."""
     kept = {entry.path for entry in [entry for entry in entries if entry.record.complete][:2]}
     kept |= {entry.path for entry in entries[:1]}
+    kept |= {entry.path for entry in entries if entry.path.name in keep.always}
     if (top := best(entries, keep)) is not None:
         kept.add(top.path)
     if keep.limit is not None:

@@ -134,15 +134,18 @@ class Contents:
         return document
 
     def _bytes(self, name: str) -> bytes:
-        """A small file, checked against its digest."""
-        file = self._files.get(name)
-        if file is None:
-            raise errors.CheckpointError(f"the record names no {name}")
-        data = records.read_regular(self._entry.path / name, file.size)
-        chunks = [self._function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)]
-        if tuple(chunks) != file.chunks:
-            raise errors.CheckpointError(f"{name} does not match its digest")
-        return data
+        return small_file(self._entry, name)
+
+
+def small_file(entry: Entry, name: str) -> bytes:
+    """A small file of a checkpoint, checked against its digest."""
+    file, function = entry.record.file(name), digest.named(entry.record.algorithm)
+    if file is None:
+        raise errors.CheckpointError(f"the record names no {name}")
+    data = records.read_regular(entry.path / name, file.size)
+    if tuple(function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)) != file.chunks:
+        raise errors.CheckpointError(f"{name} does not match its digest")
+    return data
 
 
 def _each(target: object) -> Iterator[object]:

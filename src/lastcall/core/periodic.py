@@ -102,16 +102,27 @@ class Periodic:
             self._write(session.subject.capture(), session.subject.boundary, Request(Kind.MANUAL, "run.save()"))
 
     def _in_background(self) -> None:
-        """Stop training for the copy only. If one is still being written, this one comes right after it; many ranks wait for it, since
-        each of them would see its end at another step."""
+        if self._free():
+            self.begin(f"save_strategy={self._config.save_strategy}")
+
+    def _free(self) -> bool:
+        """If one is still being written, the next comes right after it; many ranks wait for it, since each of them would see its end
+        at another step."""
         session = self._session
-        if self._thread is not None and self._thread.is_alive():
-            if session.ranks is None:
-                if not self._owed:
-                    log.info("Periodic save at step %d waits: the one before is still being written", session.subject.step)
-                self.owe()
-                return
-            self._thread.join()
+        if not self.busy:
+            return True
+        if session.ranks is not None:
+            self.wait()
+            return True
+        if not self._owed:
+            log.info("Periodic save at step %d waits: the one before is still being written", session.subject.step)
+        self.owe()
+        return False
+
+    def begin(self, reason: str) -> None:
+        """Stop training for the copy only."""
+        session = self._session
+        self.wait()
         self._owed = False
         boundary = session.subject.boundary
         with session.saving:
@@ -120,7 +131,6 @@ class Periodic:
             same = session.saver.unchanged(capture.groups)
             moving = with_groups(capture, without(capture.groups, set(same)))
             staged = self.arena.stage(moving, session.engine)
-        reason = f"save_strategy={self._config.save_strategy}"
         if staged is None:
             log.warning("Not enough memory for a copy of the state: training waits until this periodic checkpoint is written")
             with session.saving:
@@ -130,7 +140,7 @@ class Periodic:
         request = Request(Kind.PERIODIC, reason, None, lambda: self._given_up, same=same)
         self._given_up = False
         self._thread = threading.Thread(
-            target=self._aside, args=(with_groups(capture, groups), boundary, request), name="lastcall-periodic", daemon=True
+            target=self._aside, args=(with_groups(staged, groups), boundary, request), name="lastcall-periodic", daemon=True
         )
         self._thread.start()
 
@@ -154,7 +164,7 @@ class Periodic:
     def in_the_way(self, deadline: float | None, nbytes: int) -> None:
         """A notice wants to save while a periodic save is being written: that one is finished first where there is time for both."""
         session = self._session
-        if self._thread is None or not self._thread.is_alive() or deadline is None:
+        if not self.busy or deadline is None:
             return
         if deadline - session.clock.now() < 2 * session.budget.seconds(nbytes) + 1.0:
             log.warning("The periodic save in progress is given up: there is no time for both")
@@ -163,6 +173,10 @@ class Periodic:
     def give_up(self) -> None:
         """Nobody waits for the save in progress any more."""
         self._given_up = True
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
         if self._thread is not None:

@@ -28,9 +28,9 @@ class Preparing:
         self.begun = True
         if session.ranks is not None:
             session.ranks.register(session.subject.holdings(), session.subject.alone())
-        capture = session.mine(session.subject.capture())
+        capture = session.mine(session.subject.outline())
         session.expected_bytes = capture.nbytes
-        sizes = session.saver.sizes(capture.groups)
+        sizes = session.saver.sizes(capture)
         self._thread = threading.Thread(target=self._prepare, args=(sizes, capture), name="lastcall-space", daemon=True)
         self._thread.start()
 
@@ -59,8 +59,7 @@ class Preparing:
                 nbytes / 1e6, needed, session.jit.grace,
             )  # fmt: skip
         if session.jit.huge_pages:
-            sources = [entry.source for group in capture.groups for entry in group.entries]
-            moved = pages.gather(sources, lambda rest: session.stopping.wait(rest) or session.latch.raised)
+            moved = pages.gather(capture.sources, lambda rest: session.stopping.wait(rest) or session.latch.raised)
             log.debug("%.0f of %.0f MB of the state are in huge pages", moved / 1e6, nbytes / 1e6)
 
     def _disturbed(self) -> bool:

@@ -139,7 +139,8 @@ def _text(value: object) -> str:
 
 def file_from(item: dict[str, Any]) -> FileRecord:
     file = FileRecord(**{**item, "chunks": tuple(_text(chunk) for chunk in item["chunks"])})
-    if not _SAFE_NAME.fullmatch(_text(file.name)) or file.name in (NAME, SENTINEL) or ".." in file.name:
+    parts = _text(file.name).split("/")
+    if not all(map(_SAFE_NAME.fullmatch, parts)) or parts[0] in (NAME, SENTINEL) or ".." in file.name or len(parts) > 8:
         raise errors.CheckpointError(f"{NAME} names the file {file.name!r}, which is not a plain name in its folder")
     if type(file.size) is not int or type(file.chunk) is not int or file.size < 0 or file.chunk <= 0:
         raise ValueError(f"{file.name}: size {file.size!r}, chunk {file.chunk!r}")

@@ -140,9 +140,9 @@ class Saver:
         self._sequence += 1
         return self._sequence
 
-    def sizes(self, groups: tuple[Group, ...]) -> list[int]:
-        """The sizes of the files that these groups become."""
-        return [self._layout(group).size for group in groups]
+    def sizes(self, capture: Capture) -> list[int]:
+        """The sizes of the files that it becomes."""
+        return [self._layout(group).size for group in capture.groups] + [file.layout.size for file in capture.files]
 
     def unchanged(self, groups: tuple[Group, ...]) -> dict[str, FileRecord]:
         """The groups whose bytes are those of the newest committed checkpoint, by digest. Only those are compared that can be
@@ -217,12 +217,20 @@ class Saver:
         document = json.dumps(capture.document).encode()
         layouts = [FileLayout(self._document, len(document), (Extent(0, memory.BytesSource(document)),))]
         layouts += [self._layout(group) for group in groups]
+        layouts += [file.layout for file in capture.files]
+        self._make_folders(folder, layouts)
         written = self._write(folder, layouts, request, recycled=recycled)
         missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
         if missing:
             self._check_worth(missing, capture, request)
         self._learn(written)
         return Laid((*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing))
+
+    def _make_folders(self, folder: Path, layouts: list[FileLayout]) -> None:
+        """A framework's checkpoint may have folders in it."""
+        for below in sorted({parent for layout in layouts for parent in Path(layout.name).parents if parent.name}):
+            if not (folder / below).is_dir():
+                self._files.mkdir(folder / below)
 
     def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
         outputs: list[writer.Output] = []
@@ -247,6 +255,8 @@ class Saver:
                     done.append(record)
                 else:
                     self._files.unlink(folder / output.layout.name)
+        for below in {(folder / layout.name).parent for layout in layouts} - {folder}:
+            self._files.sync_directory(below)
         return done
 
     def _open(self, path: Path, layout: FileLayout, *, recycled: bool) -> writer.Output:
@@ -307,7 +317,7 @@ class Saver:
         if request.abandoned():
             raise errors.DeadlineError(f"step {capture.step} was given up while it was being written")
         wanted = {naming.tensors(group.name, self._rank) for group in capture.groups if group.rank == 0}
-        together = self._rank is not None  # a checkpoint of many ranks is whole or not at all
+        together = self._rank is not None or bool(capture.files)  # of many ranks, of a framework: it is whole or not at all
         if together or self._document in missing or not wanted or wanted & set(missing):
             raise errors.DeadlineError(f"the time ran out while step {capture.step} was being written; the previous checkpoint stays")
 

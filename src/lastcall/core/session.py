@@ -27,11 +27,12 @@ from lastcall.core.gathering import Gathering, Order
 from lastcall.core.guard import Guard
 from lastcall.core.joint import Joint
 from lastcall.core.latch import Latch
+from lastcall.core.metrics_page import MetricsPage
 from lastcall.core.outside import Outside
 from lastcall.core.periodic import Periodic
 from lastcall.core.preparing import Preparing
 from lastcall.core.ranks import HANG, LOST, Ranks
-from lastcall.core.saving import Request, Saver, with_groups
+from lastcall.core.saving import Request, Saver
 from lastcall.core.serving import Serving
 from lastcall.core.snapshot import Arena
 from lastcall.core.starting import Starting
@@ -72,6 +73,9 @@ class Subject(restore.Restorable, Protocol):
 
     def capture(self) -> Capture:
         """The whole state, at a boundary, on the training thread."""
+
+    def outline(self) -> Capture:
+        """As capture(), as far as its size goes."""
 
     def rescue(self) -> Capture:
         """The last completed step, from a side thread, with the gate closed."""
@@ -124,8 +128,11 @@ class Session:
         files: storage.Files | None = None,
         allocate: Callable[[int], memory.Buffer] = memory.PageBuffer,
         world: World | None = None,
+        run: str = "",
     ) -> None:
+        """`run`: what the run is called, where that is known from outside; checkpoints of another run are then left alone."""
         self.world = world or World()
+        self.run = run
         self.clock = clock or clocks.Clock()
         self.jit = jit
         self.periodic = periodic
@@ -137,6 +144,9 @@ class Session:
         self.catalog = catalogs.Catalog(root, files or storage.Files(), rank)
         self.events = EventLog(self.catalog.private / f"events-{rank}.jsonl", self.clock)
         self.progress = Progress(self.catalog.private / (f"progress-{rank}.json" if rank else "progress.json"), self.clock)
+        self.progress.where = lambda: self.subject.step
+        port = jit.progress_port if rank == 0 else None
+        self.page = None if port is None else MetricsPage(port, self.progress, self.events, self.clock)
         self.keep = catalogs.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
         self.allocate = allocate
         self.saving = threading.RLock()  # one save at a time, whoever asks for it
@@ -181,6 +191,8 @@ class Session:
         self.outside.tell(step=self.subject.step, resumed=resumed.record.step if resumed else None)
         self._agent.start()
         self._scribe.start()
+        if self.page is not None:
+            self.page.open()
         return resumed
 
     # ---- notices ---------------------------------------------------------------------------------------------------------------
@@ -278,7 +290,8 @@ class Session:
         if self.ranks is None:
             return capture
         everybody = tuple(range(self.ranks.size)) if writers is None else writers
-        return with_groups(capture, shares.portion(capture.groups, self.ranks.rank, everybody))
+        files = capture.files if self.ranks.rank == min(everybody) else tuple(file for file in capture.files if not file.shared)
+        return dataclasses.replace(capture, groups=shares.portion(capture.groups, self.ranks.rank, everybody), files=files)
 
     def write(self, capture: Capture, request: Request, boundary: Boundary) -> catalogs.Entry:
         """Commit, alone or together. `capture` is what this rank writes of this boundary, which all ranks save."""
@@ -334,10 +347,10 @@ class Session:
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
+    def finish(self, *, save: bool = True) -> None:
         """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing."""
         if self.joint is not None:
-            self._finish_together(self.joint)
+            self._finish_together(self.joint, save)
             return
         self.outcome = Outcome.FINISHED
         self.background.wait()
@@ -345,6 +358,8 @@ class Session:
             if self.latch.raised:
                 log.info("Training finished: the notice needs no answer")
             self.serving.close()
+            if not save:
+                return
             if self.committed == self.subject.boundary and self._saved_document is None:
                 return  # the run had finished before
             try:
@@ -357,7 +372,7 @@ class Session:
             else:
                 log.info("Training finished at step %d; saved %s", self.subject.step, entry.path.name)
 
-    def _finish_together(self, joint: Joint) -> None:
+    def _finish_together(self, joint: Joint, save: bool) -> None:
         """Nobody leaves before all have finished; until then a notice still finds everybody here."""
         self.background.wait()
         same = self.committed == self.subject.boundary and self._saved_document is None
@@ -365,7 +380,8 @@ class Session:
             self.outcome = Outcome.FINISHED  # before, and on all ranks
             return
         try:
-            joint.finish()
+            if save:
+                joint.finish()
         except (errors.SaveError, OSError) as error:
             log.error("The final checkpoint was not saved: %s", error)
         self.outcome = Outcome.FINISHED
@@ -407,6 +423,8 @@ class Session:
             self.ranks.close()
         self._agent.join()
         self._scribe.join(2.0)
+        if self.page is not None:
+            self.page.close()
         self.preparing.wait()
         self.engine.close()
         self.catalog.close()

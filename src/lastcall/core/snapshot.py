@@ -11,15 +11,17 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from lastcall import memory
 from lastcall.core.writer import Engine
 from lastcall.formats import safetensors
-from lastcall.types import Capture, Group, Source, TensorEntry
+from lastcall.types import Capture, Extent, Group, Source, TensorEntry
 
 log = logging.getLogger("lastcall")
 _PIECE = 32 * 1024 * 1024
 _ALIGN = safetensors.SECTOR
+_P = TypeVar("_P", TensorEntry, Extent)
 
 
 class Arena:
@@ -49,7 +51,7 @@ class Arena:
 
     def stage(self, capture: Capture, engine: Engine) -> Capture | None:
         """A copy of the capture that training cannot change. None where there is no room for it."""
-        sources = {id(entry.source): entry.source for group in capture.groups for entry in group.entries}
+        sources = {id(source): source for source in capture.sources if not isinstance(source, memory.BytesSource)}
         offsets: dict[int, int] = {}
         total = safetensors.PHASE  # the same phase as in the file: the copy can be written from where it lies
         for key, source in sources.items():
@@ -61,13 +63,19 @@ class Arena:
         assert buffer is not None
         engine.copy(_copies(sources, offsets, buffer.address))
 
-        def held(entry: TensorEntry) -> TensorEntry:
-            key = id(entry.source)
-            source = memory.HostMemory(buffer.address + offsets[key], entry.source.nbytes, buffer)
-            return dataclasses.replace(entry, source=source)
+        def held(source: Source) -> Source:
+            place = offsets.get(id(source))
+            return source if place is None else memory.HostMemory(buffer.address + place, source.nbytes, buffer)
 
-        groups = tuple(dataclasses.replace(group, entries=tuple(map(held, group.entries))) for group in capture.groups)
-        return dataclasses.replace(capture, groups=groups)
+        def copied(part: _P) -> _P:
+            return dataclasses.replace(part, source=held(part.source))
+
+        groups = tuple(dataclasses.replace(group, entries=tuple(map(copied, group.entries))) for group in capture.groups)
+        files = []
+        for file in capture.files:
+            layout = dataclasses.replace(file.layout, extents=tuple(map(copied, file.layout.extents)))
+            files.append(dataclasses.replace(file, layout=layout))
+        return dataclasses.replace(capture, groups=groups, files=tuple(files))
 
 
 def _copies(sources: dict[int, Source], offsets: dict[int, int], address: int) -> list[Callable[[], None]]:

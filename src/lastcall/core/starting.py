@@ -122,6 +122,8 @@ class Starting:
 
     def _equip(self, run: str, rank: int | None) -> None:
         session = self._session
+        if session.run:
+            session.catalog.run = run
         session.engine = Engine(session.jit.threads, session.catalog.files, session.allocate)
         session.saver = Saver(
             session.catalog, session.engine, session.budget, session.clock, run=run, incarnation=session.incarnation, rank=rank
@@ -131,6 +133,8 @@ class Starting:
         session = self._session
         for sentence in session.catalog.clean():
             log.warning("On start: %s", sentence)
+        for entry in session.catalog.foreign():
+            log.warning("%s belongs to another run (%s): it is left alone, and not resumed from", entry.path.name, entry.record.run[:8])
         return session.catalog.entries()
 
     def _resumed(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry], seconds: float) -> None:
@@ -167,6 +171,7 @@ class Starting:
             run, incarnation = str(known["run"]), int(known["incarnations"]) + 1
         except (OSError, ValueError, KeyError, TypeError):
             run, incarnation = uuid.uuid4().hex, 1
+        run = session.run or run
         try:
             under = path.with_suffix(".tmp")
             under.write_text(json.dumps({"run": run, "incarnations": incarnation}))

@@ -95,16 +95,21 @@ def layout(name: str, tree: object, *, crc: bool = True) -> FileLayout:
         pickled.save(tree, "")
     except RecursionError:
         raise StateError("the tree contains itself or is nested too deeply to be saved: flatten it") from None
-    archive = _Archive(crc)
-    archive.add("data.pkl", BytesSource(bytes(pickled.out + pickle.STOP)))
-    archive.add(".format_version", BytesSource(b"1"))
-    archive.add(".storage_alignment", BytesSource(b"%d" % _ALIGNMENT))
-    archive.add("byteorder", BytesSource(sys.byteorder.encode()))
-    for key, source in enumerate(pickled.storages):
-        archive.add(f"data/{key}", source)
-    archive.add("version", BytesSource(b"3\n"))
-    archive.add(".data/serialization_id", BytesSource(archive.identity()))
-    return archive.layout(name)
+    return archive(name, bytes(pickled.out + pickle.STOP), pickled.storages, crc=crc)
+
+
+def archive(name: str, pickled: bytes, storages: Iterable[Source], *, crc: bool = True) -> FileLayout:
+    """The file around a pickle that somebody else has made. The storages lie in the order of their keys, "0", "1" and so on."""
+    records = _Archive(crc)
+    records.add("data.pkl", BytesSource(pickled))
+    records.add(".format_version", BytesSource(b"1"))
+    records.add(".storage_alignment", BytesSource(b"%d" % _ALIGNMENT))
+    records.add("byteorder", BytesSource(sys.byteorder.encode()))
+    for key, source in enumerate(storages):
+        records.add(f"data/{key}", source)
+    records.add("version", BytesSource(b"3\n"))
+    records.add(".data/serialization_id", BytesSource(records.identity()))
+    return records.layout(name)
 
 
 class _Pickler:

@@ -11,6 +11,8 @@ Discarded, with what was measured (research/perf-detail.md, part D):
 So `signal.set_wakeup_fd`: CPython's C handler writes the signal's number to a socket at once, and a thread of ours
 reads it (0.3 ms). The Python handler, whenever it runs, writes to the same socket, which covers a library that has
 taken the wakeup fd away from us (asyncio does).
+
+Handlers and the wakeup fd are the main thread's to change. A listener of another thread has it do so (mainthread.py).
 """
 
 from __future__ import annotations
@@ -26,15 +28,20 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from lastcall.notices import mainthread
+
 _log = logging.getLogger("lastcall")
 
 _STOP = 0  # no signal has this number
 _TELL = 0x7F  # a chained handler raised: the thread logs it, since logging inside a signal handler may interrupt itself
 _HANDLED = 0x80  # added to the signal's number by the Python handler, to tell its bytes from those of the C handler
 _JOIN_SECONDS = 2.0
+_START_SECONDS = 5.0  # until a main thread that is busy in C must have come to install us,
+_STOP_SECONDS = 1.0  # or to restore: the grace may be running, and our handlers do no harm
 
 _live: SignalListener | None = None
-_kept: list[SignalListener] = []  # stopped in a side thread: C still writes to their sockets, which must not be collected
+# Stopped while the main thread was in a C call: C still writes to their sockets, which must not be collected
+_kept: list[SignalListener] = []
 _fork_hook_registered = False
 
 
@@ -62,6 +69,8 @@ class SignalListener:
         self._state = "new"  # then "live", then "stopped" or "ignoring" (or "dead" in a forked child)
         self._former = -1  # the wakeup fd that was there before us,
         self._forward = -1  # and a duplicate: its owner may close it, and a checkpoint file may then get the number
+        self._armed = True
+        self._rearming = False
         self._owed: set[int] = set()  # told to on_signal already, but the Python handler has still to run for them
 
     def start(self) -> None:
@@ -71,34 +80,47 @@ class SignalListener:
             raise RuntimeError("another SignalListener is live in this process: stop() it first")
         if self._state != "new":
             raise RuntimeError("this SignalListener was used already: make a new one")
-        if threading.current_thread() is not threading.main_thread():
-            name = threading.current_thread().name
-            raise RuntimeError(f"signals can only be listened to from the main thread, this is {name!r}: start there")
         _register_fork_hook()
         self._pid = os.getpid()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        _live = self  # at once: if the main thread is busy, it may be seconds until we are
         try:
-            self._install()
-        except (ValueError, OSError) as error:  # a subinterpreter; or a signal like SIGKILL, which nobody can catch
-            with contextlib.suppress(ValueError):
-                self._restore()
+            mainthread.call(self._install, _START_SECONDS)
+        except (ValueError, OSError, RuntimeError) as error:  # a subinterpreter, a stuck main thread, or SIGKILL: nobody can catch it
+            if self._previous:
+                with contextlib.suppress(ValueError, RuntimeError):
+                    mainthread.call(self._restore, _STOP_SECONDS)
             self._close()
+            _live = None
             names = ", ".join(signum.name for signum in self._signums)
             raise RuntimeError(f"cannot listen to {names}: {error}") from error
         self._state = "live"
-        _live = self
         self._thread = threading.Thread(target=self._listen, name="lastcall-signals", daemon=True)
         self._thread.start()
 
     def rearm(self) -> bool:
         """Take the wakeup fd again if nobody has it now. True if it is ours.
 
-        Main thread only. asyncio clears the fd when it closes a loop that used it; from then on signals are heard late,
-        through the Python handler, until this is called.
+        asyncio clears the fd when it closes a loop that used it; from then on signals are heard late, through the Python
+        handler, until this is called. Elsewhere than in the main thread it answers what it found the last time, and has
+        the main thread look again when it can.
         """
         if self._state != "live" or os.getpid() != self._pid:
             return False
+        if threading.current_thread() is threading.main_thread():
+            self._armed = self._rearm()
+        elif not self._rearming:
+            self._rearming = True
+            mainthread.post(self._rearm_later)
+        return self._armed
+
+    def _rearm_later(self) -> None:
+        self._rearming = False
+        if self._state == "live":
+            self._armed = self._rearm()
+
+    def _rearm(self) -> bool:
         present = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if present in (-1, self._writer.fileno()):
             return True
@@ -109,23 +131,24 @@ class SignalListener:
         """Stop, hand on what has come, and put everything back. With `ignore`, the signals are left ignored: for a
         process that has saved and is on its way out, where a second SIGTERM would only spoil the exit code.
 
-        Outside the main thread Python allows no change of handlers: ours stay, and the next signal puts things back.
+        From a side thread while the main thread is in a C call: our handlers stay, and the next signal puts things back.
         """
         global _live
         if self._state != "live":
             return
-        here = threading.current_thread()
-        in_main = here is threading.main_thread()
-        if in_main:
-            self._restore(signal.SIG_IGN if ignore else None)
-        else:
-            _kept.append(self)
+        restored = True
+        try:
+            mainthread.call(lambda: self._restore(signal.SIG_IGN if ignore else None), _STOP_SECONDS)
+        except mainthread.Unreachable:
+            restored = False
         self._state = "ignoring" if ignore else "stopped"
         self._wake(_STOP)
-        if here is not self._thread:
+        if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
-        if in_main and not self._thread.is_alive():
+        if restored and not self._thread.is_alive():
             self._close()
+        else:
+            _kept.append(self)
         if _live is self:
             _live = None
 
@@ -170,7 +193,7 @@ class SignalListener:
         if self._state == "live":
             self._wake(_HANDLED | signum)
             self._chain(signum, frame)
-        elif self._state == "stopped":  # in a side thread, which could not put the handlers back
+        elif self._state == "stopped":  # in a side thread, while this one could not put the handlers back
             self._restore()
             if signum not in self._owed:
                 os.kill(self._pid, signum)

@@ -20,8 +20,9 @@ from processes import Script, eventually
 from unit.cli.harness import HOLD, Cli
 
 FIELDS = {
-    "schema", "at", "directory", "state", "outcome", "pid", "run", "incarnation", "resumed", "step", "total", "epoch", "metrics",
-    "steps_per_second", "eta_seconds", "progress_at", "saving", "last_save", "notice", "not_saved", "paused",
+    "schema", "at", "directory", "state", "outcome", "pid", "run", "incarnation", "resumed", "step", "total", "epoch",
+    "total_epochs", "metrics", "eval_metrics", "steps_per_second", "eta_seconds", "progress_at", "saving", "last_save", "notice",
+    "not_saved", "paused",
 }  # fmt: skip
 
 
@@ -164,6 +165,16 @@ def test_the_time_left_runs_down_between_two_reports(told: Told, tmp_path: Path)
         assert status.progress["eta_seconds"] == pytest.approx(89.0)
         assert status.at - status.progress["at"] > 5.0
         assert status.eta == pytest.approx(max(89.0 - (status.at - status.progress["at"]), 0.0))
+
+
+def test_epochs_and_what_an_evaluation_gave_are_shown(cli: Cli, told: Told) -> None:
+    told.progress.total_epochs = 3
+    told.progress.update(1, eval_metrics={"eval_loss": 0.75})
+    told.start().at(500, loss=0.5, learning_rate=1e-5)
+    said = look(cli, told)
+    assert (said["epoch"], said["total_epochs"], said["eval_metrics"]) == (2.0, 3, {"eval_loss": 0.75})
+    line = cli("watch", told.root, "--once").out
+    assert "; epoch 2 of 3; metrics loss 0.5, learning_rate 1e-05; evaluation eval_loss 0.75" in line
 
 
 def test_files_that_make_no_sense_are_no_error(cli: Cli, told: Told) -> None:

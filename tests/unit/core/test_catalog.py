@@ -219,7 +219,7 @@ def test_somebody_elses_checkpoint_of_that_step_is_kept(cat: Catalog, root: Path
     cat.publish(built(cat, 1, 7), 7)
     assert [entry.path.name for entry in cat.entries()] == ["checkpoint-7"]
     assert (root / "checkpoint-7.replaced-0" / "pytorch_model.bin").exists()
-    assert "checkpoint-7 is not a checkpoint of ours: it is kept as checkpoint-7.replaced-0" in caplog.text
+    assert "checkpoint-7 is not a checkpoint of this run: it is kept as checkpoint-7.replaced-0" in caplog.text
     assert cat.clean() == []
     assert (root / "checkpoint-7.replaced-0" / "pytorch_model.bin").exists()
 

@@ -386,22 +386,6 @@ def test_after_an_ignoring_stop_in_a_side_thread_a_signal_has_none(tmp_path):
         assert script.wait() == 75
 
 
-def test_it_cannot_start_outside_the_main_thread(heard):
-    errors = []
-
-    def start() -> None:
-        try:
-            listen(heard, "SIGUSR1")
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=start, name="elsewhere")
-    thread.start()
-    thread.join()
-    assert errors == ["signals can only be listened to from the main thread, this is 'elsewhere': start there"]
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-
-
 @pytest.mark.usefixtures("put_back")
 def test_two_cannot_be_live_and_one_cannot_live_twice(heard):
     listener = listen(heard, "SIGUSR1")

@@ -53,8 +53,7 @@ class Randomness:
         return Captured(self._python.read(), numpy, torch.default_generator.get_state(), cuda)
 
     def restore(self, captured: Captured) -> None:
-        python = _words(captured.python)
-        random.setstate((3, (*struct.unpack("=624I", python.key), python.pos), python.gauss))
+        random.setstate(_python_state(_words(captured.python)))
         if captured.numpy is not None:
             twisters.set_numpy(captured.numpy if isinstance(captured.numpy, dict) else _words(captured.numpy))
         torch.default_generator.set_state(captured.torch)
@@ -109,6 +108,10 @@ def _from_document(document: Any) -> Captured:
     )
 
 
+def _python_state(words: twisters.Words) -> tuple[int, tuple[int, ...], float | None]:
+    return 3, (*struct.unpack("=624I", words.key), words.pos), words.gauss
+
+
 def _words(state: twisters.PythonRaw | twisters.NumpyRaw | twisters.Words) -> twisters.Words:
     return state if isinstance(state, twisters.Words) else state.words()
 
@@ -141,3 +144,13 @@ def _bytes_in(data: bytes) -> torch.Tensor:
     state = torch.empty(len(data), dtype=torch.uint8)
     ctypes.memmove(state.data_ptr(), data, len(data))
     return state
+
+
+def official(captured: Captured) -> dict[str, Any]:
+    """The randomness in the forms that the official setters take; `cuda` is a list, one for each device, where there are any."""
+    found: dict[str, Any] = {"python": _python_state(_words(captured.python)), "cpu": captured.torch}
+    if captured.numpy is not None:
+        found["numpy"] = twisters.numpy_state(captured.numpy if isinstance(captured.numpy, dict) else _words(captured.numpy))
+    if captured.cuda:
+        found["cuda"] = list(captured.cuda)
+    return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.torch.workers import WorkerShield
 from lastcall.core import exits, logs
+from lastcall.core.catalog import Entry
 from lastcall.core.gate import Gate
 from lastcall.core.session import Session
 from lastcall.notices.signals import SignalListener
@@ -45,6 +47,7 @@ def protect(
     periodic: PeriodicCheckpointConfig | None = None,
     guard: bool | None = None,
     files: Files | None = None,
+    accelerator: Any = None,
     **state: Any,
 ) -> Run:
     """Protect a training run: save `state` into `directory` when the run is told to stop, and go on from there next time.
@@ -52,11 +55,18 @@ def protect(
     `state` is anything with state_dict/load_state_dict, tensors, numpy arrays, DataLoaders and JSON-like values. What cannot be
     saved is refused here (StateError names it). `guard`: keep a copy in shared memory, so that also a killed process loses little
     (the same as in `config`). `files` is for tests: a file system that fails on demand (lastcall.testing).
+    `accelerator`: an accelerate.Accelerator. What it has prepared is saved and loaded by its own save_state() and load_state(), and
+    left out of `state`.
     """
     jit = config if config is not None else JITCheckpointConfig()
     if guard is not None:
         jit = settings.changed(jit, guard=guard)
-    return Run(Path(directory), jit, periodic if periodic is not None else PeriodicCheckpointConfig(), state, files)
+    periodic = periodic if periodic is not None else PeriodicCheckpointConfig()
+    if accelerator is not None and jit.enabled:
+        from lastcall.adapters.accelerate.run import AcceleratorRun  # whoever has an accelerator has accelerate
+
+        return AcceleratorRun(accelerator, Path(directory), jit, periodic, state, files)
+    return Run(Path(directory), jit, periodic, TorchSubject(state, check=jit.enabled), files)
 
 
 class Run:
@@ -67,12 +77,12 @@ class Run:
         directory: Path,
         jit: JITCheckpointConfig,
         periodic: PeriodicCheckpointConfig,
-        state: dict[str, object],
+        subject: TorchSubject,
         files: Files | None = None,
     ) -> None:
         self.directory = directory
         self._jit = jit
-        self._subject = TorchSubject(state, check=jit.enabled)
+        self._subject = subject
         self._gate = Gate()
         self._session: Session | None = None
         if jit.enabled:
@@ -321,7 +331,7 @@ class Run:
             self._subject.install(session.gate)
             self._shield_children()
             self._listen()
-            entry = session.start()
+            entry = self._start(session)
         except BaseException:
             self._let_go()
             raise
@@ -332,6 +342,10 @@ class Run:
         self._subject.arrive(time.perf_counter(), passed=False)
         self._subject.together.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
         return self
+
+    def _start(self, session: Session) -> Entry | None:
+        """Restore. Returns the checkpoint that the run goes on from."""
+        return session.start()
 
     def _shield_children(self) -> None:
         try:
@@ -380,6 +394,8 @@ class Run:
         if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
             log.error("Nothing was saved: dying of %s", notice.reason)
             exits.die_of(notice.signum)
+        if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
+            exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0
         if left is not None and left is not error:
             raise left from error
 

@@ -270,6 +270,9 @@ class TorchSubject:
         loaders = self._positions()
         return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, (self.inside, self.loops))
 
+    def outline(self) -> Capture:
+        return self.capture()
+
     def unfinished(self) -> Capture:
         """The state in the middle of a pass, for a user who asks: right now, and marked as what it is."""
         cuda.settle()

@@ -127,15 +127,21 @@ def _official_numpy(np: Any) -> NumpyRaw | dict[str, object]:
     return NumpyRaw(raw, _SPARE.pack(int(state["has_gauss"]), float(state["gauss"])))
 
 
-def set_numpy(captured: Words | dict[str, object]) -> None:
-    """Give numpy's global generator a state. It must be of the kind that the state was taken from."""
+def numpy_state(captured: Words | dict[str, object]) -> Any:
+    """The state in the form that np.random.set_state() takes."""
     import numpy as np
 
     if isinstance(captured, Words):
         key = np.frombuffer(captured.key, dtype="=u4")
-        state: Any = ("MT19937", key, captured.pos, int(captured.gauss is not None), captured.gauss or 0.0)
-    else:
-        state = {name: _unplain(np, value) for name, value in captured.items()}
+        return "MT19937", key, captured.pos, int(captured.gauss is not None), captured.gauss or 0.0
+    return {name: _unplain(np, value) for name, value in captured.items()}
+
+
+def set_numpy(captured: Words | dict[str, object]) -> None:
+    """Give numpy's global generator a state. It must be of the kind that the state was taken from."""
+    import numpy as np
+
+    state = numpy_state(captured)
     try:
         np.random.set_state(state)
     except (ValueError, TypeError, KeyError, OverflowError) as error:

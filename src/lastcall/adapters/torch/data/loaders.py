@@ -14,8 +14,8 @@ can be exact.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch.utils import data as torch_data
@@ -26,7 +26,7 @@ from lastcall.adapters.torch.data import facts, iterators, opening, position, re
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 
-__all__ = ["LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "track"]
+__all__ = ["LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "register", "track"]
 
 log = logging.getLogger("lastcall")
 
@@ -178,15 +178,48 @@ class LoaderTracker:
             )
 
 
-Tracker = LoaderTracker | StatefulTracker
+class Tracker(Protocol):
+    """What follows a loader. `worlds`: ranks of the run that saved the position, and of this one."""
+
+    worlds: tuple[int, int] | None
+
+    def attach(self) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """The position. Nothing in it changes afterwards."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The next iterator continues from there."""
+
+    def iterate(self) -> Iterator[Any]: ...
+
+    @property
+    def delivered(self) -> int: ...
+
+    @property
+    def exhausted(self) -> bool: ...
+
+
+_kinds: list[tuple[Callable[[object], bool], Callable[[Any], Tracker]]] = []  # loaders of other libraries, wrapped around ours
+
+
+def register(is_one: Callable[[object], bool], make: Callable[[Any], Tracker]) -> None:
+    """Loaders of this kind are followed by what `make` returns."""
+    if (is_one, make) not in _kinds:
+        _kinds.append((is_one, make))
 
 
 def is_loader(obj: object) -> bool:
     """Whether `obj` is something that track() can follow."""
-    return isinstance(obj, torch_data.DataLoader) or is_stateful(obj)
+    return isinstance(obj, torch_data.DataLoader) or is_stateful(obj) or any(is_one(obj) for is_one, _ in _kinds)
 
 
 def track(loader: object) -> Tracker:
+    for is_one, make in _kinds:
+        if is_one(loader):
+            return make(loader)
     if is_stateful(loader):
         return StatefulTracker(loader)
     if isinstance(loader, torch_data.DataLoader):

@@ -79,6 +79,7 @@ def samplers(loader: Any) -> list[Any]:
             continue
         found.append(sampler)
         waiting.append((getattr(sampler, "sampler", None), depth + 1))
+        waiting.append((getattr(sampler, "batch_sampler", None), depth + 1))  # Accelerate's BatchSamplerShard
     return found
 
 

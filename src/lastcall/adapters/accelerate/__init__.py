@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate: loops of one's own around an Accelerator, with `lastcall.protect(directory, accelerator=accelerator)`."""

@@ -1,0 +1,71 @@
+"""protect(accelerator=...): a Run whose checkpoints are Accelerate's own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from lastcall import errors, settings
+from lastcall.adapters.accelerate import loaders, prepared
+from lastcall.adapters.accelerate.subject import AcceleratorSubject
+from lastcall.adapters.torch.run import Run
+from lastcall.core import restore
+from lastcall.core.catalog import PRIVATE, Entry
+from lastcall.core.session import Session
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.storage.files import Files
+from lastcall.types import Outcome
+
+log = logging.getLogger("lastcall")
+
+
+class AcceleratorRun(Run):
+    def __init__(
+        self,
+        accelerator: Any,
+        directory: Path,
+        jit: JITCheckpointConfig,
+        periodic: PeriodicCheckpointConfig,
+        state: dict[str, object],
+        files: Files | None = None,
+    ) -> None:
+        if jit.guard:
+            log.warning("LASTCALL_GUARD is not used with an accelerator: its checkpoints are Accelerate's own files")
+            jit = settings.changed(jit, guard=False)
+        loaders.follow()
+        self._accelerator = accelerator
+        self._accelerated = AcceleratorSubject(accelerator, directory / PRIVATE, state)
+        self._prepared = prepared.count(accelerator)
+        super().__init__(directory, jit, periodic, self._accelerated, files)
+
+    def _start(self, session: Session) -> Entry | None:
+        entry = super()._start(session)
+        if entry is None:
+            return None
+        try:
+            if session.world.many:  # of many ranks each has checked only what it reads itself: not these files
+                self._check(session, entry)
+            self._accelerated.load(entry.path)
+        except BaseException:
+            session.outcome = Outcome.FAILED
+            session.stop()
+            raise
+        return entry
+
+    def _check(self, session: Session, entry: Entry) -> None:
+        try:
+            restore.verify(entry, session.engine)
+        except errors.CheckpointError as error:
+            if session.world.rank == 0:
+                log.warning("%s", session.catalog.set_aside(entry.path, str(error)))
+            raise errors.CheckpointError(f"{error}. Start the run again: it goes on from the checkpoint before this one.") from error
+
+    def _begin(self, total: int | None) -> None:
+        now = prepared.count(self._accelerator)
+        if now != self._prepared:
+            raise errors.StateError(
+                "the accelerator has prepared or registered something since protect() was called, which would not be saved: "
+                "call prepare() and register_for_checkpointing() first"
+            )
+        super()._begin(total)

@@ -1,0 +1,71 @@
+"""What a protected run needs from its process, whatever the framework: signals, children that outlive the group's SIGTERM, visible log
+lines, and a way out that says what happened."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+
+from lastcall import errors, settings
+from lastcall.adapters.torch.workers import WorkerShield
+from lastcall.core import exits, logs
+from lastcall.core.session import Session
+from lastcall.notices.signals import SignalListener
+from lastcall.settings import JITCheckpointConfig
+from lastcall.types import Notice, Outcome
+
+log = logging.getLogger("lastcall")
+
+
+class Protection:
+    def __init__(self, session: Session, jit: JITCheckpointConfig) -> None:
+        self._session = session
+        self._jit = jit
+        self._visible = logs.Visible(jit.log_level)
+        self._shield = WorkerShield()
+        self.listener: SignalListener | None = None
+
+    def begin(self) -> None:
+        self._visible.__enter__()
+        for message in settings.unknown_variables():
+            log.warning("%s", message)
+        self.listener = SignalListener(self._jit.signals, self._on_signal)
+        try:
+            self._shield.install([signal.Signals[name] for name in self._jit.signals])
+        except RuntimeError as error:
+            self._visible.__exit__()
+            self.listener = None
+            raise errors.BusyError(
+                "a run is protected in this process already, and two cannot share its signals. Leave its with block first."
+            ) from error
+        try:
+            self.listener.start()
+        except RuntimeError as error:
+            log.warning("Signals are not listened to: %s. Notices must come another way", error)
+            self.listener = None
+
+    def _on_signal(self, signum: int, count: int) -> None:
+        session = self._session
+        if signum == signal.SIGINT and count > 1:
+            session.serving.interrupted_again(signum)
+        now = session.clock.now()
+        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
+
+    def let_go(self, *, ignore: bool = False) -> None:
+        """Handlers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM during the
+        interpreter's shutdown must not turn its exit code into another."""
+        self._shield.uninstall()
+        if self.listener is not None:
+            self.listener.stop(ignore=ignore)
+        self._visible.__exit__()
+
+    def leave(self, left: BaseException | None) -> None:
+        """After everything is closed: the process ends here if it must not go on. Otherwise returns, and `left` is to be raised."""
+        session = self._session
+        notice = session.latch.notice
+        if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
+            log.error("Nothing was saved: dying of %s", notice.reason)
+            exits.die_of(notice.signum)
+        if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
+            exits.leave(int(left.code or 1))  # SystemExit would end this thread, and nothing else

@@ -1,0 +1,106 @@
+"""Which checkpoint a train() call goes on from, and which run it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from lastcall import errors
+from lastcall.core import digest
+from lastcall.core import record as records
+from lastcall.core.catalog import Entry
+from lastcall.formats import safetensors
+
+log = logging.getLogger("lastcall")
+_SAME = (
+    "seed", "data_seed", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
+)  # fmt: skip
+_WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "adapter_model.bin")
+
+
+def identity(trainer: Any) -> str:
+    """The name of a run: the same for every incarnation of a script, another where what it trains, or how, is another."""
+    if given := os.environ.get("LASTCALL_RUN_ID", "").strip():
+        return digest.of(given.encode())
+    args = trainer.args
+    said = {name: str(getattr(args, name, None)) for name in _SAME}
+    model = [(name, list(value.shape), str(value.dtype)) for name, value in trainer.model.named_parameters()] if trainer.model else []
+    try:
+        length = len(trainer.train_dataset) if trainer.train_dataset is not None else None
+    except TypeError:
+        length = None
+    return digest.of(json.dumps([said, model, length], sort_keys=True).encode())
+
+
+@dataclass(frozen=True)
+class Chosen:
+    path: str | None
+    ours: bool = False
+    origin: str = ""  # what the user named
+
+
+def choose(trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wanted: str | bool | None) -> Chosen:
+    """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed."""
+    named = str(wanted) if isinstance(wanted, str | os.PathLike) else ""
+    if entry is not None and (not named or (ledger or {}).get("origin") == named or Path(named).resolve() == entry.path.resolve()):
+        return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
+    if named:
+        log.info("Resuming from %s, as the script says", named)
+        return Chosen(named, False, named)
+    found = _of_others(Path(trainer._get_output_dir(None)))
+    if found is None:
+        return Chosen(None)
+    if wanted is True:
+        log.info("Resuming from %s, which was not written by lastcall: it has all that it needs to load", found.name)
+        return Chosen(str(found))
+    log.warning(
+        "%s was not written by lastcall, and nothing tells whether it belongs to this run: it is not resumed from. "
+        "Pass resume_from_checkpoint=True to go on from it",
+        found.name,
+    )
+    return Chosen(None)
+
+
+def _of_others(root: Path) -> Path | None:
+    """The newest checkpoint without a commit record that has what it needs to load."""
+    found = []
+    for path in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isdigit() and path.is_dir() and not (path / records.NAME).exists():
+            found.append((int(number), path))
+    for _, path in sorted(found, reverse=True):
+        if why := _unfit(path):
+            log.warning("%s is passed over: %s", path.name, why)
+        else:
+            return path
+    return None
+
+
+def _unfit(path: Path) -> str:
+    """Why HF could not load it; empty if it could, as far as a look tells."""
+    if (path / records.SENTINEL).exists():
+        return "it was never completed"
+    try:
+        json.loads((path / "trainer_state.json").read_bytes())
+    except (OSError, ValueError) as error:
+        return f"trainer_state.json cannot be read ({error})"
+    weights = next((path / name for name in _WEIGHTS if (path / name).is_file()), None)
+    if weights is None:
+        return "it has no weights"
+    try:
+        if weights.suffix == ".safetensors":
+            safetensors.parse(safetensors.read_header(weights), weights.stat().st_size)
+        for archive in path.glob("*.pt"):
+            with zipfile.ZipFile(archive) as opened:
+                opened.infolist()
+    except (OSError, zipfile.BadZipFile, errors.LastcallError) as error:
+        return f"a file is damaged ({error})"
+    return ""

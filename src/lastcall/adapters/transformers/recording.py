@@ -1,0 +1,102 @@
+"""HF's own save, made into files that the core writes: `_save_checkpoint` runs as the trainer's class has it, aimed at a scratch
+folder, so that a subclass's extra files, tokenizers, adapters and model cards are all there. Tensors are not written by it:
+the Recorder takes note of where they are.
+
+It may run on a side thread, for a rescue. So whatever would reach for another rank, count, rotate or upload is switched off while it
+runs, on the thread that runs it and no other; what must be as it was at the boundary comes from the boundary copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lastcall import memory
+from lastcall.adapters.torch import rng
+from lastcall.adapters.torch.recording import Recorder
+from lastcall.adapters.torch.shadowing import answering, shadowed
+from lastcall.storage import files as storage
+from lastcall.types import Extent, File, FileLayout
+
+_numbers = itertools.count()
+_WEIGHTS = ("model", "adapter", "pytorch_model")
+
+
+def record(trainer: Any, private: Path, state: bytes, randomness: rng.Captured) -> tuple[File, ...]:
+    """The files of a checkpoint of this trainer. `state`: its trainer_state.json; `private`: where the scratch folder may lie."""
+    scratch = private / f"scratch-{os.getpid()}-{next(_numbers)}"
+    scratch.mkdir(parents=True)
+    together = collective(trainer)
+    try:
+        with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=not together):
+            type(trainer)._save_checkpoint(trainer, trainer.model_wrapped, None)
+        layouts = [_inside(layout) for layout in recorder.files()]
+    finally:
+        storage.remove_tree(storage.Files(), scratch)
+    files = [File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state")]
+    if not trainer.args.save_only_model:
+        files.append(randomness_file(trainer.args.process_index, trainer.args.world_size, randomness))
+    return tuple(files)
+
+
+def collective(trainer: Any) -> bool:
+    """Whether HF's save is one that all ranks do together: then each keeps what it has written, and no side thread can do it."""
+    return bool(
+        trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or getattr(trainer, "is_distributed_loading_by_transformers", False)
+    )
+
+
+def randomness_file(rank: int, world: int, randomness: rng.Captured) -> File:
+    """rng_state.pth as HF writes it: of this rank, in the forms that the official setters take."""
+    found = rng.official(randomness)
+    if "cuda" in found and world <= 1:
+        found["cuda"] = found["cuda"][torch.cuda.current_device() if torch.cuda.is_available() else 0]
+    stream = io.BytesIO()
+    torch.save(found, stream)
+    return small_file("rng_state.pth" if world <= 1 else f"rng_state_{rank}.pth", stream.getvalue())
+
+
+def small_file(name: str, data: bytes, *, shared: bool = False) -> File:
+    return File(FileLayout(name, len(data), (Extent(0, memory.BytesSource(data)),)), shared)
+
+
+def _inside(layout: FileLayout) -> FileLayout:
+    """Without the folder `checkpoint-N` that HF has put it in."""
+    _, _, name = layout.name.partition("/")
+    return FileLayout(name, layout.size, layout.extents)
+
+
+@contextlib.contextmanager
+def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool) -> Iterator[None]:
+    owner = threading.get_ident()
+
+    def write_state(path: str) -> None:
+        Path(path).write_bytes(state)
+
+    with contextlib.ExitStack() as stack:
+        for name, instead in (
+            ("_get_output_dir", lambda *args, **kwargs: str(scratch)),
+            ("_save_rng_state", lambda *args, **kwargs: None),
+            ("_push_from_checkpoint", lambda *args, **kwargs: None),
+            ("store_flos", lambda *args, **kwargs: None),
+        ):
+            stack.enter_context(shadowed(trainer, name, instead, owner))
+        stack.enter_context(shadowed(trainer.state, "save_to_json", write_state, owner))
+        if lead:  # any rank may have to write what they all hold, and none may wait for another here
+            stack.enter_context(answering(type(trainer.args), "should_save", True, owner))
+            stack.enter_context(shadowed(dist, "barrier", lambda *args, **kwargs: None, owner))
+            stack.enter_context(shadowed(dist, "get_rank", lambda *args, **kwargs: 0, owner))
+        best = trainer.state.best_model_checkpoint
+        try:
+            yield
+        finally:
+            trainer.state.best_model_checkpoint = best  # HF has looked for it in the scratch folder

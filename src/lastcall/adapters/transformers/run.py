@@ -1,0 +1,325 @@
+"""One train() call of a Trainer, protected: the session around it, its boundaries, and what follows a save."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import SaveStrategy
+
+from lastcall import errors
+from lastcall.adapters.torch import pinned
+from lastcall.adapters.torch import world as worlds
+from lastcall.adapters.torch.protection import Protection
+from lastcall.adapters.transformers import arguments, choosing
+from lastcall.adapters.transformers.ledger import Pending
+from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
+from lastcall.core import exits
+from lastcall.core.catalog import PRIVATE, Keep
+from lastcall.core.contents import small_file
+from lastcall.core.session import Session
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.types import Kind, Outcome
+
+log = logging.getLogger("lastcall")
+_STRATEGIES = (SaveStrategy.STEPS, SaveStrategy.EPOCH, SaveStrategy.BEST)
+
+
+class TrainerRun:
+    def __init__(self, trainer: Any, jit: JITCheckpointConfig, periodic: PeriodicCheckpointConfig | None) -> None:
+        self.trainer = trainer
+        self.jit = jit
+        self.stepped = False  # on_step_end has come, and what follows it has not
+        self.resumed: int | None = None
+        self._path: str | None = None
+        self._over = False  # the run was at its last step when it was saved: only what follows it is left
+        self._said: dict[str, float] = {}
+        self._to_tell: list[tuple[int, Any]] = []  # saves that the callbacks have not been told of: step, and the state then
+        arguments.override(trainer.args, periodic)
+        root = Path(trainer._get_output_dir(None))
+        self.subject = TrainerSubject(trainer, root / PRIVATE)
+        world = worlds.find(jit)
+        self.subject.among(world.rank, world.size)
+        none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
+        allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
+        run = choosing.identity(trainer)
+        self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=run)
+        self.session.metrics = self.subject.numbers
+        self._protection = Protection(self.session, jit)
+
+    # ---- begin -----------------------------------------------------------------------------------------------------------------
+
+    def begin(self, wanted: str | bool | None) -> str | None:
+        """Everything before train(). Returns the checkpoint for it to resume from."""
+        self._protection.begin()
+        try:
+            entry = self.session.start()
+        except BaseException:
+            self._protection.let_go()
+            raise
+        try:
+            if entry is not None:
+                self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
+            chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted)
+        except BaseException:
+            self.end(errors.Preempted(1, ""))
+            raise
+        if chosen.ours:
+            assert entry is not None
+            self.resumed = entry.record.step
+        else:
+            self.subject.saved, self.subject.step, self.session.committed = None, 0, None
+        self._path = chosen.path
+        self.subject.ledger.origin = chosen.origin
+        return chosen.path
+
+    def train_begins(self) -> None:
+        """In on_train_begin: the trainer has its model, its optimizer and its place in the data."""
+        trainer, subject, session = self.trainer, self.subject, self.session
+        subject.take_up(session.gate)
+        subject.step = trainer.state.global_step
+        subject.ledger.pending = Pending()
+        subject.tally.began, subject.ledger.first = time.monotonic(), trainer.state.global_step
+        session.progress.total = trainer.state.max_steps
+        session.progress.total_epochs = trainer.state.num_train_epochs
+        if subject.saved is not None:
+            origin = subject.ledger.origin
+            restored = trainer.args.restore_callback_states_from_checkpoint  # then HF has done it
+            pending = subject.ledger.bring_back(subject.saved, callbacks=not restored)
+            subject.ledger.origin = origin
+            subject.tally.load_state_dict(subject.saved_tally)
+            subject.saved = None
+            self._set_bars()
+            self._catch_up(pending)
+        subject.arrive(time.perf_counter(), passed=False)
+        subject.together.settle_buckets()
+        self._at_boundary()
+        subject.in_pass = True
+
+    def _catch_up(self, pending: Pending) -> None:
+        """Do what followed the last step of the former incarnation and was not done. The generators are where they were then, and HF
+        gets them as they are afterwards."""
+        trainer = self.trainer
+        self._over = pending.stop
+        trainer.control.should_training_stop = pending.stop
+        if pending.phase:
+            type(trainer)._load_rng_state(trainer, self._path)
+            if pending.log or pending.evaluate or pending.save:
+                log.info("Step %d: what had not been done after it is done now", trainer.state.global_step)
+            self._follow_up(pending)
+            if pending.phase == "step" and (self._at_end_of_epoch() or pending.stop_epoch or pending.stop):
+                trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+                self._follow_up(_asked(trainer.control, "epoch"))
+            randomness = self.subject._randomness.capture()
+            trainer._load_rng_state = lambda checkpoint: self.subject._randomness.restore(randomness)
+        self.subject.ledger.pending = Pending()
+
+    def _follow_up(self, pending: Pending) -> None:
+        trainer, control = self.trainer, self.trainer.control
+        self.subject.ledger.pending = pending
+        control.should_log, control.should_evaluate, control.should_save = pending.log, pending.evaluate, pending.save
+        type(trainer)._maybe_log_save_evaluate(
+            trainer, trainer._tr_loss, pending.grad_norm, trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
+            learning_rate=pending.learning_rate,
+        )  # fmt: skip
+        control._new_step()
+
+    def _at_end_of_epoch(self) -> bool:
+        steps = self.subject.ledger.steps_per_epoch
+        return steps > 0 and self.trainer.state.global_step > 0 and self.trainer.state.global_step % steps == 0
+
+    def _set_bars(self) -> None:
+        """A bar that begins at 0 takes all former steps for those of the first second."""
+        step = self.trainer.state.global_step
+        for callback in self.trainer.callback_handler.callbacks:
+            bar = getattr(callback, "training_bar", None) if isinstance(callback, ProgressCallback) else None
+            if bar is not None:
+                bar.initial = bar.n = bar.last_print_n = callback.current_step = step
+                bar.refresh()
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    # ---- boundaries ------------------------------------------------------------------------------------------------------------
+
+    def after_step(self, grad_norm: Any, learning_rate: float | None) -> None:
+        """Between the end of a step and what follows it: the boundary. Or between the end of an epoch and what follows that."""
+        trainer, subject = self.trainer, self.subject
+        control = trainer.control
+        self.leave_if_saved()
+        phase, self.stepped = ("step" if self.stepped else "epoch"), False
+        pending = subject.ledger.pending = _asked(control, phase)
+        if control.should_log:
+            pending.grad_norm = None if grad_norm is None else float(grad_norm)
+            pending.learning_rate = learning_rate
+        subject.step = step = trainer.state.global_step
+        if phase == "step" and step < subject.due and not control.should_evaluate and not control.should_save:
+            subject.mark = self.session.gate.steps
+            return
+        subject.in_pass = False
+        subject.arrive(time.perf_counter(), passed=phase == "step")
+        if control.should_evaluate:
+            subject.refresh_now()
+        self._at_boundary()
+        subject.in_pass = True
+
+    def _at_boundary(self) -> None:
+        session, subject = self.session, self.subject
+        self._tell_callbacks()
+        if subject.step >= subject.due:
+            if self._protection.listener is not None:
+                self._protection.listener.rearm()
+            session.at_boundary()
+            subject.attend_from(session.next_due())
+            if session.serving.open:
+                subject.due = 0
+
+    def before_evaluation(self) -> None:
+        """What was logged is logged: an evaluation that is interrupted is begun again, and nothing else."""
+        subject = self.subject
+        if subject.training and subject.ledger.pending.phase:
+            subject.ledger.pending.log = False
+            if subject.settled:
+                subject.refresh_now()
+
+    def followed_up(self) -> None:
+        """All that follows a step, or an epoch, is done."""
+        pending = self.subject.ledger.pending
+        ends = pending.phase == "step" and (pending.stop or pending.stop_epoch or self._at_end_of_epoch())
+        self.subject.ledger.pending = Pending("step", stop=pending.stop, stop_epoch=pending.stop_epoch) if ends else Pending()
+
+    def logged(self, logs: dict[str, Any]) -> None:
+        """Progress, for whoever watches."""
+        state = self.trainer.state
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
+        trained = {name: value for name, value in numbers.items() if name not in evaluated}
+        if trained:  # the last line of a run says how long it took, and not what the loss was
+            trained = self._said = {**self._said, **trained}
+        self.session.progress.update(state.global_step, state.epoch, trained or None, evaluated or None)
+
+    def leave_if_saved(self) -> None:
+        """Called often inside long work: a rescue may have answered the notice."""
+        serving = self.session.serving
+        if serving.answered:
+            serving._leave_if_answered()
+
+    # ---- saves that HF asks for ------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Instead of Trainer._save_checkpoint: the same files, written by us while training goes on."""
+        trainer, session = self.trainer, self.session
+        self.leave_if_saved()
+        state = trainer.state
+        pending = self.subject.ledger.pending
+        pending.log = pending.evaluate = pending.save = False  # done, or by this save
+        root = session.catalog.root
+        if trainer.args.save_strategy in _STRATEGIES and state.best_global_step:
+            best = root / f"checkpoint-{state.best_global_step}"
+            session.background.wait()
+            if state.best_global_step == state.global_step or best.is_dir():
+                state.best_model_checkpoint = str(best)
+        kept = {Path(state.best_model_checkpoint).name} if state.best_model_checkpoint else set()
+        session.keep = Keep(trainer.args.save_total_limit, always=frozenset(kept))
+        if trainer.hp_search_backend is None:
+            trainer.store_flos()
+        if session.serving.open:  # the notice came during the evaluation: this save is the one that answers it
+            self.subject.arrive(time.perf_counter(), passed=False)
+            session.at_boundary()
+        self.subject.metrics = {} if state.best_metric is None else {"best": state.best_metric}
+        session.background.begin(f"save_strategy={trainer.args.save_strategy.value}")
+        if trainer.args.push_to_hub:
+            session.background.wait()
+            type(trainer)._push_from_checkpoint(trainer, str(root / f"checkpoint-{state.global_step}"))
+
+    def saved(self, state: Any) -> None:
+        """Instead of on_save, which comes when the checkpoint is there."""
+        told = copy.copy(state)
+        told.log_history = list(state.log_history)
+        self._to_tell.append((state.global_step, told))
+        self._tell_callbacks()
+
+    def _tell_callbacks(self, *, wait: bool = False) -> None:
+        if not self._to_tell or (self.session.background.busy and not wait):
+            return
+        self.session.background.wait()
+        waiting, self._to_tell = self._to_tell, []
+        for step, state in waiting:
+            if (self.session.catalog.root / f"checkpoint-{step}").is_dir():
+                self._on_save(state)
+
+    def _on_save(self, state: Any) -> None:
+        trainer = self.trainer
+        trainer.callback_handler.call_event("on_save", trainer.args, state, trainer.control)
+
+    # ---- end -------------------------------------------------------------------------------------------------------------------
+
+    def finish(self, start_time: float) -> float:
+        """All steps are done; what is left (the best model, the last words) needs no checkpoint. Returns when training would have
+        begun had it never been interrupted: so speed and loss are those of the whole run."""
+        session = self.session
+        self.leave_if_saved()
+        session.background.wait()
+        self._tell_callbacks(wait=True)
+        wanted = self.trainer.args.save_strategy != SaveStrategy.NO and session.committed != self.subject.boundary
+        session.finish(save=wanted and self.subject.step > 0)
+        self.subject.training = False
+        self.trainer._initial_global_step = self.subject.ledger.first
+        return start_time - self.subject.tally.before
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """After train(), however it ended. Returns what is to be raised instead, or does not return."""
+        session = self.session
+        left = error
+        try:
+            if error is not None and not isinstance(error, errors.Preempted):
+                if session.outcome is not Outcome.FINISHED and (preempted := session.failed(error)) is not None:
+                    left = preempted
+                session.outcome = session.outcome or Outcome.FAILED
+            elif error is None and session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):  # somebody swallowed Preempted
+                left = errors.Preempted(
+                    exits.code(session.serving.notice(), session.outcome is Outcome.SAVED, self.jit.exit_code), "saved"
+                )
+            if session.outcome is Outcome.SAVED and isinstance(left, errors.Preempted) and self.subject.training:
+                self._last_word(int(left.code or 1))
+        finally:
+            saved = session.outcome is Outcome.SAVED
+            session.stop()
+            self.subject.remove()
+            self._protection.let_go(ignore=saved)
+        self._protection.leave(left)
+        return left
+
+    def _last_word(self, code: int) -> None:
+        """on_save for the checkpoint of a notice, for as long as there is time."""
+        entry = self.session.saver.last
+        if entry is None or entry.record.kind not in (Kind.JIT, Kind.RESCUE):
+            return
+        deadline = self.session.serving._deadline()
+        watchdog = threading.Timer(max(1.0, deadline - self.session.clock.now() - 0.5), exits.leave, [code])
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            self._on_save(self.trainer.state)
+        except Exception:
+            log.exception("A callback's on_save failed; the checkpoint is committed all the same")
+        finally:
+            watchdog.cancel()
+
+
+def _asked(control: Any, phase: str) -> Pending:
+    return Pending(
+        phase,
+        log=control.should_log,
+        evaluate=control.should_evaluate,
+        save=control.should_save,
+        stop_epoch=control.should_epoch_stop,
+        stop=control.should_training_stop,
+    )

@@ -1,0 +1,173 @@
+"""A Trainer as the core sees it: a TorchSubject whose checkpoints are HF's own files.
+
+It exists before the trainer has an optimizer (the checkpoint to resume from must be known when train() begins), so it takes up its
+state in a second step, when training is about to begin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from lastcall import errors
+from lastcall.adapters.torch.rng import Captured
+from lastcall.adapters.torch.subject import TorchSubject
+from lastcall.adapters.transformers import recording
+from lastcall.adapters.transformers.ledger import Ledger, Tally
+from lastcall.core.gate import Gate
+from lastcall.core.restore import Loading, Stored
+from lastcall.formats import tree
+from lastcall.types import Capture, File
+
+log = logging.getLogger("lastcall")
+LEDGER, TALLY = "trainer", "tally"
+LEDGER_FILE = "lastcall-trainer.json"  # one for all ranks: what is still to be done must be the same on each
+
+
+class TrainerSubject(TorchSubject):
+    def __init__(self, trainer: Any, private: Path) -> None:
+        super().__init__({})
+        self.ledger = Ledger(trainer)
+        self.tally = Tally(trainer)
+        self.saved: dict[str, Any] | None = None  # the ledger of the checkpoint that the run goes on from
+        self.saved_tally: dict[str, Any] = {}
+        self._trainer = trainer
+        self._private = private
+        self._world: tuple[int, int] = (0, 1)
+        self._joining: tuple[str, int, Path] | None = None
+        self._native: Capture | None = None  # the last capture, as a plain torch run would have saved it
+        self.training = False
+
+    def among(self, rank: int, size: int) -> None:
+        self._world = (rank, size)
+        self.together.among(rank, size)
+
+    def join(self, run: str, incarnation: int, folder: Path) -> None:
+        """The mail needs the state, which comes later."""
+        self._joining = (run, incarnation, folder)
+
+    def take_up(self, gate: Gate) -> None:
+        """The trainer has prepared everything: this is the state from now on."""
+        saved = (self.step, self.together.worlds, self.together._saved_buckets)
+        super().__init__(self._values())
+        self.step, self.together.worlds = saved[0], saved[1]
+        self.together.among(*self._world)
+        self.together.resumed_buckets(saved[2] or [])
+        self.install(gate)
+        if self._joining is not None:
+            super().join(*self._joining)
+        self.training = True
+
+    def _values(self) -> dict[str, object]:
+        trainer = self._trainer
+        optimizer = trainer.optimizer
+        values: dict[str, object] = {
+            "model": trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False),
+            "optimizer": getattr(optimizer, "optimizer", optimizer),
+            "scheduler": trainer.lr_scheduler,
+            "scaler": getattr(trainer.accelerator, "scaler", None),
+            LEDGER: self.ledger,
+            TALLY: self.tally,
+        }
+        try:
+            TorchSubject({LEDGER: self.ledger, TALLY: self.tally, "scheduler": values["scheduler"], "scaler": values["scaler"]})
+        except errors.StateError as error:
+            log.warning("A rescue cannot copy all of the scheduler's or the scaler's state (%s): it reads them as they are", error)
+            del values["scheduler"], values["scaler"]
+        return {name: value for name, value in values.items() if value is not None}
+
+    # ---- captures --------------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> Capture:
+        return self._as_files(super().capture())
+
+    def outline(self) -> Capture:
+        """Nothing of the user's code runs for this: the state is about as large in HF's format."""
+        return super().capture()
+
+    def rescue(self) -> Capture:
+        return self._as_files(super().rescue())
+
+    def unrescuable(self) -> str:
+        if not self.training:
+            return "training has not begun: there is nothing to save"
+        if recording.collective(self._trainer):
+            return "the state is spread over the ranks in a way that only all of them can save together, at a boundary"
+        return super().unrescuable()
+
+    def _as_files(self, native: Capture) -> Capture:
+        self._native = native
+        kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
+        state = self.ledger.to_json(read_ledger(kept[LEDGER]))
+        randomness = self._randomness_of(native.document)
+        files = recording.record(self._trainer, self._private, state, randomness)
+        return self._dressed(native, (*files, recording.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)))
+
+    def _dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:
+        kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
+        document = {"run": native.document["run"], "state": {TALLY: kept[TALLY]}}
+        return dataclasses.replace(native, document=document, groups=(), files=files)
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        native = self._native if self._native is not None and self._native.step == step else super().capture()
+        # What that rank alone had counted is gone with it. Losses of another rank in their place change a log line, and no step.
+        kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
+        common = {name: value for name, value in kept.items() if name not in (LEDGER, TALLY)}
+        found = super().part_of(rank, step, dataclasses.replace(native, document={**native.document, "state": common}))
+        if found is None:
+            return None
+        found.document["state"][TALLY] = kept[TALLY]  # type: ignore[index]
+        file = recording.randomness_file(rank, self._world[1], self._randomness_of(found.document))
+        return self._dressed(found, (file,))
+
+    def _randomness_of(self, document: dict[str, object]) -> Captured:
+        run: dict[str, Any] = document["run"]  # type: ignore[assignment]
+        return self._randomness.from_document(run["randomness"])
+
+    def refresh_now(self) -> None:
+        """A long stay begins here (an evaluation): the copy is to be of this moment."""
+        self.refresh(time.perf_counter())
+
+    # ---- restore ---------------------------------------------------------------------------------------------------------------
+
+    def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
+        run, state = document.get("run"), document.get("state")
+        if not isinstance(run, dict) or not isinstance(state, dict) or TALLY not in state:
+            raise errors.CheckpointError("state.json is not that of a Trainer's checkpoint")
+        world = run.get("world", 1)
+        self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
+        return _Resume(self, run, plain(state[TALLY]))
+
+
+class _Resume:
+    """HF loads the files itself; here only the position and the ledger are taken."""
+
+    targets: dict[str, dict[str, object]] = {}
+    whole = True
+
+    def __init__(self, subject: TrainerSubject, run: dict[str, Any], tally: dict[str, Any]) -> None:
+        self._subject = subject
+        self._run = run
+        self._tally = tally
+
+    def finish(self) -> None:
+        self._subject.resume_at(self._run)
+        self._subject.restored_randomness = None  # HF puts the generators back
+        self._subject.saved_tally = self._tally
+
+
+def plain(encoded: Any) -> dict[str, Any]:
+    """What state_dict() gave before it was put into a document."""
+    found = tree.decode(encoded.get("v") if isinstance(encoded, dict) else None, tree.refuse_tag)
+    return found if isinstance(found, dict) else {}
+
+
+def read_ledger(encoded: Any) -> dict[str, Any]:
+    found = plain(encoded)
+    if not {"state", "history", "callbacks", "pending", "origin", "first"} <= found.keys():
+        raise errors.CheckpointError(f"{LEDGER_FILE} does not say what the Trainer was doing: it is damaged")
+    return found

@@ -1,0 +1,287 @@
+"""How far the run is, as JSON over HTTP, where a port was asked for: the page that OpenShift AI's controller polls, and whoever likes.
+
+The fields with capitals in them are the controller's: it refuses the whole answer where a number that it takes for whole has a
+fraction, and takes 0 seconds left for the end of training. So 0 and 100 % are said of a run that has finished, and of no other. The
+other fields are ours. NaN and Infinity are not JSON and become null.
+
+No GET waits for training or for a disk, and training for none of them: what is served was put into memory by others. The server is on
+0.0.0.0, since the controller is in another pod, reads nothing of a request but its path, and has a few threads at most.
+`http.server.HTTPServer` would ask the DNS for our name before it listens, which may take a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import logging
+import math
+import os
+import socket
+import socketserver
+import stat
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from lastcall.clock import Clock
+from lastcall.core.ranks import HANG
+from lastcall.events import EventLog, Progress
+from lastcall.types import Outcome
+
+log = logging.getLogger("lastcall")
+TERMINATION_LOG = Path("/dev/termination-log")  # of a pod; the controller believes it more than the page
+_LONGEST_MESSAGE = 4096  # bytes; Kubernetes cuts off the rest
+_AT_ONCE = 8  # answers; more of them are refused, and the poller comes back
+_REQUEST_SECONDS = 2.0  # for a request to arrive, as long as the controller waits for the answer
+_CLOSE_SECONDS = 1.0
+_THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")  # Transformers' name and the controller's
+
+
+class MetricsPage:
+    """Of one session, on rank 0. `close()` says how it ended."""
+
+    def __init__(self, port: int, progress: Progress, events: EventLog, clock: Clock) -> None:
+        self.port = port  # once it is open: the one that was found for 0
+        self._progress = progress
+        self._clock = clock
+        self._standing = Standing()
+        events.heard = self._standing.tell
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Listen. A port that cannot be had is a warning: nobody should lose a run to it."""
+        try:
+            self._server = server = _Server(self.port, self)
+        except OSError as error:
+            log.warning(
+                "Progress is not served: port %d cannot be had (%s). Choose another LASTCALL_PROGRESS_PORT; training goes on",
+                self.port,
+                error,
+            )
+            return
+        self.port = server.server_address[1]
+        _listening.add(server)
+        self._thread = threading.Thread(target=server.serve, name="lastcall-page", daemon=True)
+        self._thread.start()
+        log.info("Progress is served on port %d (/metrics)", self.port)
+
+    def close(self) -> None:
+        """The session has ended: the last word goes to the pod's termination log, if there is one."""
+        if self._server is None:
+            return
+        self._server.leave()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+        self._server.server_close()
+        self._server = None
+        with contextlib.suppress(Exception):
+            _last_words(self.document())
+
+    def document(self) -> dict[str, object]:
+        """What a GET is answered with."""
+        progress, standing = self._progress, self._standing
+        known = progress.document or {}
+        step = known.get("step") if progress.where is None else progress.where()
+        epoch, total, total_epochs = known.get("epoch"), progress.total, progress.total_epochs
+        finished = standing.state == Outcome.FINISHED.value
+        metrics, eval_metrics = _sorted_out(known.get("metrics"), known.get("eval_metrics"))
+        return {
+            "progressPercentage": _percentage(_fraction(step, total), _fraction(epoch, total_epochs), finished),
+            "estimatedRemainingSeconds": 0 if finished else self._left(known),
+            "currentStep": step,
+            "totalSteps": total,
+            "currentEpoch": _finite(epoch),
+            "totalEpochs": None if total_epochs is None else math.ceil(total_epochs),
+            "trainMetrics": metrics,
+            "evalMetrics": eval_metrics,
+            "steps_per_second": _finite(known.get("steps_per_second")),
+            "updated_at": known.get("at"),
+            **standing.facts(),
+        }
+
+    def _left(self, known: Mapping[str, object]) -> int | None:
+        """Seconds, and less with each of them that goes by; at least one, as there is something left."""
+        eta, at = known.get("eta_seconds"), known.get("at")
+        if not isinstance(eta, float) or not isinstance(at, float) or not self._standing.training or not math.isfinite(eta):
+            return None
+        return max(math.ceil(eta - max(self._clock.wall() - at, 0.0)), 1)
+
+
+class Standing:
+    """What the events of this incarnation come to."""
+
+    def __init__(self) -> None:
+        self.state = "starting"  # then "running" and "saving" in turn; in the end an Outcome, as in "saved"
+        self.incarnation: object = None
+        self.resumed_from: object = None
+        self.notice: object = None
+        self.checkpoint: dict[str, object] | None = None  # the last one that this incarnation has committed
+
+    @property
+    def training(self) -> bool:
+        """Whether it goes on, as far as anybody knows."""
+        return self.state in ("running", "saving") and self.notice is None
+
+    def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
+        if kind == "start":
+            self.state, self.incarnation, self.resumed_from = "running", fields.get("incarnation"), fields.get("resumed")
+        elif kind == "notice" and fields.get("source") != HANG:  # after a hang the run may go on
+            self.notice = fields.get("reason")
+        elif kind == "save-begins":
+            self.state = "saving"
+        elif kind == "not-saved":
+            self.state = "running"
+        elif kind == "committed":
+            self.state = "running" if self.notice is None else "saved"
+            named = {"path": "path", "step": "step", "kind": "save", "exact": "exact"}
+            self.checkpoint = {ours: fields.get(theirs) for ours, theirs in named.items()} | {"at": at}
+        elif kind == "stop":
+            self.state = str(fields.get("outcome") or Outcome.FAILED.value)
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "state": self.state,
+            "incarnation": self.incarnation,
+            "resumed_from": self.resumed_from,
+            "checkpoint": self.checkpoint,
+            "notice": self.notice,
+        }
+
+
+# ---- numbers that the controller takes --------------------------------------------------------------------------------------------
+
+
+def _fraction(done: object, total: float | None) -> float | None:
+    return done / total if isinstance(done, int | float) and total and total > 0 else None
+
+
+def _percentage(by_steps: float | None, by_epochs: float | None, finished: bool) -> int | None:
+    fraction = by_epochs if by_steps is None else by_steps
+    if fraction is None or not math.isfinite(fraction):
+        return 100 if finished else None
+    whole = min(max(math.floor(fraction * 100 + 1e-9), 0), 100)  # 0.29 * 100 is less than 29
+    return whole if finished else min(whole, 99)
+
+
+def _sorted_out(metrics: object, eval_metrics: object) -> tuple[dict[str, object], dict[str, object]]:
+    """Those of training and those of an evaluation: `run.report(eval_loss=...)` says by the name which they are."""
+    train: dict[str, object] = {}
+    evaluation: dict[str, object] = {}
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        (evaluation if name.startswith("eval_") else train)[name] = _finite(value)
+    for name, value in eval_metrics.items() if isinstance(eval_metrics, dict) else ():
+        evaluation[name] = _finite(value)
+    if _THROUGHPUT[0] in train:
+        train[_THROUGHPUT[1]] = train[_THROUGHPUT[0]]
+    return train, evaluation
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _last_words(document: dict[str, object]) -> None:
+    """The controller tells an early stop from the end by the step, and the last one that it polled is half a minute old. What somebody
+    else has written there stays; nothing is made where there is no pod."""
+    global _said
+    with open(os.open(TERMINATION_LOG, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "r+b", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(_LONGEST_MESSAGE) not in (b"", _said):
+            return
+        message = json.dumps(document, allow_nan=False).encode()
+        if len(message) > _LONGEST_MESSAGE:
+            message = json.dumps({**document, "trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
+        file.seek(0)
+        file.truncate()
+        file.write(message)
+        _said = message
+
+
+_said = b""  # by an earlier session of this process
+
+
+# ---- the server -------------------------------------------------------------------------------------------------------------------
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True  # connections of the last incarnation that are in TIME_WAIT
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, port: int, page: MetricsPage) -> None:
+        self.page = weakref.proxy(page)  # a thread that answers must not keep a session's state alive
+        self._leaving = threading.Event()
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        super().__init__(("0.0.0.0", port), _Handler)
+
+    def serve(self) -> None:
+        while not self._leaving.is_set():
+            self.handle_request()  # sleeps until there is one
+
+    def leave(self) -> None:
+        self._leaving.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for a request
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError:
+            self._leaving.wait(0.5)  # no file descriptor left: the request stays there, and would be taken up again at once
+            raise
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to be had
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        log.debug("A request for the progress was not answered", exc_info=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_SECONDS
+    server_version, sys_version = "lastcall", ""
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = json.dumps(self.server.page.document(), allow_nan=False).encode() + b"\n"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: it would be a line every few seconds on the stderr of a training run."""
+
+
+_listening: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked worker that outlives its parent would keep the port, and the next incarnation would have none."""
+    for server in list(_listening):
+        with contextlib.suppress(OSError):
+            server.socket.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

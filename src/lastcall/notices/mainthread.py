@@ -1,0 +1,213 @@
+"""Has the main thread do something small on behalf of another thread: `signal.signal` is allowed nowhere else.
+
+Trainings run in side threads under Ray Train, in notebooks and in servers, while the main thread runs Python, waits or is
+in a C call. What brings it to our work, and why all three are needed:
+
+1. `Py_AddPendingCall`: the main thread runs the work between two bytecodes.
+2. Waiting for a lock (`join`, `Event.wait`, `Queue.get`) it comes to no bytecode, but it runs pending calls when a signal
+   interrupts the wait. So it gets one that means nothing, by default not even an interruption: SIGURG or SIGWINCH.
+3. `sleep`, `select`, `waitpid` and `read` begin again after a signal (PEP 475), and look only for signals that CPython's own
+   C handler has noted. So for that moment the signal gets this handler. CPython then finds no Python function to call and
+   tells `sys.unraisablehook` so, in the main thread: ours keeps that quiet, and being Python, it is bytecode.
+
+No signal ends a C call that does not want to end: then the caller gets Unreachable, and the work is not done later either.
+
+Discarded: a Python function as the C handler (it would take the GIL inside a signal handler: a deadlock if the main thread was
+just taking it, or in malloc); `PyThreadState_SetAsyncExc` (an exception in the middle of somebody else's code).
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+_QUIET = (signal.SIGURG, signal.SIGWINCH)  # ignored by default, so that one which comes too late kills nobody
+_LIKELY = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")  # where CPython's C handler may be found
+_BYTECODE_SECONDS = 0.02  # a main thread that runs Python has answered by then
+_REMOVAL_SECONDS = 1.0  # a forked child, whose parent's removal will never be done, waits this long
+_SETTLE_SECONDS = 0.01
+_FIRST_PAUSE, _LAST_PAUSE = 0.002, 0.1  # between two signals: one that comes just before the main thread begins to wait is lost
+
+_tasks: deque[_Task] = deque()  # whoever takes one out, runs it or drops it: the other side finds it gone
+_waking = threading.Lock()
+_last_hook: _Hook | None = None
+
+_api = ctypes.pythonapi
+_api.PyOS_getsig.argtypes, _api.PyOS_getsig.restype = [ctypes.c_int], ctypes.c_void_p
+_api.PyOS_setsig.argtypes, _api.PyOS_setsig.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+_api.PyInterpreterState_Get.argtypes, _api.PyInterpreterState_Get.restype = [], ctypes.c_void_p
+_api.PyInterpreterState_GetID.argtypes, _api.PyInterpreterState_GetID.restype = [ctypes.c_void_p], ctypes.c_int64
+_PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+class Unreachable(RuntimeError):
+    """The main thread did not come to it in time, and never will."""
+
+
+class _Task:
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.done = threading.Event()
+        self.error: Exception | None = None
+        self._work = work
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child inherits the pending calls of its parent
+        try:
+            self._work()
+        except Exception as error:
+            self.error = error
+        except BaseException as error:  # Ctrl-C, just now: it is the main thread's, which gets it again
+            self.error = RuntimeError(f"interrupted by {error!r}")
+            _thread.interrupt_main()
+        finally:
+            self.done.set()
+
+
+def call(work: Callable[[], object], seconds: float) -> None:
+    """Do `work` in the main thread and wait for it; what it raises is raised here. Unreachable after `seconds`."""
+    if threading.current_thread() is threading.main_thread():
+        work()
+        return
+    if _api.PyInterpreterState_GetID(_api.PyInterpreterState_Get()) != 0:
+        raise Unreachable("signals belong to the main interpreter, and this is another one")
+    deadline = time.monotonic() + seconds
+    task = post(work)
+    if not task.done.wait(min(_BYTECODE_SECONDS, seconds)) and _waking.acquire(timeout=seconds):
+        try:
+            _wake(task, deadline)
+        finally:
+            _waking.release()
+    if not task.done.is_set():
+        try:
+            _tasks.remove(task)
+        except ValueError:  # it is being done right now
+            task.done.wait()
+        else:
+            raise Unreachable(f"the main thread is in a call that did not end within {seconds:g} s")
+    if task.error is not None:
+        raise task.error
+
+
+def post(work: Callable[[], object]) -> _Task:
+    """Have `work` done when the main thread next runs Python, and do not wait for it. From any thread."""
+    task = _Task(work)
+    _tasks.append(task)
+    _api.Py_AddPendingCall(_serve, None)  # refused if 32 are waiting: then one of ours may be among them, or _wake asks again
+    return task
+
+
+def _serve_all(_: object) -> int:
+    while _tasks:
+        try:
+            task = _tasks.popleft()
+        except IndexError:  # it was given up this moment
+            break
+        task.run()
+    return 0
+
+
+_serve = _PendingCall(_serve_all)  # lives as long as the module: freed while it is being called, it would crash
+
+
+def _wake(task: _Task, deadline: float) -> None:
+    """Interrupt the main thread's waiting until the task is done. What this changes in the process is put back."""
+    signum = next((one for one in _QUIET if signal.getsignal(one) == signal.SIG_DFL and not _api.PyOS_getsig(one)), None)
+    main = threading.main_thread().ident
+    if signum is None or main is None:  # somebody else's: wait for bytecode
+        task.done.wait(max(0.0, deadline - time.monotonic()))
+        return
+    hook = _quiet()
+    _api.PyOS_setsig(signum, _handler_of_cpython() or _harmless())
+    pause = _FIRST_PAUSE
+    try:
+        while not task.done.is_set() and (left := deadline - time.monotonic()) > 0:
+            _api.Py_AddPendingCall(_serve, None)
+            signal.pthread_kill(main, signum)
+            task.done.wait(min(pause, left))
+            pause = min(2 * pause, _LAST_PAUSE)
+    finally:
+        _api.PyOS_setsig(signum, None)  # drops one that is still on its way
+        # A garbage collection may run Python, and with it a removal, between CPython's noting that there is no function and its
+        # asking for the hook: a line on stderr that would puzzle people.
+        time.sleep(_SETTLE_SECONDS)
+        hook.removal = post(hook.remove)
+
+
+class _Hook:
+    """Keeps quiet about our own signals; everything else goes to the hook that was there before."""
+
+    def __init__(self) -> None:
+        self.removal: _Task | None = None
+        self._words = {f"Signal {int(signum)} ignored due to race condition" for signum in _QUIET}
+        self._former = sys.unraisablehook
+        self._ours = self._hear  # one object, so that we know it when we see it
+        sys.unraisablehook = self._ours
+
+    def _hear(self, unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, OSError) and str(unraisable.exc_value) in self._words:
+            _serve_all(None)
+        else:
+            self._former(unraisable)
+
+    def remove(self) -> None:
+        """In the main thread, when no more signals come."""
+        _api.PyErr_CheckSignals()  # one may have been noted while the task was being done: it is reported now, to us
+        if sys.unraisablehook is self._ours:
+            sys.unraisablehook = self._former
+
+    def stay(self) -> bool:
+        """Take the removal back. False if the hook is gone already."""
+        if self.removal is None:
+            return False
+        try:
+            _tasks.remove(self.removal)
+        except ValueError:  # done, or this very moment: it would take away the hook that comes now
+            self.removal.done.wait(_REMOVAL_SECONDS)
+            return False
+        return sys.unraisablehook is self._ours
+
+
+def _quiet() -> _Hook:
+    """A hook that is in place: the last one, if the main thread has not come to remove it yet."""
+    global _last_hook
+    if _last_hook is None or not _last_hook.stay():
+        _last_hook = _Hook()
+    return _last_hook
+
+
+class _Place(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
+
+
+def _handler_of_cpython() -> int | None:
+    """The address of CPython's C handler, read from a signal that has it; None if there is none (SIGINT of a background job)."""
+    home = _library_of(ctypes.cast(_api.PyErr_CheckSignals, ctypes.c_void_p).value)
+    for name in _LIKELY:
+        if callable(signal.getsignal(signal.Signals[name])):
+            address: int | None = _api.PyOS_getsig(signal.Signals[name])
+            if address and home is not None and _library_of(address) == home:  # a C library may have put its own in its place
+                return address
+    return None
+
+
+def _harmless() -> int | None:
+    """A C function that may be interrupted anywhere and changes nothing: it ends waiting for locks, at least."""
+    return ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
+
+
+def _library_of(address: int | None) -> int | None:
+    place = _Place()
+    found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(place))
+    return place.base if found else None

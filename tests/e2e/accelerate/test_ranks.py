@@ -1,0 +1,45 @@
+"""Two ranks around an Accelerator: one is told to stop, both save the same step, and go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from helpers import chain
+from helpers.nursery import Child, Nursery, until
+from helpers.ranks_jobs import free_port
+
+SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
+
+
+def start(nursery: Nursery, folder: Path, run: str, result: str, **env: str) -> list[Child]:
+    world = {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo", "LASTCALL_KILL_WAIT_SECONDS": "0",
+    }  # fmt: skip
+    return [
+        nursery.start(folder, SCRIPT, folder / run, folder / f"{result}-{rank}", **world, **env, RANK=str(rank), LOCAL_RANK=str(rank))
+        for rank in range(2)
+    ]
+
+
+def ended(children: list[Child]) -> list[int]:
+    return [child.wait() for child in children]
+
+
+def test_a_notice_to_one_of_two_ranks_leaves_no_trace(accelerated: Nursery, tmp_path: Path) -> None:
+    plain = start(accelerated, tmp_path, "unused", "reference", LASTCALL_ENABLED="0")
+    assert ended(plain) == [0, 0], plain[0].log()
+    for told, at in ((1, 3), (0, 9)):
+        ranks = start(accelerated, tmp_path, "run", "result")
+        until(lambda: chain.position(ranks[told]) >= at or ranks[told].poll() is not None, f"pass {at}")  # noqa: B023
+        ranks[told].send(signal.SIGTERM)
+        assert ended(ranks) == [chain.SAVED, chain.SAVED], ranks[0].log() + ranks[1].log()
+    last = start(accelerated, tmp_path, "run", "result")
+    assert ended(last) == [0, 0], last[0].log() + last[1].log()
+    for rank in range(2):
+        assert (tmp_path / f"result-{rank}").read_text() == (tmp_path / f"reference-{rank}").read_text(), last[rank].log()
+    newest = max((tmp_path / "run").glob("checkpoint-*"), key=lambda path: json.loads((path / "lastcall.json").read_text())["sequence"])
+    names = {path.name for path in newest.iterdir()}
+    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "random_states_1.pkl"} <= names, names

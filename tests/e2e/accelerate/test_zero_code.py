@@ -1,0 +1,69 @@
+"""Scripts with an Accelerator that know nothing of lastcall: their own save is run when a notice comes, and their own resume works."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from helpers import chain
+from helpers.nursery import Child, Nursery, until
+from helpers.ranks_jobs import free_port
+
+SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
+ON = {"LASTCALL_ENABLED": "1", "FORKED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
+
+
+@pytest.mark.parametrize("shape", ["flat", "nested", "main", "helper"])
+def test_the_scripts_own_save_is_run_at_once(accelerated: Nursery, tmp_path: Path, shape: str) -> None:
+    out, result = tmp_path / "out", tmp_path / "result"
+    plain = accelerated.run(tmp_path, SCRIPT, tmp_path / "other", tmp_path / "reference", SHAPE=shape)
+    assert plain.code == 0, plain.log()
+    for at in (5, 31):
+        child = accelerated.start(tmp_path, SCRIPT, out, result, SHAPE=shape, **ON)
+        chain.strike(child, chain.Blow(at, 0.0))
+        assert child.wait() == chain.SAVED, child.log()
+        assert "by the script's own save" in child.log()
+    saved = sorted(int(path.name.split("_")[1]) for path in out.iterdir())
+    assert len(saved) == 2 and 5 < saved[0] <= 9 and 31 < saved[1] <= 35, saved
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    last = accelerated.run(tmp_path, SCRIPT, out, result, SHAPE=shape, **ON)
+    assert last.code == 0, last.log()
+    assert f"resumed {saved[1]}" in last.lines()
+    assert result.read_text() == (tmp_path / "reference").read_text()
+
+
+def test_a_script_without_a_save_is_told_so_and_dies_of_the_signal(accelerated: Nursery, tmp_path: Path) -> None:
+    source = SCRIPT.read_text()
+    begin, end = source.index('            if SHAPE == "nested"'), source.index("    weights = ")
+    script = accelerated.write(tmp_path, source[:begin] + source[end:])
+    child = accelerated.start(tmp_path, script, tmp_path / "out", tmp_path / "result", **ON)
+    chain.strike(child, chain.Blow(5, 0.0))
+    assert child.wait() == -signal.SIGTERM, child.log()
+    assert child.log().count("This script is not protected: no frame of the training loop calls save_state()") == 1
+
+
+def test_two_ranks_save_at_the_same_step(accelerated: Nursery, tmp_path: Path) -> None:
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "EPOCHS": "6", **ON}
+    out = tmp_path / "out"
+
+    def start() -> list[Child]:
+        port = str(free_port())
+        return [
+            accelerated.start(
+                tmp_path, SCRIPT, out, tmp_path / f"result-{n}", **world, MASTER_PORT=port, RANK=str(n), LOCAL_RANK=str(n)
+            )
+            for n in range(2)
+        ]
+
+    ranks = start()
+    until(lambda: chain.position(ranks[1]) >= 6 or ranks[1].poll() is not None, "step 6")
+    ranks[1].send(signal.SIGTERM)
+    assert [rank.wait() for rank in ranks] == [chain.SAVED] * 2, ranks[0].log() + ranks[1].log()
+    (folder,) = out.iterdir()
+    assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= {path.name for path in folder.iterdir()}
+    last = start()
+    assert [rank.wait() for rank in last] == [0, 0], last[0].log() + last[1].log()
+    assert f"resumed {folder.name.split('_')[1]}" in last[0].lines()
+    assert (tmp_path / "result-0").read_text() == (tmp_path / "result-1").read_text()
