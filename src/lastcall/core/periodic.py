@@ -23,6 +23,7 @@ class Periodic:
         self._session = session
         self._config = session.periodic
         self.arena = arena
+        self.wanted = session.periodic.save_strategy != "no"  # copies will be needed: memory is kept for them
         self.best: float | None = None  # of the monitored metric, so far
         self._owed = False  # a save was due while another was being written, or inside a step
         self._thread: threading.Thread | None = None

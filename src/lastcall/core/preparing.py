@@ -42,7 +42,7 @@ class Preparing:
         session, nbytes = self._session, capture.nbytes
         if session.guard is not None:
             session.guard.prepare(capture)
-        if session.periodic.save_strategy != "no" and not session.background.arena.reserve(nbytes):
+        if session.background.wanted and not session.background.arena.reserve(nbytes):
             log.warning("No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write", nbytes / 1e6)
         preparation = space.Preparation(session.catalog, session.engine, session.budget, self._disturbed)
         if session.jit.spare:

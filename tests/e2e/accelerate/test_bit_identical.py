@@ -24,13 +24,13 @@ def compare(nursery: Nursery, folder: Path, plan: list[chain.Blow], **env: str) 
     return history
 
 
-@pytest.mark.parametrize("loop", ["epochs", "steps", "tick"])
+@pytest.mark.parametrize("loop", ["epochs", "steps", pytest.param("tick", marks=pytest.mark.slow)])
 def test_interruptions_leave_no_trace(accelerated: Nursery, tmp_path: Path, loop: str) -> None:
     history = compare(accelerated, tmp_path, chain.blows(len(loop), 5, 30), LOOP=loop)
     assert history.interruptions == 5, history.codes
 
 
-@pytest.mark.parametrize("loader", ["workers", "stateful"])
+@pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "stateful"])
 def test_other_loaders_leave_no_trace(accelerated: Nursery, tmp_path: Path, loader: str) -> None:
     history = compare(accelerated, tmp_path, chain.blows(7, 3, 30), LOADER=loader)
     assert history.interruptions == 3, history.codes

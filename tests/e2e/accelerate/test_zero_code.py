@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
 ON = {"LASTCALL_ENABLED": "1", "FORKED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
 
 
-@pytest.mark.parametrize("shape", ["flat", "nested", "main", "helper"])
+@pytest.mark.parametrize("shape", ["nested", *(pytest.param(shape, marks=pytest.mark.slow) for shape in ("flat", "main", "helper"))])
 def test_the_scripts_own_save_is_run_at_once(accelerated: Nursery, tmp_path: Path, shape: str) -> None:
     out, result = tmp_path / "out", tmp_path / "result"
     plain = accelerated.run(tmp_path, SCRIPT, tmp_path / "other", tmp_path / "reference", SHAPE=shape)

@@ -26,7 +26,7 @@ from lastcall import memory
 from lastcall.adapters.accelerate import prepared
 from lastcall.adapters.torch import rng
 from lastcall.adapters.torch.recording import Recorder
-from lastcall.adapters.torch.shadowing import answering, shadowed
+from lastcall.adapters.torch.shadowing import answering, recording_alone, shadowed
 from lastcall.storage import files as storage
 from lastcall.types import Extent, File, FileLayout
 
@@ -40,7 +40,7 @@ def record(accelerator: Any, private: Path, rank: int, steps: int, randomness: r
     scratch.mkdir(parents=True)
     together = prepared.spread(accelerator)
     try:
-        with Recorder(scratch) as recorder, contextlib.ExitStack() as stack:
+        with recording_alone(), Recorder(scratch) as recorder, contextlib.ExitStack() as stack:
             if not together:  # any rank may have to write what they all hold, and none may wait for another here
                 owner = threading.get_ident()
                 stack.enter_context(answering(PartialState, "is_main_process", True, owner))

@@ -8,6 +8,24 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lastcall import errors
+
+
+_NOTHING: Any = object()
+_one_at_a_time = threading.Lock()
+_PATIENCE = 5.0  # seconds
+
+
+@contextlib.contextmanager
+def recording_alone() -> Iterator[None]:
+    """One thread at a time records: each puts back what it found. The training thread's save at a boundary and a rescue may meet."""
+    if not _one_at_a_time.acquire(timeout=_PATIENCE):
+        raise errors.SaveError("the framework's own save, which was begun before, does not end")
+    try:
+        yield
+    finally:
+        _one_at_a_time.release()
+
 
 @contextlib.contextmanager
 def shadowed(target: Any, name: str, instead: Callable[..., Any], owner: int) -> Iterator[None]:
@@ -30,13 +48,23 @@ def shadowed(target: Any, name: str, instead: Callable[..., Any], owner: int) ->
 
 @contextlib.contextmanager
 def answering(kind: type, name: str, answer: object, owner: int) -> Iterator[None]:
-    """The property `name` of the class `kind` has the value `answer` for the thread `owner`."""
-    home = next(base for base in kind.__mro__ if name in vars(base))
-    original: property = vars(home)[name]
-    assert original.fget is not None
-    get = original.fget
-    setattr(home, name, property(lambda self: answer if threading.get_ident() == owner else get(self)))
+    """The property or plain attribute `name` of the objects of a class has the value `answer` for the thread `owner`."""
+    home = next((base for base in kind.__mro__ if name in vars(base)), kind)
+    original = vars(home).get(name, _NOTHING)
+
+    def get(self: Any) -> Any:
+        if threading.get_ident() == owner:
+            return answer
+        return original.fget(self) if isinstance(original, property) and original.fget else vars(self)[name]
+
+    def put(self: Any, value: Any) -> None:
+        vars(self)[name] = value
+
+    setattr(home, name, property(get, put))
     try:
         yield
     finally:
-        setattr(home, name, original)
+        if original is _NOTHING:
+            delattr(home, name)
+        else:
+            setattr(home, name, original)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from transformers.trainer_callback import ExportableState
 
+from lastcall.adapters.transformers.attributes import Attributes
+
 log = logging.getLogger("lastcall")
 _APART = ("log_history", "stateful_callbacks")  # kept in another form
 _HERE = ("is_local_process_zero", "is_world_process_zero")  # of this process, and not of the run
@@ -83,11 +85,10 @@ class Ledger:
         body["stateful_callbacks"] = stateful
         return (json.dumps(body, indent=2, sort_keys=True) + "\n").encode()
 
-    def bring_back(self, saved: dict[str, Any], *, callbacks: bool) -> Pending:
+    def bring_back(self, saved: dict[str, Any]) -> Pending:
         """Put back what HF's own resume leaves out. TrainerState and the log history it has read itself."""
         self.origin, self.first = str(saved["origin"]), int(saved["first"])
-        if callbacks:
-            self._restore_callbacks([(str(name), known) for name, known in saved["callbacks"]])
+        self._restore_callbacks([(str(name), known) for name, known in saved["callbacks"]])
         return Pending(**saved["pending"])
 
     def _restore_callbacks(self, saved: list[tuple[str, dict[str, Any]]]) -> None:
@@ -102,14 +103,16 @@ class Ledger:
 
 
 class Tally:
-    """What this rank has counted by itself since somebody asked: losses, operations, time. Other ranks have other numbers."""
+    """What this rank has counted by itself since somebody asked: losses, operations, time, and what a subclass counts in attributes of
+    its own. Other ranks have other numbers."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.before = 0.0  # seconds of training in former incarnations
         self.began = time.monotonic()  # ... and when this one began to train
+        self._attributes = Attributes(trainer)
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         return {
             "waiting": _number(getattr(trainer, "_tr_loss", 0.0)),
@@ -117,15 +120,17 @@ class Tally:
             "logged": int(getattr(trainer, "_globalstep_last_logged", 0)),
             "flos": float(getattr(trainer, "current_flos", 0.0)),
             "seconds": self.before + time.monotonic() - self.began,
+            "attributes": self._attributes.copy(),
         }
 
-    def load_state_dict(self, saved: dict[str, float]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         trainer = self._trainer
         trainer._tr_loss.fill_(saved["waiting"])
         trainer._total_loss_scalar = saved["total"]
         trainer._globalstep_last_logged = int(saved["logged"])
         trainer.current_flos = saved["flos"]
         self.before = saved["seconds"]
+        self._attributes.restore(saved.get("attributes", {}))
 
 
 def _plain(value: Any) -> Any:

@@ -157,7 +157,7 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
         run.saved(state)
         return control
 
-    methods = {
+    methods: dict[str, Any] = {
         "_maybe_log_save_evaluate": maybe_log_save_evaluate,
         "_evaluate": evaluate,
         "_run_epoch": run_epoch,
@@ -165,6 +165,8 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
         "_finalize_training": finalize_training,
         "_save_checkpoint": save_checkpoint,
     }
+    if run.resumed is not None:
+        methods["_load_callback_state"] = lambda: None  # it would put new objects in their places; ours get their state as they are
     for name, method in methods.items():
         setattr(trainer, name, method)
     trainer.callback_handler.on_save = on_save

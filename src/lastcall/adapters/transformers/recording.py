@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lastcall import memory
+from lastcall import errors, memory
 from lastcall.adapters.torch import rng
 from lastcall.adapters.torch.recording import Recorder
-from lastcall.adapters.torch.shadowing import answering, shadowed
+from lastcall.adapters.torch.shadowing import answering, recording_alone, shadowed
 from lastcall.storage import files as storage
 from lastcall.types import Extent, File, FileLayout
 
+log = logging.getLogger("lastcall")
 _numbers = itertools.count()
 _WEIGHTS = ("model", "adapter", "pytorch_model")
 
@@ -37,15 +40,42 @@ def record(trainer: Any, private: Path, state: bytes, randomness: rng.Captured) 
     scratch.mkdir(parents=True)
     together = collective(trainer)
     try:
-        with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=not together):
-            type(trainer)._save_checkpoint(trainer, trainer.model_wrapped, None)
-        layouts = [_inside(layout) for layout in recorder.files()]
+        with recording_alone():
+            found = _recorded(trainer, type(trainer), scratch, state, lead=not together)
+        _keep_beside([layout for layout in found if "/" not in layout.name], scratch, trainer)
     finally:
         storage.remove_tree(storage.Files(), scratch)
+    layouts = [_inside(layout) for layout in found if "/" in layout.name]
+    if not together and not any(layout.name.startswith(_WEIGHTS) for layout in layouts):
+        raise errors.SaveError("Trainer._save_checkpoint has written no weights: nothing could be resumed from that")
     files = [File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state")]
     if not trainer.args.save_only_model:
         files.append(randomness_file(trainer.args.process_index, trainer.args.world_size, randomness))
     return tuple(files)
+
+
+def _recorded(trainer: Any, kind: type, scratch: Path, state: bytes, *, lead: bool) -> tuple[FileLayout, ...]:
+    """What this class's own save writes. One that fails where it is run now (a rescue, another folder) gives way to HF's own."""
+    try:
+        with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=lead):
+            kind._save_checkpoint(trainer, trainer.model_wrapped, None)  # type: ignore[attr-defined]
+        return recorder.files()
+    except Exception as error:
+        base = next(home for home in reversed(kind.__mro__) if "_save_checkpoint" in vars(home))
+        if kind is base or kind._save_checkpoint is base._save_checkpoint:  # type: ignore[attr-defined]
+            raise errors.SaveError(f"Trainer._save_checkpoint failed: {type(error).__name__}: {error}") from error
+        log.warning("%s._save_checkpoint failed (%s: %s): saving as Trainer does", kind.__name__, type(error).__name__, error)
+        again = scratch / "again"
+        again.mkdir()
+        return _recorded(trainer, base, again, state, lead=lead)
+
+
+def _keep_beside(layouts: list[FileLayout], scratch: Path, trainer: Any) -> None:
+    """What a class writes beside its checkpoints (a model card) belongs there. It is not part of any of them."""
+    for layout in layouts if trainer.is_world_process_zero() else ():
+        if all(isinstance(extent.source, memory.BytesSource) for extent in layout.extents):
+            with contextlib.suppress(OSError):
+                shutil.copyfile(scratch / layout.name, Path(trainer.args.output_dir) / layout.name)
 
 
 def collective(trainer: Any) -> bool:
@@ -91,6 +121,7 @@ def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool) -> Itera
         ):
             stack.enter_context(shadowed(trainer, name, instead, owner))
         stack.enter_context(shadowed(trainer.state, "save_to_json", write_state, owner))
+        stack.enter_context(answering(type(trainer.args), "output_dir", str(scratch), owner))
         if lead:  # any rank may have to write what they all hold, and none may wait for another here
             stack.enter_context(answering(type(trainer.args), "should_save", True, owner))
             stack.enter_context(shadowed(dist, "barrier", lambda *args, **kwargs: None, owner))

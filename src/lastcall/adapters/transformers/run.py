@@ -51,6 +51,7 @@ class TrainerRun:
         run = choosing.identity(trainer)
         self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=run)
         self.session.metrics = self.subject.numbers
+        self.session.background.wanted = trainer.args.save_strategy != SaveStrategy.NO
         self._protection = Protection(self.session, jit)
 
     # ---- begin -----------------------------------------------------------------------------------------------------------------
@@ -90,8 +91,7 @@ class TrainerRun:
         session.progress.total_epochs = trainer.state.num_train_epochs
         if subject.saved is not None:
             origin = subject.ledger.origin
-            restored = trainer.args.restore_callback_states_from_checkpoint  # then HF has done it
-            pending = subject.ledger.bring_back(subject.saved, callbacks=not restored)
+            pending = subject.ledger.bring_back(subject.saved)
             subject.ledger.origin = origin
             subject.tally.load_state_dict(subject.saved_tally)
             subject.saved = None
@@ -116,9 +116,10 @@ class TrainerRun:
             if pending.phase == "step" and (self._at_end_of_epoch() or pending.stop_epoch or pending.stop):
                 trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
                 self._follow_up(_asked(trainer.control, "epoch"))
+            self._over = trainer.control.should_training_stop
             randomness = self.subject._randomness.capture()
             trainer._load_rng_state = lambda checkpoint: self.subject._randomness.restore(randomness)
-        self.subject.ledger.pending = Pending()
+        self.subject.ledger.pending = Pending(stop=self._over)
 
     def _follow_up(self, pending: Pending) -> None:
         trainer, control = self.trainer, self.trainer.control
@@ -191,9 +192,10 @@ class TrainerRun:
 
     def followed_up(self) -> None:
         """All that follows a step, or an epoch, is done."""
-        pending = self.subject.ledger.pending
-        ends = pending.phase == "step" and (pending.stop or pending.stop_epoch or self._at_end_of_epoch())
-        self.subject.ledger.pending = Pending("step", stop=pending.stop, stop_epoch=pending.stop_epoch) if ends else Pending()
+        control, ledger = self.trainer.control, self.subject.ledger
+        stop, stop_epoch = control.should_training_stop, control.should_epoch_stop  # an evaluation may have said so
+        ends = ledger.pending.phase == "step" and (stop or stop_epoch or self._at_end_of_epoch())
+        ledger.pending = Pending("step" if ends else "", stop=stop, stop_epoch=stop_epoch)
 
     def logged(self, logs: dict[str, Any]) -> None:
         """Progress, for whoever watches."""
@@ -220,6 +222,7 @@ class TrainerRun:
         state = trainer.state
         pending = self.subject.ledger.pending
         pending.log = pending.evaluate = pending.save = False  # done, or by this save
+        pending.stop, pending.stop_epoch = trainer.control.should_training_stop, trainer.control.should_epoch_stop
         root = session.catalog.root
         if trainer.args.save_strategy in _STRATEGIES and state.best_global_step:
             best = root / f"checkpoint-{state.best_global_step}"
@@ -300,13 +303,14 @@ class TrainerRun:
     def _last_word(self, code: int) -> None:
         """on_save for the checkpoint of a notice, for as long as there is time."""
         entry = self.session.saver.last
-        if entry is None or entry.record.kind not in (Kind.JIT, Kind.RESCUE):
+        if entry is None or entry.record.kind not in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS):
             return
         deadline = self.session.serving._deadline()
         watchdog = threading.Timer(max(1.0, deadline - self.session.clock.now() - 0.5), exits.leave, [code])
         watchdog.daemon = True
         watchdog.start()
         try:
+            self._tell_callbacks(wait=True)
             self._on_save(self.trainer.state)
         except Exception:
             log.exception("A callback's on_save failed; the checkpoint is committed all the same")

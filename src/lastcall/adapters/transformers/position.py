@@ -1,0 +1,206 @@
+"""Where a Trainer stands in its data: the epoch, the batches that it has taken in it, and the position of the loader itself.
+
+Transformers counts from the number of steps and skips what lies before: a stream without a length is taken for one epoch without an
+end, an order that was drawn from a global generator is drawn anew, and random augmentation is drawn with other numbers. Here the loader
+is followed as in any other loop, and the resumed epoch goes on with it: nothing is left for Transformers to skip.
+
+Discarded: skip_first_batches of Accelerate with the randomness put back around it, which never reads what it skips, so that workers
+have other random numbers afterwards, or reads all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import transformers.trainer as hf
+from accelerate.data_loader import DataLoaderDispatcher  # type: ignore[import-untyped]
+from torch.utils.data import IterableDataset
+
+from lastcall import errors
+from lastcall.adapters.accelerate import loaders as prepared
+from lastcall.adapters.torch.data import loaders as data
+from lastcall.adapters.torch.data import position as positions
+from lastcall.adapters.transformers.dispatched import DispatchedTracker
+
+log = logging.getLogger("lastcall")
+KIND, VERSION = "trainer", 1
+
+
+class Position:
+    """The interface of a tracker, so that it is saved, copied and mailed as the position of any loader is."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.worlds: tuple[int, int] | None = None
+        self.steps_per_epoch = 0
+        self._trainer = trainer
+        self._tracker: data.Tracker | None = None
+        self._epoch = 0
+        self._batches = 0  # that the training loop has taken in this epoch
+        self._over = False  # the epoch was left before its end
+        self._loaded: dict[str, Any] | None = None  # of the former incarnation, until its epoch goes on
+
+    # ---- following -------------------------------------------------------------------------------------------------------------
+
+    def follow(self, loader: Any) -> None:
+        """The trainer has its loader, and has drawn nothing from it."""
+        if self._tracker is not None:
+            self._tracker.detach()
+        self._tracker = _track(loader)
+        if self._tracker is None:
+            log.warning(
+                "The data comes from a %s, which is not a DataLoader: a resumed run skips as many batches as were taken, and is exact "
+                "only where these are the same each time",
+                type(loader).__name__,
+            )
+            return
+        self._tracker.worlds = self.worlds
+        self._tracker.attach()
+
+    def took(self, batches: int) -> None:
+        self._batches += batches
+
+    def leaves_epoch(self) -> None:
+        """Whoever asked for it: the rest of this epoch is not trained on."""
+        self._over = True
+
+    @property
+    def ended(self) -> bool:
+        """All of the epoch's data was taken, or what is left of it never will be."""
+        if self._over or (self._tracker is not None and self._tracker.exhausted and self._batches > 0):
+            return True
+        window = max(1, self._trainer.args.gradient_accumulation_steps)
+        return self.steps_per_epoch > 0 and -(-self._batches // window) >= self.steps_per_epoch
+
+    # ---- resuming --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> tuple[int, int] | None:
+        """The epoch to go on with, and the batches of it that were taken. None: Transformers' own count has to do."""
+        loaded = self._loaded
+        if loaded is None:
+            return None
+        return (loaded["epoch"] + 1, 0) if loaded["ended"] else (loaded["epoch"], 0 if self._anew() else loaded["batches"])
+
+    def _anew(self) -> bool:
+        """ignore_data_skip: to find a place again costs nothing where data has indices, and reading all that lies before in a stream."""
+        return bool(self._trainer.args.ignore_data_skip) and isinstance(self._trainer.train_dataset, IterableDataset)
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state.get("kind") != KIND or state.get("version") != VERSION:
+            raise errors.CheckpointError(f"the saved position in the data is of kind {state.get('kind')!r}: it is not a Trainer's")
+        old, new = self.worlds or (1, 1)
+        if old != new:
+            log.warning(
+                "The checkpoint is of %d ranks, and these are %d: the position in the data is the one that Transformers computes from "
+                "the number of steps",
+                old,
+                new,
+            )
+            return
+        self._loaded = dict(state)
+        self._epoch, self._batches, self._over = state["epoch"], state["batches"], state["ended"]
+
+    @contextlib.contextmanager
+    def epoch(self, number: int, checkpoint: str | None) -> Iterator[None]:
+        """Around Trainer._run_epoch. The first one of a resumed run goes on where the former incarnation was."""
+        loaded, start = self._loaded, self.start
+        self._loaded = None
+        self._epoch, self._batches, self._over = number, 0, False
+        if loaded is None or start is None or start[0] != number:
+            yield
+            return
+        self._batches = start[1]
+        self._put_back(loaded, checkpoint)
+        ignored, self._trainer.args.ignore_data_skip = self._trainer.args.ignore_data_skip, False
+        skip = hf.skip_first_batches
+
+        def settle() -> None:
+            hf.skip_first_batches = skip
+            self._trainer.args.ignore_data_skip = ignored
+
+        def skipped(loader: Any, count: int) -> Any:
+            settle()
+            return loader if self._tracker is not None else skip(loader, count)
+
+        hf.skip_first_batches = skipped
+        if not start[1]:
+            settle()
+        try:
+            yield
+        finally:
+            settle()
+
+    def _put_back(self, loaded: dict[str, Any], checkpoint: str | None) -> None:
+        """The loader's position, and the randomness of the boundary: the loader itself sees to what its next batch is made with."""
+        trainer, tracker = self._trainer, self._tracker
+        trainer._load_rng_state(checkpoint)
+        if tracker is None:
+            return
+        if self._anew() and not loaded["ended"]:
+            log.warning(
+                "ignore_data_skip is set, and the data is a stream: it begins anew in the middle of epoch %d, %d batches of which were "
+                "trained on. Leave it out for an exact resume",
+                loaded["epoch"],
+                loaded["batches"],
+            )
+        else:
+            if trainer.args.ignore_data_skip and not loaded["ended"]:
+                log.info("ignore_data_skip is set: the position in the data is kept all the same, since that costs nothing here")
+            tracker.load(_left(loaded["loader"]) if loaded["ended"] else loaded["loader"])
+        trainer._load_rng_state = lambda checkpoint: None  # it would come after the first batches, which may have drawn from it
+
+    # ---- the interface of a tracker --------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """follow() has done it."""
+
+    def detach(self) -> None:
+        if self._tracker is not None:
+            self._tracker.detach()
+            self._tracker = None
+
+    def state(self) -> dict[str, Any]:
+        if self._loaded is not None:
+            return self._loaded
+        tracker, ended = self._tracker, self.ended
+        if ended and isinstance(tracker, prepared.AheadTracker) and tracker.exhausted:
+            tracker._pass = None  # there is no batch ahead: the position is the one behind the last
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "epoch": self._epoch,
+            "batches": self._batches,
+            "ended": ended,
+            "loader": None if tracker is None else tracker.state(),
+        }
+
+    def iterate(self) -> Iterator[Any]:
+        raise NotImplementedError("a Trainer iterates over its loader itself")
+
+    @property
+    def delivered(self) -> int:
+        return self._batches
+
+    @property
+    def exhausted(self) -> bool:
+        return self.ended
+
+
+def _track(loader: Any) -> data.Tracker | None:
+    if issubclass(type(loader), DataLoaderDispatcher):
+        return DispatchedTracker(loader)
+    if prepared.is_prepared(loader):
+        return prepared.track(loader)
+    return data.track(loader) if data.is_loader(loader) else None
+
+
+def _left(state: dict[str, Any]) -> dict[str, Any]:
+    """The position of a pass that is not gone on with: what the next one needs of it."""
+    if state.get("kind") == prepared.AHEAD:
+        return {**state, "base": _left(state["base"]), "began": None, "randomness": None}
+    if state.get("kind") == positions.KIND and state["phase"] == positions.INSIDE:
+        return {**state, "phase": positions.LEFT}
+    return state
