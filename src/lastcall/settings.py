@@ -203,6 +203,7 @@ JIT = (
     Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
     Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
     Setting("progress_port", "LASTCALL_PROGRESS_PORT", None, _port, "a port from 0 to 65535 (0: any that is free)", "28080"),
+    Setting("run_id", "LASTCALL_RUN_ID", None, _text, "a name that no other run in this directory has", "exp1"),
 )
 
 PERIODIC = (
@@ -268,6 +269,8 @@ class JITCheckpointConfig:
     """The least severe log lines that are shown: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     progress_port: int | None
     """Where rank 0 serves its progress as JSON, for OpenShift AI's controller among others; nowhere if None."""
+    run_id: str | None
+    """What a Trainer's run is called; checkpoints of other runs are left alone. None: made from what it trains, and how."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -290,6 +293,7 @@ class JITCheckpointConfig:
         exit_code: int | None = None,
         log_level: str | None = None,
         progress_port: int | None = None,
+        run_id: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -312,6 +316,7 @@ class JITCheckpointConfig:
             "exit_code": exit_code,
             "log_level": log_level,
             "progress_port": progress_port,
+            "run_id": run_id,
         }
         _fill(self, JIT, given, environ)
         if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):

@@ -56,7 +56,7 @@ class Subject:
         entries = TensorEntry("w", "U8", (NBYTES,), self.live, share), TensorEntry("own", "U8", (16,), self.own)
         return Capture(self.step, {"rank": self.rank, "step": self.step}, (Group("model", entries, rank=0),))
 
-    rescue = behind_gate = capture
+    rescue = behind_gate = outline = capture
 
     def mutate(self) -> None:
         self.gate.enter()

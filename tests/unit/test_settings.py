@@ -38,7 +38,7 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
     )
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("together", "save", 30.0)
-    assert config.progress_port is None
+    assert (config.progress_port, config.run_id) == (None, None)
     assert set(config.origins().values()) == {"default"}
     other = periodic()
     assert (other.save_strategy, other.save_steps, other.save_total_limit) == ("no", None, None)
@@ -66,6 +66,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_EXIT_CODE": "85",
             "LASTCALL_LOG_LEVEL": "debug",
             "LASTCALL_PROGRESS_PORT": "28080",
+            "LASTCALL_RUN_ID": " exp 1 ",
         }
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
@@ -73,7 +74,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
-    assert (config.log_level, config.progress_port) == ("DEBUG", 28080)
+    assert (config.log_level, config.progress_port, config.run_id) == ("DEBUG", 28080, "exp 1")
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
     other = periodic(
@@ -318,7 +319,7 @@ def test_an_unknown_variable_is_answered_with_the_nearest_known_name() -> None:
     assert first.startswith("LASTCALL_KILL_WAIT is not a setting") and first.endswith("LASTCALL_KILL_WAIT_SECONDS?")
     assert second.endswith("LASTCALL_SIGNALS?")
     assert "secret" not in first
-    assert settings.unknown_variables({RAY_WAIT: "1"}) == []
+    assert settings.unknown_variables({RAY_WAIT: "1", "LASTCALL_RUN_ID": "exp1"}) == []
 
 
 def test_an_uncaught_wrong_value_leaves_with_78_and_says_why_once() -> None:

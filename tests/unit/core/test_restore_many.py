@@ -285,3 +285,86 @@ def test_a_checkpoint_without_the_document_of_rank_0_is_refused(entry: Entry, en
 
 def test_the_contents_say_whose_document_it_is(entry: Entry) -> None:
     assert [contents.Contents(entry, rank).rank for rank in (0, 3, 4)] == [0, 3, 0]
+
+
+# ---- what a framework reads by itself --------------------------------------------------------------------------------------
+
+
+class Own:
+    """Reads nothing through us: a framework opens its files when the checks are done."""
+
+    targets: dict[str, dict[str, object]] = {}
+    whole = True
+
+    def __init__(self) -> None:
+        self.finished = False
+
+    def prepare(self, document: dict[str, object], stored: restore.Stored) -> Own:
+        return self
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+FRAMEWORKS = [f"native/part-{number}.bin" for number in range(7)]
+
+
+@pytest.fixture
+def native(entry: Entry) -> Entry:
+    """The checkpoint of four ranks, with files of a framework in a folder of their own."""
+    (entry.path / "native").mkdir()
+    files = []
+    for number, name in enumerate(FRAMEWORKS):
+        (entry.path / name).write_bytes(ranks.noise(CHUNK * 2 + number, number))
+        files.append(dataclasses.replace(listed(entry.path / name), name=name))
+    record = dataclasses.replace(entry.record, files=(*entry.record.files, *files))
+    (entry.path / records.NAME).write_bytes(record.to_json())
+    return Entry(entry.path, records.read(entry.path))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("verify_first", [True, False])
+def test_each_file_is_checked_by_the_rank_whose_share_it_is(
+    native: Entry, engine: writer.Engine, size: int, verify_first: bool
+) -> None:
+    for name in FRAMEWORKS:
+        flip(native.path / name, CHUNK + 3)
+        found = []
+        for rank in range(size):
+            loading, ready = Own(), [False]
+            try:
+                restore.load(
+                    native, engine, loading, verify_first=verify_first, rank=rank, size=size, ready=lambda: ready.append(True)  # noqa: B023
+                )
+            except errors.CheckpointError as error:
+                assert name in str(error) and not isinstance(error, restore.Spoiled)
+                assert (loading.finished, ready) == (False, [False])  # before anybody has been told to go on
+                found.append(rank)
+            else:
+                assert loading.finished and ready[-1]
+        position = [file.name for file in native.record.files].index(name)
+        assert found == [position % size]
+        flip(native.path / name, CHUNK + 3)
+
+
+def test_a_file_that_is_gone_is_found_by_one_rank_too(native: Entry, engine: writer.Engine) -> None:
+    os.unlink(native.path / FRAMEWORKS[2])
+    raised = []
+    for rank in range(4):
+        try:
+            restore.load(native, engine, Own(), verify_first=False, rank=rank, size=4)
+        except errors.CheckpointError as error:
+            raised.append(str(error))
+    assert raised == [f"{FRAMEWORKS[2]} cannot be opened: No such file or directory"]
+
+
+@pytest.mark.parametrize("verify_first", [True, False])
+def test_one_process_checks_them_all_before_the_framework_reads(native: Entry, engine: writer.Engine, verify_first: bool) -> None:
+    good = Own()
+    restore.load(native, engine, good, verify_first=verify_first)
+    assert good.finished
+    flip(native.path / FRAMEWORKS[6], -1)
+    loading = Own()
+    with pytest.raises(errors.CheckpointError, match=FRAMEWORKS[6]):
+        restore.load(native, engine, loading, verify_first=verify_first)
+    assert not loading.finished

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, block, content, noise
+from helpers.world import State, block, content, noise, put
 from lastcall import memory
 from lastcall.core import snapshot, writer
-from lastcall.types import Capture, Group, TensorEntry
+from lastcall.types import Capture, Extent, File, FileLayout, Group, TensorEntry
 
 
 @pytest.fixture
@@ -181,3 +181,53 @@ def test_an_old_control_group_counts_too(tmp_path: Path) -> None:
 def test_groups_are_left_out_by_name() -> None:
     groups = State(seed=1).groups
     assert [g.name for g in snapshot.without(groups, {"base", "other"})] == ["model", "optimizer"]
+
+
+# ---- files of a framework --------------------------------------------------------------------------------------------------
+
+
+def in_files(capture: Capture) -> list[tuple[str, bool, list[tuple[int, bytes]]]]:
+    found = []
+    for file in capture.files:
+        extents = []
+        for extent in file.layout.extents:
+            room = block(bytes(extent.source.nbytes))
+            extent.source.read_into(room.address, 0, room.nbytes)
+            extents.append((extent.offset, content(room)))
+        found.append((file.layout.name, file.shared, extents))
+    return found
+
+
+def test_the_files_of_a_framework_are_copied_and_what_cannot_change_is_kept_as_it_is(engine: writer.Engine) -> None:
+    live, header = block(noise(5000, 1)), memory.BytesSource(b"header")
+    files = File(FileLayout("a/model.bin", 5006, (Extent(0, header), Extent(6, live))), shared=True), File(FileLayout("empty", 0, ()))
+    capture = Capture(3, {}, (), files=files)
+    before = in_files(capture)
+    staged = snapshot.Arena().stage(capture, engine)
+    assert staged is not None
+    put(live, noise(5000, 2))
+    assert in_files(capture) != before
+    assert in_files(staged) == before
+    kept, copied = staged.files[0].layout.extents
+    assert kept.source is header and copied.source is not live
+    assert [file.layout.size for file in staged.files] == [5006, 0]
+    assert capture.files == files  # and the capture itself is untouched
+
+
+def test_a_tensor_that_is_in_a_group_and_in_a_file_is_copied_once(engine: writer.Engine) -> None:
+    live = block(noise(1000, 1))
+    source = Counting(live.address, live.nbytes, live)
+    groups = (Group("a", (TensorEntry("w", "U8", (1000,), source),)),)
+    staged = snapshot.Arena().stage(Capture(1, {}, groups, files=(File(FileLayout("w.bin", 1000, (Extent(0, source),))),)), engine)
+    assert staged is not None
+    assert source.reads == 1
+    assert staged.files[0].layout.extents[0].source.nbytes == 1000
+    assert held(staged)["a/w"] == in_files(staged)[0][2][0][1] == noise(1000, 1)
+
+
+def test_files_that_there_is_no_room_for_are_not_copied(engine: writer.Engine) -> None:
+    def refuse(nbytes: int) -> memory.Buffer:
+        raise MemoryError
+
+    capture = Capture(1, {}, (), files=(File(FileLayout("w.bin", 9, (Extent(0, block(b"x" * 9)),))),))
+    assert snapshot.Arena(refuse).stage(capture, engine) is None

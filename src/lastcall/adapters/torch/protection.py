@@ -24,26 +24,31 @@ class Protection:
         self._jit = jit
         self._visible = logs.Visible(jit.log_level)
         self._shield = WorkerShield()
-        self.listener: SignalListener | None = None
+        self._listener: SignalListener | None = None
 
     def begin(self) -> None:
         self._visible.__enter__()
         for message in settings.unknown_variables():
             log.warning("%s", message)
-        self.listener = SignalListener(self._jit.signals, self._on_signal)
+        self._listener = SignalListener(self._jit.signals, self._on_signal)
         try:
             self._shield.install([signal.Signals[name] for name in self._jit.signals])
         except RuntimeError as error:
             self._visible.__exit__()
-            self.listener = None
+            self._listener = None
             raise errors.BusyError(
                 "a run is protected in this process already, and two cannot share its signals. Leave its with block first."
             ) from error
         try:
-            self.listener.start()
+            self._listener.start()
         except RuntimeError as error:
             log.warning("Signals are not listened to: %s. Notices must come another way", error)
-            self.listener = None
+            self._listener = None
+
+    def rearm(self) -> None:
+        """asyncio takes the wakeup fd away when it closes a loop."""
+        if self._listener is not None:
+            self._listener.rearm()
 
     def _on_signal(self, signum: int, count: int) -> None:
         session = self._session
@@ -56,8 +61,8 @@ class Protection:
         """Handlers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM during the
         interpreter's shutdown must not turn its exit code into another."""
         self._shield.uninstall()
-        if self.listener is not None:
-            self.listener.stop(ignore=ignore)
+        if self._listener is not None:
+            self._listener.stop(ignore=ignore)
         self._visible.__exit__()
 
     def leave(self, left: BaseException | None) -> None:
@@ -68,4 +73,4 @@ class Protection:
             log.error("Nothing was saved: dying of %s", notice.reason)
             exits.die_of(notice.signum)
         if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
-            exits.leave(int(left.code or 1))  # SystemExit would end this thread, and nothing else
+            exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0

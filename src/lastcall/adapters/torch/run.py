@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,16 +23,14 @@ import torch
 from lastcall import errors, settings
 from lastcall.adapters.torch import hooks, pinned
 from lastcall.adapters.torch import world as worlds
+from lastcall.adapters.torch.protection import Protection
 from lastcall.adapters.torch.subject import TorchSubject
-from lastcall.adapters.torch.workers import WorkerShield
-from lastcall.core import exits, logs
 from lastcall.core.catalog import Entry
 from lastcall.core.gate import Gate
 from lastcall.core.session import Session
-from lastcall.notices.signals import SignalListener
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage.files import Files
-from lastcall.types import Kind, Notice, Outcome
+from lastcall.types import Kind, Outcome
 
 log = logging.getLogger("lastcall")
 T = TypeVar("T")
@@ -92,7 +88,6 @@ class Run:
             self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate, world=world)
             self._session.metrics = self._subject.numbers
             self._gate = self._session.gate
-        self._listener: SignalListener | None = None
         self._resumed: int | None = None
         self._loops_to_skip = 0
         self._skipped = False
@@ -305,8 +300,7 @@ class Run:
             return
         subject.arrive(time.perf_counter(), passed=passed)
         if subject.step >= subject.due or epoch_end:
-            if self._listener is not None:
-                self._listener.rearm()  # asyncio takes the wakeup fd away when it closes a loop
+            self._protection.rearm()
             session.at_boundary(epoch_end=epoch_end)
             subject.attend_from(session.next_due())
             if session.serving.open:  # it opened while we were looking
@@ -321,16 +315,10 @@ class Run:
         if session is None:
             self._entered = True
             return self
-        self._visible = logs.Visible(self._jit.log_level)
-        self._visible.__enter__()
-        for message in settings.unknown_variables():
-            log.warning("%s", message)
-        self._listener = SignalListener(self._jit.signals, self._on_signal)
-        self._shield = WorkerShield()
+        self._protection = Protection(session, self._jit)
+        self._protection.begin()
         try:
             self._subject.install(session.gate)
-            self._shield_children()
-            self._listen()
             entry = self._start(session)
         except BaseException:
             self._let_go()
@@ -346,30 +334,6 @@ class Run:
     def _start(self, session: Session) -> Entry | None:
         """Restore. Returns the checkpoint that the run goes on from."""
         return session.start()
-
-    def _shield_children(self) -> None:
-        try:
-            self._shield.install([signal.Signals[name] for name in self._jit.signals])
-        except RuntimeError as error:
-            raise errors.BusyError(
-                "a run is protected in this process already, and two cannot share its signals. Leave its with block first."
-            ) from error
-
-    def _listen(self) -> None:
-        assert self._listener is not None
-        try:
-            self._listener.start()
-        except RuntimeError as error:
-            log.warning("Signals are not listened to: %s. Notices must come another way", error)
-            self._listener = None
-
-    def _on_signal(self, signum: int, count: int) -> None:
-        session = self._session
-        assert session is not None
-        if signum == signal.SIGINT and count > 1:
-            session.serving.interrupted_again(signum)
-        now = session.clock.now()
-        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         session = self._session
@@ -390,12 +354,7 @@ class Run:
                 session.outcome = session.outcome or Outcome.FAILED
         finally:
             self._close(session)
-        notice = session.latch.notice
-        if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
-            log.error("Nothing was saved: dying of %s", notice.reason)
-            exits.die_of(notice.signum)
-        if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
-            exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0
+        self._protection.leave(left)
         if left is not None and left is not error:
             raise left from error
 
@@ -418,13 +377,8 @@ class Run:
         self._let_go(ignore=saved)
 
     def _let_go(self, *, ignore: bool = False) -> None:
-        """Hooks, handlers and trackers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM
-        during the interpreter's shutdown must not turn its exit code into another."""
         self._subject.remove()
-        self._shield.uninstall()
-        if self._listener is not None:
-            self._listener.stop(ignore=ignore)
-        self._visible.__exit__()
+        self._protection.let_go(ignore=ignore)
 
 
 def _check_total(total: object, what: str) -> None:

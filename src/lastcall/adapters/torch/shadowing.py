@@ -10,7 +10,6 @@ from typing import Any
 
 from lastcall import errors
 
-
 _NOTHING: Any = object()
 _one_at_a_time = threading.Lock()
 _PATIENCE = 5.0  # seconds

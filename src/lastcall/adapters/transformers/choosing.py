@@ -26,9 +26,10 @@ _SAME = (
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "adapter_model.bin")
 
 
-def identity(trainer: Any) -> str:
-    """The name of a run: the same for every incarnation of a script, another where what it trains, or how, is another."""
-    if given := os.environ.get("LASTCALL_RUN_ID", "").strip():
+def identity(trainer: Any, given: str | None = None) -> str:
+    """The name of a run: the same for every incarnation of a script, another where what it trains, or how, is another. `given`: what
+    the user calls it."""
+    if given:
         return digest.of(given.encode())
     args = trainer.args
     said = {name: str(getattr(args, name, None)) for name in _SAME}

@@ -45,11 +45,8 @@ class DispatchedTracker:
 
     @property
     def delivered(self) -> int:
-        """Rounds, as the training loop sees them: all but the one that is ahead."""
-        if self._round is None:
-            return 0
-        made = -(-self._round.made // self.size)
-        return made if self.exhausted else max(0, made - 1)
+        """Rounds that were made, the one ahead among them. Ranks other than the first make none."""
+        return 0 if self._round is None else self._round.made // self.size
 
     @property
     def exhausted(self) -> bool:
@@ -65,7 +62,6 @@ class DispatchedTracker:
             "iteration": self.loader.iteration,
             "generators": rng.take_generators(rng.find_generators(self.loader.base_dataloader)),
             "begin": None if self.exhausted else self._begin,
-            "rounds": self.delivered,
             "ahead": None if ahead is None else self.randomness.to_document(ahead),
         }
 
@@ -112,7 +108,12 @@ class _Round:
     """The iterator of the DataLoader underneath, as Accelerate draws from it on the first rank."""
 
     def __init__(
-        self, tracker: DispatchedTracker, iterator: Any, skipped: int = 0, made_with: Captured | None = None, now: Captured | None = None
+        self,
+        tracker: DispatchedTracker,
+        iterator: Any,
+        skipped: int = 0,
+        made_with: Captured | None = None,
+        now: Captured | None = None,
     ) -> None:
         self.made = 0
         self.ahead: Captured | None = None  # the randomness before the latest round

@@ -42,7 +42,6 @@ class Ledger:
         self._trainer = trainer
         self.pending = Pending()
         self.origin = ""  # the checkpoint that the user named, and that this run began from
-        self.steps_per_epoch = 0
         self.first = 0  # the step that the run began at
 
     def state_dict(self) -> dict[str, Any]:

@@ -133,11 +133,18 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
     def run_epoch(*args: Any, **kwargs: Any) -> Any:
         if run.over:
             return None
-        return kind._run_epoch(trainer, *args, **kwargs)
+        with run.subject.position.epoch(*args, **kwargs):
+            return kind._run_epoch(trainer, *args, **kwargs)
+
+    def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
+        taken = kind.get_batch_samples(trainer, *args, **kwargs)
+        run.subject.position.took(len(taken[0]))
+        return taken
 
     def init_training_state(max_steps: Any, num_update_steps_per_epoch: Any, *args: Any, **kwargs: Any) -> Any:
-        run.subject.ledger.steps_per_epoch = int(num_update_steps_per_epoch)
-        return kind._init_training_state(trainer, max_steps, num_update_steps_per_epoch, *args, **kwargs)
+        run.subject.position.steps_per_epoch = int(num_update_steps_per_epoch)
+        counted = kind._init_training_state(trainer, max_steps, num_update_steps_per_epoch, *args, **kwargs)
+        return run.subject.position.start or counted
 
     def finalize_training(trial: Any, num_train_samples: Any, start_time: float, *args: Any, **kwargs: Any) -> Any:
         start_time = run.finish(start_time)
@@ -161,6 +168,7 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
         "_maybe_log_save_evaluate": maybe_log_save_evaluate,
         "_evaluate": evaluate,
         "_run_epoch": run_epoch,
+        "get_batch_samples": get_batch_samples,
         "_init_training_state": init_training_state,
         "_finalize_training": finalize_training,
         "_save_checkpoint": save_checkpoint,

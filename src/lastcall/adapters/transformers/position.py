@@ -11,11 +11,12 @@ have other random numbers afterwards, or reads all of it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Iterator
 from typing import Any
 
-import transformers.trainer as hf
+import transformers.trainer
 from accelerate.data_loader import DataLoaderDispatcher  # type: ignore[import-untyped]
 from torch.utils.data import IterableDataset
 
@@ -23,10 +24,13 @@ from lastcall import errors
 from lastcall.adapters.accelerate import loaders as prepared
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data import position as positions
+from lastcall.adapters.transformers import dispatched
 from lastcall.adapters.transformers.dispatched import DispatchedTracker
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "trainer", 1
+_hf: Any = transformers.trainer
+_RUN_EPOCH = inspect.signature(_hf.Trainer._run_epoch)
 
 
 class Position:
@@ -40,6 +44,7 @@ class Position:
         self._epoch = 0
         self._batches = 0  # that the training loop has taken in this epoch
         self._over = False  # the epoch was left before its end
+        self._apart = False  # Transformers has skipped into this epoch by itself: the loader that it made is not the one followed
         self._loaded: dict[str, Any] | None = None  # of the former incarnation, until its epoch goes on
 
     # ---- following -------------------------------------------------------------------------------------------------------------
@@ -62,14 +67,11 @@ class Position:
     def took(self, batches: int) -> None:
         self._batches += batches
 
-    def leaves_epoch(self) -> None:
-        """Whoever asked for it: the rest of this epoch is not trained on."""
-        self._over = True
-
     @property
     def ended(self) -> bool:
         """All of the epoch's data was taken, or what is left of it never will be."""
-        if self._over or (self._tracker is not None and self._tracker.exhausted and self._batches > 0):
+        seen = self._tracker is not None and not self._apart and self._batches > 0 and self._tracker.exhausted
+        if self._over or seen:
             return True
         window = max(1, self._trainer.args.gradient_accumulation_steps)
         return self.steps_per_epoch > 0 and -(-self._batches // window) >= self.steps_per_epoch
@@ -85,7 +87,7 @@ class Position:
         return (loaded["epoch"] + 1, 0) if loaded["ended"] else (loaded["epoch"], 0 if self._anew() else loaded["batches"])
 
     def _anew(self) -> bool:
-        """ignore_data_skip: to find a place again costs nothing where data has indices, and reading all that lies before in a stream."""
+        """ignore_data_skip: to find the place costs nothing where data has indices; in a stream, all that lies before is read."""
         return bool(self._trainer.args.ignore_data_skip) and isinstance(self._trainer.train_dataset, IterableDataset)
 
     def load(self, state: dict[str, Any]) -> None:
@@ -103,42 +105,60 @@ class Position:
         self._loaded = dict(state)
         self._epoch, self._batches, self._over = state["epoch"], state["batches"], state["ended"]
 
+    def leave(self) -> None:
+        """The epoch of the saved position is not gone on with, whoever said so."""
+        if self._loaded is not None:
+            self._loaded["ended"] = self._over = True
+
+    def forget(self) -> None:
+        """The saved position is that of another run."""
+        self._loaded, self._batches, self._epoch, self._over = None, 0, 0, False
+
     @contextlib.contextmanager
-    def epoch(self, number: int, checkpoint: str | None) -> Iterator[None]:
-        """Around Trainer._run_epoch. The first one of a resumed run goes on where the former incarnation was."""
-        loaded, start = self._loaded, self.start
-        self._loaded = None
-        self._epoch, self._batches, self._over = number, 0, False
-        if loaded is None or start is None or start[0] != number:
+    def epoch(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Around Trainer._run_epoch, with its arguments. The first one of a resumed run goes on where the former incarnation was."""
+        given = _RUN_EPOCH.bind(self._trainer, *args, **kwargs).arguments
+        number, checkpoint = int(given["epoch"]), given["resume_from_checkpoint"]
+        resumed = checkpoint is not None and number == given["epochs_trained"]
+        loaded, self._loaded = self._loaded, None
+        self._epoch, self._over = number, False
+        self._batches = given["steps_trained_in_current_epoch"] if resumed else 0
+        usable = resumed and loaded is not None and loaded["loader"] is not None and self._tracker is not None
+        self._apart = self._batches > 0 and not usable
+        if not usable:
             yield
             return
-        self._batches = start[1]
+        assert loaded is not None
         self._put_back(loaded, checkpoint)
-        ignored, self._trainer.args.ignore_data_skip = self._trainer.args.ignore_data_skip, False
-        skip = hf.skip_first_batches
+        with self._nothing_skipped():
+            yield
+
+    @contextlib.contextmanager
+    def _nothing_skipped(self) -> Iterator[None]:
+        """Transformers counts the batches as skipped, and goes on with the loader that it has."""
+        arguments, skip = self._trainer.args, _hf.skip_first_batches
+        ignored = arguments.ignore_data_skip
 
         def settle() -> None:
-            hf.skip_first_batches = skip
-            self._trainer.args.ignore_data_skip = ignored
+            _hf.skip_first_batches, arguments.ignore_data_skip = skip, ignored
 
         def skipped(loader: Any, count: int) -> Any:
             settle()
-            return loader if self._tracker is not None else skip(loader, count)
+            return loader
 
-        hf.skip_first_batches = skipped
-        if not start[1]:
-            settle()
+        if self._batches:
+            _hf.skip_first_batches, arguments.ignore_data_skip = skipped, False
         try:
             yield
         finally:
-            settle()
+            if _hf.skip_first_batches is skipped:
+                settle()
 
-    def _put_back(self, loaded: dict[str, Any], checkpoint: str | None) -> None:
+    def _put_back(self, loaded: dict[str, Any], checkpoint: str) -> None:
         """The loader's position, and the randomness of the boundary: the loader itself sees to what its next batch is made with."""
         trainer, tracker = self._trainer, self._tracker
+        assert tracker is not None
         trainer._load_rng_state(checkpoint)
-        if tracker is None:
-            return
         if self._anew() and not loaded["ended"]:
             log.warning(
                 "ignore_data_skip is set, and the data is a stream: it begins anew in the middle of epoch %d, %d batches of which were "
@@ -150,6 +170,8 @@ class Position:
             if trainer.args.ignore_data_skip and not loaded["ended"]:
                 log.info("ignore_data_skip is set: the position in the data is kept all the same, since that costs nothing here")
             tracker.load(_left(loaded["loader"]) if loaded["ended"] else loaded["loader"])
+            if isinstance(tracker, DispatchedTracker):
+                tracker.go_on(self._batches)
         trainer._load_rng_state = lambda checkpoint: None  # it would come after the first batches, which may have drawn from it
 
     # ---- the interface of a tracker --------------------------------------------------------------------------------------------
@@ -166,7 +188,7 @@ class Position:
         if self._loaded is not None:
             return self._loaded
         tracker, ended = self._tracker, self.ended
-        if ended and isinstance(tracker, prepared.AheadTracker) and tracker.exhausted:
+        if ended and not self._apart and isinstance(tracker, prepared.AheadTracker) and tracker.exhausted:
             tracker._pass = None  # there is no batch ahead: the position is the one behind the last
         return {
             "kind": KIND,
@@ -174,7 +196,7 @@ class Position:
             "epoch": self._epoch,
             "batches": self._batches,
             "ended": ended,
-            "loader": None if tracker is None else tracker.state(),
+            "loader": None if tracker is None or self._apart else tracker.state(),
         }
 
     def iterate(self) -> Iterator[Any]:
@@ -201,6 +223,8 @@ def _left(state: dict[str, Any]) -> dict[str, Any]:
     """The position of a pass that is not gone on with: what the next one needs of it."""
     if state.get("kind") == prepared.AHEAD:
         return {**state, "base": _left(state["base"]), "began": None, "randomness": None}
+    if state.get("kind") == dispatched.KIND:
+        return {**state, "begin": None}
     if state.get("kind") == positions.KIND and state["phase"] == positions.INSIDE:
         return {**state, "phase": positions.LEFT}
     return state

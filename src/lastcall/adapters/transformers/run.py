@@ -48,7 +48,7 @@ class TrainerRun:
         self.subject.among(world.rank, world.size)
         none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
         allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
-        run = choosing.identity(trainer)
+        run = choosing.identity(trainer, jit.run_id)
         self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=run)
         self.session.metrics = self.subject.numbers
         self.session.background.wanted = trainer.args.save_strategy != SaveStrategy.NO
@@ -74,8 +74,12 @@ class TrainerRun:
         if chosen.ours:
             assert entry is not None
             self.resumed = entry.record.step
+            pending = Pending(**(self.subject.saved or {})["pending"])
+            if pending.stop_epoch or pending.phase == "epoch":
+                self.subject.position.leave()
         else:
             self.subject.saved, self.subject.step, self.session.committed = None, 0, None
+            self.subject.position.forget()
         self._path = chosen.path
         self.subject.ledger.origin = chosen.origin
         return chosen.path
@@ -132,8 +136,7 @@ class TrainerRun:
         control._new_step()
 
     def _at_end_of_epoch(self) -> bool:
-        steps = self.subject.ledger.steps_per_epoch
-        return steps > 0 and self.trainer.state.global_step > 0 and self.trainer.state.global_step % steps == 0
+        return self.subject.position.ended
 
     def _set_bars(self) -> None:
         """A bar that begins at 0 takes all former steps for those of the first second."""
@@ -175,8 +178,7 @@ class TrainerRun:
         session, subject = self.session, self.subject
         self._tell_callbacks()
         if subject.step >= subject.due:
-            if self._protection.listener is not None:
-                self._protection.listener.rearm()
+            self._protection.rearm()
             session.at_boundary()
             subject.attend_from(session.next_due())
             if session.serving.open:

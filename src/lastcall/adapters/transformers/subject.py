@@ -18,6 +18,7 @@ from lastcall.adapters.torch.rng import Captured
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.transformers import recording
 from lastcall.adapters.transformers.ledger import Ledger, Tally
+from lastcall.adapters.transformers.position import Position
 from lastcall.core.gate import Gate
 from lastcall.core.restore import Loading, Stored
 from lastcall.formats import tree
@@ -33,6 +34,7 @@ class TrainerSubject(TorchSubject):
         super().__init__({})
         self.ledger = Ledger(trainer)
         self.tally = Tally(trainer)
+        self.position = Position(trainer)
         self.saved: dict[str, Any] | None = None  # the ledger of the checkpoint that the run goes on from
         self.saved_tally: dict[str, Any] = {}
         self._trainer = trainer
@@ -57,6 +59,8 @@ class TrainerSubject(TorchSubject):
         self.step, self.together.worlds = saved[0], saved[1]
         self.together.among(*self._world)
         self.together.resumed_buckets(saved[2] or [])
+        self.position.follow(self._trainer.callback_handler.train_dataloader)
+        self.loaders = [self.position]
         self.install(gate)
         if self._joining is not None:
             super().join(*self._joining)
@@ -158,6 +162,9 @@ class _Resume:
         self._subject.resume_at(self._run)
         self._subject.restored_randomness = None  # HF puts the generators back
         self._subject.saved_tally = self._tally
+        self._subject.position.worlds = self._subject.together.worlds
+        if found := self._subject._resumed_loaders:
+            self._subject.position.load(found[0])
 
 
 def plain(encoded: Any) -> dict[str, Any]:

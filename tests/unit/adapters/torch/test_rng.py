@@ -210,3 +210,63 @@ def test_the_devices_of_a_new_rank_have_seeds_of_their_own() -> None:
     state = torch.zeros(16, dtype=torch.uint8)
     one, other = randomness.forked(randomness.capture()._replace(cuda=(state, state)), 4).cuda
     assert one.nbytes == other.nbytes == 16 and not torch.equal(one, other)
+
+
+# ---- for the official setters ----------------------------------------------------------------------------------------------
+
+
+def set_officially(found: dict[str, Any]) -> None:
+    random.setstate(found["python"])
+    np.random.set_state(found["numpy"])
+    torch.set_rng_state(found["cpu"])
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2])
+def test_the_official_setters_take_what_a_capture_becomes(draws: int) -> None:
+    randomness = rng.Randomness()
+    seed(5)
+    for _ in range(draws):
+        draw()
+        random.gauss(0, 1)  # an odd number of them: the generators hold a spare one
+        np.random.standard_normal()
+    found = rng.official(randomness.capture())
+    assert set(found) == {"python", "numpy", "cpu"}
+    assert found["python"] == random.getstate()
+    kind, key, *rest = np.random.get_state()
+    assert (found["numpy"][0], list(found["numpy"][1]), [*found["numpy"][2:]]) == (kind, list(key), rest)
+    assert torch.equal(found["cpu"], torch.get_rng_state())
+    wanted = draw()
+    seed(6)
+    set_officially(found)
+    assert draw() == wanted
+
+
+def test_so_does_what_comes_out_of_a_document() -> None:
+    randomness = rng.Randomness()
+    seed(5)
+    random.gauss(0, 1)
+    document = json.loads(json.dumps(randomness.to_document(randomness.capture())))
+    wanted = draw()
+    seed(6)
+    set_officially(rng.official(randomness.from_document(document)))
+    assert draw() == wanted
+
+
+def test_another_generator_of_numpy_goes_through_its_official_setter_too() -> None:
+    original = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(5))
+        found = rng.official(rng.Randomness().capture())
+        wanted = np.random.rand(3).tolist()
+        np.random.set_state(found["numpy"])
+        assert np.random.rand(3).tolist() == wanted
+    finally:
+        np.random.set_bit_generator(original)
+
+
+def test_what_was_not_there_is_not_in_it_and_devices_are_a_list() -> None:
+    captured = rng.Randomness().capture()
+    state = torch.zeros(16, dtype=torch.uint8)
+    found = rng.official(captured._replace(numpy=None, cuda=(state, state + 1)))
+    assert set(found) == {"python", "cpu", "cuda"}
+    assert isinstance(found["cuda"], list) and [int(one[0]) for one in found["cuda"]] == [0, 1]

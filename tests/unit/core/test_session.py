@@ -1,0 +1,47 @@
+"""What of a capture a rank writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.sessions import Subject
+from lastcall import memory
+from lastcall.core.session import Session
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.types import Capture, Extent, File, FileLayout
+
+
+def file(name: str, *, shared: bool) -> File:
+    return File(FileLayout(name, 1, (Extent(0, memory.BytesSource(b"x")),)), shared)
+
+
+def session(root: Path, rank: int, size: int) -> Session:
+    made = Session(root, Subject(rank, size), JITCheckpointConfig(environ={}), PeriodicCheckpointConfig(environ={}))
+    if size > 1:
+        made.ranks = SimpleNamespace(rank=rank, size=size)  # type: ignore[assignment]
+    return made
+
+
+def names(root: Path, rank: int, size: int, writers: tuple[int, ...] | None = None) -> list[str]:
+    files = file("weights", shared=True), file(f"rng-{rank}", shared=False), file("state", shared=True)
+    capture = Capture(5, {"a": 1}, (), metrics={"loss": 1.0}, files=files)
+    mine = session(root, rank, size).mine(capture, writers)
+    assert (mine.step, mine.document, mine.metrics) == (5, {"a": 1}, {"loss": 1.0})
+    return [file.layout.name for file in mine.files]
+
+
+def test_one_process_writes_all(tmp_path: Path) -> None:
+    assert names(tmp_path, 0, 1) == ["weights", "rng-0", "state"]
+
+
+def test_the_first_of_many_writes_what_they_share(tmp_path: Path) -> None:
+    assert [names(tmp_path, rank, 3) for rank in range(3)] == [["weights", "rng-0", "state"], ["rng-1"], ["rng-2"]]
+
+
+@pytest.mark.parametrize("writers", [(1, 2), (2, 1)])
+def test_where_the_first_is_gone_the_lowest_that_writes_does(tmp_path: Path, writers: tuple[int, ...]) -> None:
+    assert [names(tmp_path, rank, 3, writers) for rank in (1, 2)] == [["weights", "rng-1", "state"], ["rng-2"]]
+    assert names(tmp_path, 2, 3, (2,)) == ["weights", "rng-2", "state"]
