@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 import os
@@ -26,11 +27,11 @@ _SAME = (
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "adapter_model.bin")
 
 
-def identity(trainer: Any, given: str | None = None) -> str:
+def identity(trainer: Any, given: str | None = None, call: int = 1) -> str:
     """The name of a run: the same for every incarnation of a script, another where what it trains, or how, is another. `given`: what
-    the user calls it."""
+    the user calls it; `call`: a script may train several times into one folder (folds, stages), always in the same order."""
     if given:
-        return digest.of(given.encode())
+        return digest.of(f"{given}/{call}".encode() if call > 1 else given.encode())
     args = trainer.args
     said = {name: str(getattr(args, name, None)) for name in _SAME}
     model = [(name, list(value.shape), str(value.dtype)) for name, value in trainer.model.named_parameters()] if trainer.model else []
@@ -38,7 +39,17 @@ def identity(trainer: Any, given: str | None = None) -> str:
         length = len(trainer.train_dataset) if trainer.train_dataset is not None else None
     except TypeError:
         length = None
-    return digest.of(json.dumps([said, model, length], sort_keys=True).encode())
+    data = getattr(trainer.train_dataset, "_fingerprint", None)  # of the `datasets` library
+    return digest.of(json.dumps([said, model, length, str(data), call], sort_keys=True).encode())
+
+
+_calls: collections.Counter[Path] = collections.Counter()
+
+
+def next_call(root: Path) -> int:
+    """The number of this train() call among those of this process that save into the same folder."""
+    _calls[root.resolve()] += 1
+    return _calls[root.resolve()]
 
 
 @dataclass(frozen=True)
@@ -74,8 +85,8 @@ def _of_others(root: Path) -> Path | None:
     """The newest checkpoint without a commit record that has what it needs to load."""
     found = []
     for path in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        number = path.name.rpartition("-")[2]
-        if number.isdigit() and path.is_dir() and not (path / records.NAME).exists():
+        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if number.isdecimal() and path.is_dir() and not (path / records.NAME).exists():
             found.append((int(number), path))
     for _, path in sorted(found, reverse=True):
         if why := _unfit(path):

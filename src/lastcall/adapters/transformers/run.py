@@ -48,7 +48,7 @@ class TrainerRun:
         self.subject.among(world.rank, world.size)
         none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
         allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
-        run = choosing.identity(trainer, jit.run_id)
+        run = choosing.identity(trainer, jit.run_id, choosing.next_call(root))
         self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=run)
         self.session.metrics = self.subject.numbers
         self.session.background.wanted = trainer.args.save_strategy != SaveStrategy.NO
