@@ -148,7 +148,7 @@ class Catalog:
     def clean(self) -> list[str]:
         """Remove what is incomplete, set aside what is damaged. Returns what was done, a sentence each."""
         done = []
-        for leftover in (self.staging, self.trash):
+        for leftover in (self.staging, self.trash, *self.private.glob("scratch-*")):
             if os.path.lexists(leftover):
                 self._throw_away(leftover)
         for leftover in (self.preparing, *self.private.glob("preparing-*")):

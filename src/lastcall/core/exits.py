@@ -6,6 +6,7 @@ any thread, because they are needed exactly when the main thread is stuck in a C
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import logging
@@ -45,6 +46,18 @@ def leave(code: int) -> NoReturn:
     """End the process now, whatever the main thread is doing: no finalizers, but nothing of the log is lost."""
     _flush()
     os._exit(code)
+
+
+def insist(code: int) -> None:
+    """Whatever the program still does: its exit code is this one. All that others have registered for the exit is done before."""
+    atexit.register(_insisted, code)
+
+
+def _insisted(code: int) -> NoReturn:
+    atexit.unregister(_insisted)
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    leave(code)
 
 
 def _flush() -> None:

@@ -104,13 +104,15 @@ def load(
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     alone = size == 1
+    # Where a framework loads the files by itself, what is read here for the digests is left in the page cache for it.
+    direct = not getattr(subject, "loads_by_itself", False)
     everything = [Wanted(file) for file in entry.record.files]
     if alone:
         for wanted in everything:
             _check(entry.path, wanted.file)
     contents = Contents(entry, rank)
     if alone and verify_first:
-        read(entry, engine, everything, whole=True)
+        read(entry, engine, everything, whole=True, direct=direct)
     try:
         loading = subject.prepare(contents.document, contents.stored)
     except errors.MismatchError:
@@ -118,7 +120,7 @@ def load(
         raise
     plan = contents.plan(loading.targets)
     if getattr(loading, "whole", False) and not alone:  # nobody else checks what a framework reads by itself: the ranks share the work
-        read(entry, engine, everything[rank::size], whole=True)
+        read(entry, engine, everything[rank::size], whole=True, direct=direct)
     if verify_first and not alone:
         read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
     ready()
@@ -126,7 +128,7 @@ def load(
         if alone and not verify_first:  # nobody else checks the rest
             known = {wanted.file.name for wanted in plan}
             plan += [wanted for wanted in everything if wanted.file.name not in known]
-        read(entry, engine, plan, whole=alone and not verify_first)
+        read(entry, engine, plan, whole=alone and not verify_first, direct=direct)
         loading.finish()
     except errors.CheckpointError as error:
         raise Spoiled(str(error)) from error
@@ -137,16 +139,17 @@ def verify(entry: Entry, engine: writer.Engine) -> None:
     read(entry, engine, [Wanted(file) for file in entry.record.files], whole=True)
 
 
-def read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False) -> None:
-    """Bring what is wanted of these files where it is wanted. `whole`: read all of each, for the digests."""
+def read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False, direct: bool = True) -> None:
+    """Bring what is wanted of these files where it is wanted. `whole`: read all of each, for the digests; `direct`: past the page cache
+    where it is not there yet."""
     function = digest.named(entry.record.algorithm)
     left = iter(plan)
     while batch := list(itertools.islice(left, _AT_ONCE)):
         with ExitStack() as stack:
             inputs = []
             for wanted in batch:
-                fd, direct = stack.enter_context(_opened(entry.path, wanted.file))
-                inputs.append(writer.Input(fd, wanted.file, wanted.pieces, direct, function, None if whole else wanted.chunks))
+                fd, past = stack.enter_context(_opened(entry.path, wanted.file, direct))
+                inputs.append(writer.Input(fd, wanted.file, wanted.pieces, past, function, None if whole else wanted.chunks))
             engine.read(inputs)
 
 
@@ -158,6 +161,8 @@ def _check(folder: Path, file: FileRecord) -> None:
 
 
 def _open(path: Path, file: FileRecord) -> int:
+    if any(folder.is_symlink() for folder in list(path.parents)[: file.name.count("/")]):
+        raise errors.CheckpointError(f"{file.name} lies behind a link")
     try:
         fd = os.open(path, _FLAGS)
     except OSError as error:
@@ -170,12 +175,12 @@ def _open(path: Path, file: FileRecord) -> int:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, file: FileRecord) -> Iterator[tuple[int, bool]]:
+def _opened(folder: Path, file: FileRecord, wanted: bool) -> Iterator[tuple[int, bool]]:
     """The open file, and whether it goes past the page cache."""
     fd = _open(folder / file.name, file)
     direct = False
     try:
-        if file.size >= writer.CHUNK and not _cached(fd, file.size):
+        if wanted and file.size >= writer.CHUNK and not _cached(fd, file.size):
             with contextlib.suppress(OSError):
                 past = os.open(folder / file.name, _FLAGS | os.O_DIRECT)
                 os.close(fd)

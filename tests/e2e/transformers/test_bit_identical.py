@@ -191,6 +191,12 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "a stream with workers": ("bits_iterable.py", {"dataloader_num_workers": 2, "noise": NOISE}),
     "a stream and accumulation": ("bits_iterable.py", {"gradient_accumulation_steps": 2, "max_steps": 16}),
     "ignore_data_skip": ("bits_options.py", {"ignore_data_skip": True}),
+    "a loader that Accelerate has not seen": ("bits_loaders.py", {"plain": True, "noise": NOISE}),
+    "epochs that are cut short": ("bits_loaders.py", {"cut": 7, "num_train_epochs": 4, "noise": NOISE}),
+    "epochs that are cut short, and persistent workers": (
+        "bits_loaders.py",
+        {"cut": 7, "num_train_epochs": 4, "noise": NOISE, "dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+    ),
 }
 
 
@@ -210,11 +216,32 @@ def test_five_interruptions_leave_no_trace_in(nursery: Nursery, tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["a subclass with a loss and a loader of its own", "a trainer in the style of TRL", "a frozen base", "a stream with a length"],
+    [
+        "a subclass with a loss and a loader of its own",
+        "a trainer in the style of TRL",
+        "a frozen base",
+        "a stream with a length",
+        "a stream without a length",
+        "a stream that shuffles with the global generator",
+        "a stream with noise",
+        "a stream with workers",
+        "group_by_length",
+        "noise in the data set",
+        "two workers",
+    ],
 )
 def test_two_ranks_leave_no_trace_in(nursery: Nursery, tmp_path: Path, kind: str) -> None:
-    script, case = KINDS[kind]
+    script, case = (KINDS | MORE)[kind]
     compare(nursery, tmp_path, script, case, count=3, ranks=2)
+
+
+@pytest.mark.slow
+def test_a_stream_begins_anew_where_ignore_data_skip_asks_for_it(nursery: Nursery, tmp_path: Path) -> None:
+    case = json.dumps({"ignore_data_skip": True, "noise": "torch"})
+    command = [SCRIPTS / "bits_iterable.py"]
+    chain = trainer_chain.run(nursery, tmp_path, command, [Blow(7, 0.0)], **QUICK, CASE=case, **places(tmp_path, "struck"))
+    assert "the data is a stream: it begins anew in the middle of epoch 0" in chain.logs[1], str(chain)
+    assert "draws from the global random generator of torch, and so does the training" in chain.logs[0], str(chain)
 
 
 @pytest.mark.slow

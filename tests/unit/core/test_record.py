@@ -125,7 +125,8 @@ def test_a_wrong_value_is_refused_though_the_digest_is_right(field: str, value: 
 
 NAMES = [
     "../x", "a/../b", "a/..", "a//b", "/a", "a/", "/", "a/./b", "a/.b", "a/-b", "a/b c", f"{records.NAME}/x", f"{records.SENTINEL}/x",
-    "/".join("abcdefghi"), "a/" + "x" * 201, "", ".", "..", "/etc/passwd", "a\x00b", records.NAME, records.SENTINEL, "..x", "x..", "a\\b", "-rf", ".hidden",
+    "/".join("abcdefghi"), "a/" + "x" * 201,
+    "", ".", "..", "/etc/passwd", "a\x00b", records.NAME, records.SENTINEL, "..x", "x..", "a\\b", "-rf", ".hidden",
     "a b", "a\n", "é", "x" * 201, "C:x", "~", "*", None, 1, ["x"], {"x": 1},
 ]  # fmt: skip
 
@@ -138,7 +139,21 @@ def test_a_name_that_is_not_a_plain_name_in_the_folder_is_refused(name: object) 
         records.parse(signed(changed))
 
 
-@pytest.mark.parametrize("name", ["a", "model.safetensors", "model.frozen.safetensors", "x_1-2.bin", "_x", "x" * 200, "a/b", "a/b.c/d", f"a/{records.NAME}", "/".join("abcdefgh")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        "model.safetensors",
+        "model.frozen.safetensors",
+        "x_1-2.bin",
+        "_x",
+        "x" * 200,
+        "a/b",
+        "a/b.c/d",
+        f"a/{records.NAME}",
+        "/".join("abcdefgh"),
+    ],
+)
 def test_plain_names_are_taken_also_in_folders(name: str) -> None:
     plain = dataclasses.replace(FULL, files=(file(name),))
     assert records.parse(plain.to_json()) == plain

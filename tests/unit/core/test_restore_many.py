@@ -322,6 +322,21 @@ def native(entry: Entry) -> Entry:
     return Entry(entry.path, records.read(entry.path))
 
 
+def turned_away(entry: Entry, engine: writer.Engine, rank: int, size: int, verify_first: bool) -> str:
+    """Why a rank does not load it; empty if it does. It says so before anybody goes on."""
+    loading, went_on = Own(), []
+    try:
+        restore.load(entry, engine, loading, verify_first=verify_first, rank=rank, size=size, ready=lambda: went_on.append(rank))
+    except restore.Spoiled:
+        raise
+    except errors.CheckpointError as error:
+        why = str(error)
+    else:
+        why = ""
+    assert loading.finished is bool(went_on) is not bool(why)
+    return why
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("verify_first", [True, False])
 def test_each_file_is_checked_by_the_rank_whose_share_it_is(
@@ -329,19 +344,7 @@ def test_each_file_is_checked_by_the_rank_whose_share_it_is(
 ) -> None:
     for name in FRAMEWORKS:
         flip(native.path / name, CHUNK + 3)
-        found = []
-        for rank in range(size):
-            loading, ready = Own(), [False]
-            try:
-                restore.load(
-                    native, engine, loading, verify_first=verify_first, rank=rank, size=size, ready=lambda: ready.append(True)  # noqa: B023
-                )
-            except errors.CheckpointError as error:
-                assert name in str(error) and not isinstance(error, restore.Spoiled)
-                assert (loading.finished, ready) == (False, [False])  # before anybody has been told to go on
-                found.append(rank)
-            else:
-                assert loading.finished and ready[-1]
+        found = [rank for rank in range(size) if (why := turned_away(native, engine, rank, size, verify_first)) and name in why]
         position = [file.name for file in native.record.files].index(name)
         assert found == [position % size]
         flip(native.path / name, CHUNK + 3)
@@ -349,12 +352,7 @@ def test_each_file_is_checked_by_the_rank_whose_share_it_is(
 
 def test_a_file_that_is_gone_is_found_by_one_rank_too(native: Entry, engine: writer.Engine) -> None:
     os.unlink(native.path / FRAMEWORKS[2])
-    raised = []
-    for rank in range(4):
-        try:
-            restore.load(native, engine, Own(), verify_first=False, rank=rank, size=4)
-        except errors.CheckpointError as error:
-            raised.append(str(error))
+    raised = [why for rank in range(4) if (why := turned_away(native, engine, rank, 4, False))]
     assert raised == [f"{FRAMEWORKS[2]} cannot be opened: No such file or directory"]
 
 

@@ -98,7 +98,7 @@ def restored_inside(world: World) -> dict[str, object]:
 
 
 def test_the_sizes_of_the_files_are_known_beforehand(world: World, state: State) -> None:
-    sizes = world.saver.sizes(state.groups)
+    sizes = world.saver.sizes(state.capture(1))
     entry = world.save(state, 1)
     assert sizes == [(entry.path / f"{group.name}.safetensors").stat().st_size for group in state.groups]
 

@@ -186,7 +186,7 @@ def test_on_a_full_disk_the_warning_comes_early_and_nothing_is_lost(tmp_path: Pa
             world.save(state, 1)
             first = state.contents()
             state.step(2)
-            assert not prepare.run(world.saver.sizes(state.groups))
+            assert not prepare.run(world.saver.sizes(state.capture(1)))
             assert "The next checkpoint needs 5.3 MB" in caplog.text
             assert "it will fail unless you make room" in caplog.text
             with pytest.raises(errors.NoSpaceError, match=r"checkpoint-1 is intact. It needs 5.\d MB, [\d.]+ MB are free"):

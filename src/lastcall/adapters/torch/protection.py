@@ -70,7 +70,8 @@ class Protection:
         session = self._session
         notice = session.latch.notice
         if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
-            log.error("Nothing was saved: dying of %s", notice.reason)
+            with logs.Visible(self._jit.log_level):
+                log.error("Nothing was saved: dying of %s", notice.reason)
             exits.die_of(notice.signum)
         if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
             exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0

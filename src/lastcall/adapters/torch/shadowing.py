@@ -54,7 +54,7 @@ def answering(kind: type, name: str, answer: object, owner: int) -> Iterator[Non
     def get(self: Any) -> Any:
         if threading.get_ident() == owner:
             return answer
-        return original.fget(self) if isinstance(original, property) and original.fget else vars(self)[name]
+        return original.fget(self) if isinstance(original, property) and original.fget else vars(self).get(name, original)
 
     def put(self: Any, value: Any) -> None:
         vars(self)[name] = value

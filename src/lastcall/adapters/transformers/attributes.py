@@ -4,6 +4,7 @@ Face's holds them, and a log line after a resume would be of the steps since the
 from __future__ import annotations
 
 import collections
+import dis
 import inspect
 from typing import Any
 
@@ -17,7 +18,8 @@ class Attributes:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         functions = [member for member in vars(Trainer).values() if inspect.isfunction(member)]
-        self._of_others = {name for function in functions for name in function.__code__.co_names} | set(vars(Trainer))
+        stored = (step for function in functions for step in dis.get_instructions(function) if step.opname == "STORE_ATTR")
+        self._of_others = {str(step.argval) for step in stored} | set(vars(Trainer))
 
     def copy(self) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -63,7 +63,19 @@ def choose(trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wan
     """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed."""
     named = str(wanted) if isinstance(wanted, str | os.PathLike) else ""
     if entry is not None and (not named or (ledger or {}).get("origin") == named or Path(named).resolve() == entry.path.resolve()):
-        return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
+        later = None if named else _of_others(Path(trainer._get_output_dir(None)), entry.record.step)
+        if later is None or wanted is not True:
+            if later is not None:
+                log.warning(
+                    "%s is of a later step, but was not written by lastcall: it is not resumed from. "
+                    "Pass resume_from_checkpoint=True to go on from it",
+                    later.name,
+                )
+            return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
+        log.info(
+            "Resuming from %s: it was not written by lastcall, but is of a later step, and has all that it needs to load", later.name
+        )
+        return Chosen(str(later))
     if named:
         log.info("Resuming from %s, as the script says", named)
         return Chosen(named, False, named)
@@ -81,14 +93,16 @@ def choose(trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wan
     return Chosen(None)
 
 
-def _of_others(root: Path) -> Path | None:
-    """The newest checkpoint without a commit record that has what it needs to load."""
+def _of_others(root: Path, after: int = -1) -> Path | None:
+    """The newest checkpoint without a commit record that has what it needs to load, of a step after this one."""
     found = []
     for path in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
         if number.isdecimal() and path.is_dir() and not (path / records.NAME).exists():
             found.append((int(number), path))
-    for _, path in sorted(found, reverse=True):
+    for step, path in sorted(found, reverse=True):
+        if step <= after:
+            break
         if why := _unfit(path):
             log.warning("%s is passed over: %s", path.name, why)
         else:
@@ -110,9 +124,12 @@ def _unfit(path: Path) -> str:
     try:
         if weights.suffix == ".safetensors":
             safetensors.parse(safetensors.read_header(weights), weights.stat().st_size)
+        if weights.suffix == ".json":
+            for shard in set(json.loads(weights.read_bytes())["weight_map"].values()):
+                safetensors.parse(safetensors.read_header(path / shard), (path / shard).stat().st_size)
         for archive in path.glob("*.pt"):
             with zipfile.ZipFile(archive) as opened:
                 opened.infolist()
-    except (OSError, zipfile.BadZipFile, errors.LastcallError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, errors.LastcallError) as error:
         return f"a file is damaged ({error})"
     return ""

@@ -13,12 +13,15 @@ import threading
 from types import ModuleType
 from typing import Any
 
+from lastcall import errors
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.adapters.transformers.run import TrainerRun
+from lastcall.core import exits
 from lastcall.settings import JITCheckpointConfig
 
 log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
+_NOTHING: Any = object()
 _everywhere = False  # every Trainer is protected, and not only one with our callback
 
 
@@ -46,8 +49,9 @@ def _init(original: Any) -> Any:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind_partial(self, *args, **kwargs).arguments
         arguments: Any = given.get("args")
-        ours = _everywhere or any(_is_ours(callback) for callback in given.get("callbacks") or ())
-        if ours and getattr(arguments, "enable_jit_checkpoint", False):
+        callback = next(filter(_is_ours, given.get("callbacks") or ()), None)
+        ours = _everywhere or callback is not None
+        if ours and getattr(arguments, "enable_jit_checkpoint", False) and _settings(callback).enabled:
             # Theirs would take the signal in the constructor. It is put back: a script may look at its own arguments.
             arguments.enable_jit_checkpoint = False
             try:
@@ -70,7 +74,7 @@ def _train(original: Any) -> Any:
         call.apply_defaults()
         if (callback is None and not _everywhere) or getattr(self, "_lastcall_run", None) is not None:
             return original(*call.args, **call.kwargs)
-        jit = callback.config if callback is not None and callback.config is not None else JITCheckpointConfig()
+        jit = _settings(callback)
         if not jit.enabled:
             return original(*call.args, **call.kwargs)
         if call.arguments.get("trial") is not None:
@@ -81,7 +85,7 @@ def _train(original: Any) -> Any:
             callback = JITCheckpointCallback(jit)
             self.add_callback(callback)
         try:
-            return _protected(self, original, call, callback, jit)
+            return _protected(self, original, call, callback, jit, insist=added)
         finally:
             if added:
                 self.remove_callback(callback)
@@ -90,11 +94,18 @@ def _train(original: Any) -> Any:
 
 
 def _protected(
-    trainer: Any, original: Any, call: inspect.BoundArguments, callback: JITCheckpointCallback, jit: JITCheckpointConfig
+    trainer: Any,
+    original: Any,
+    call: inspect.BoundArguments,
+    callback: JITCheckpointCallback,
+    jit: JITCheckpointConfig,
+    *,
+    insist: bool,
 ) -> Any:
+    """`insist`: the script does not know of us, so it cannot mean it where it catches how we leave."""
+    _stand_down(trainer)  # before our own handler is there: it would be taken away again
     run = TrainerRun(trainer, jit, callback.periodic)
     call.arguments["resume_from_checkpoint"] = run.begin(call.arguments.get("resume_from_checkpoint"))
-    _stand_down(trainer)
     callback.run = trainer._lastcall_run = run
     hung = _hang(trainer, run)
     try:
@@ -103,10 +114,14 @@ def _protected(
     except BaseException as raised:
         output, error = None, raised
     finally:
-        for target, name in hung:
+        for target, name, before in hung:
             vars(target).pop(name, None)
+            if before is not _NOTHING:
+                setattr(target, name, before)
         callback.run = trainer._lastcall_run = None
     left = run.end(error)
+    if insist and isinstance(left, errors.Preempted):
+        exits.insist(int(left.code or 0))
     if left is not None:
         if left is error:
             raise left
@@ -114,13 +129,14 @@ def _protected(
     return output
 
 
-def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
-    """Hang our methods into this trainer. Returns where, so that they can be taken out again."""
-    kind = type(trainer)
+def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str, Any]]:
+    """Hang our methods into this trainer, in front of its class's and of what a script has hung there itself. Returns where, and what
+    was there."""
+    former = run.former
 
     def maybe_log_save_evaluate(tr_loss: Any, grad_norm: Any, *args: Any, **kwargs: Any) -> Any:
         run.after_step(grad_norm, kwargs.get("learning_rate"))
-        result = kind._maybe_log_save_evaluate(trainer, tr_loss, grad_norm, *args, **kwargs)
+        result = former["_maybe_log_save_evaluate"](tr_loss, grad_norm, *args, **kwargs)
         run.followed_up()
         return result
 
@@ -128,22 +144,25 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
         if kwargs.get("skip_scheduler") and run.resumed:
             return None  # eval_on_start: it was done when the run started
         run.before_evaluation()
-        return kind._evaluate(trainer, *args, **kwargs)
+        return former["_evaluate"](*args, **kwargs)
 
     def run_epoch(*args: Any, **kwargs: Any) -> Any:
         if run.over:
             return None
         with run.subject.position.epoch(*args, **kwargs):
-            return kind._run_epoch(trainer, *args, **kwargs)
+            return former["_run_epoch"](*args, **kwargs)
 
     def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-        taken = kind.get_batch_samples(trainer, *args, **kwargs)
-        run.subject.position.took(len(taken[0]))
-        return taken
+        return run.subject.position.take(lambda: former["get_batch_samples"](*args, **kwargs))
+
+    def get_eval_dataloader(*args: Any, **kwargs: Any) -> Any:
+        loader = former["get_eval_dataloader"](*args, **kwargs)
+        run.subject.position.evaluates(loader)
+        return loader
 
     def init_training_state(max_steps: Any, num_update_steps_per_epoch: Any, *args: Any, **kwargs: Any) -> Any:
         run.subject.position.steps_per_epoch = int(num_update_steps_per_epoch)
-        counted = kind._init_training_state(trainer, max_steps, num_update_steps_per_epoch, *args, **kwargs)
+        counted = former["_init_training_state"](max_steps, num_update_steps_per_epoch, *args, **kwargs)
         return run.subject.position.start or counted
 
     def finalize_training(trial: Any, num_train_samples: Any, start_time: float, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +171,7 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
         if limit == 1:
             arguments.save_total_limit = None  # HF would delete all but the best, also the one to resume from
         try:
-            return kind._finalize_training(trainer, trial, num_train_samples, start_time, *args, **kwargs)
+            return former["_finalize_training"](trial, num_train_samples, start_time, *args, **kwargs)
         finally:
             arguments.save_total_limit = limit
 
@@ -169,16 +188,24 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str]]:
         "_evaluate": evaluate,
         "_run_epoch": run_epoch,
         "get_batch_samples": get_batch_samples,
+        "get_eval_dataloader": get_eval_dataloader,
         "_init_training_state": init_training_state,
         "_finalize_training": finalize_training,
         "_save_checkpoint": save_checkpoint,
     }
     if run.resumed is not None:
         methods["_load_callback_state"] = lambda: None  # it would put new objects in their places; ours get their state as they are
+    methods = {name: method for name, method in methods.items() if hasattr(trainer, name)}  # versions of Transformers differ
+    places: list[tuple[Any, str]] = [(trainer, name) for name in (*methods, "_load_rng_state")]
+    places.append((trainer.callback_handler, "on_save"))
+    hung = [(target, name, vars(target).get(name, _NOTHING)) for target, name in places]
+    former.update({name: getattr(trainer, name, None) for name in (*methods, "_load_rng_state", "_push_from_checkpoint")})
+    if "_save_checkpoint" in vars(trainer):
+        run.subject.save = former["_save_checkpoint"]
     for name, method in methods.items():
         setattr(trainer, name, method)
     trainer.callback_handler.on_save = on_save
-    return [(trainer, name) for name in (*methods, "_load_rng_state")] + [(trainer.callback_handler, "on_save")]
+    return hung
 
 
 def _stand_down(trainer: Any) -> None:
@@ -203,6 +230,10 @@ def _put_handler_back(manager: Any) -> None:
 
 def _callback_of(trainer: Any) -> JITCheckpointCallback | None:
     return next((callback for callback in trainer.callback_handler.callbacks if _is_ours(callback)), None)
+
+
+def _settings(callback: JITCheckpointCallback | None) -> JITCheckpointConfig:
+    return callback.config if callback is not None and callback.config is not None else JITCheckpointConfig()
 
 
 def _is_ours(callback: Any) -> bool:

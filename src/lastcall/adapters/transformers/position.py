@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import transformers.trainer
@@ -24,11 +24,15 @@ from lastcall import errors
 from lastcall.adapters.accelerate import loaders as prepared
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data import position as positions
+from lastcall.adapters.torch.data import randomness as rng
+from lastcall.adapters.torch.rng import Randomness
 from lastcall.adapters.transformers import dispatched
 from lastcall.adapters.transformers.dispatched import DispatchedTracker
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "trainer", 1
+_LOOKED_AT = 4  # fetches from a stream; each look costs about 200 µs
+_GENERATORS = ("torch", "python", "numpy")
 _hf: Any = transformers.trainer
 _RUN_EPOCH = inspect.signature(_hf.Trainer._run_epoch)
 
@@ -46,6 +50,9 @@ class Position:
         self._over = False  # the epoch was left before its end
         self._apart = False  # Transformers has skipped into this epoch by itself: the loader that it made is not the one followed
         self._loaded: dict[str, Any] | None = None  # of the former incarnation, until its epoch goes on
+        self._looks = 0  # fetches still to be looked at
+        self._fetched: rng.Parts | None = None  # the generators after the latest of these
+        self._evaluators: set[str] = set()  # loaders for evaluations whose persistent workers the former incarnation had
 
     # ---- following -------------------------------------------------------------------------------------------------------------
 
@@ -63,9 +70,33 @@ class Position:
             return
         self._tracker.worlds = self.worlds
         self._tracker.attach()
+        if isinstance(getattr(loader, "dataset", None), IterableDataset) and not loader.num_workers:
+            self._looks = _LOOKED_AT
 
-    def took(self, batches: int) -> None:
-        self._batches += batches
+    def take(self, fetch: Callable[[], Any]) -> Any:
+        """Around Trainer.get_batch_samples: all batches of an optimizer step at once."""
+        before = rng.take_parts() if self._looks and self._batches else None
+        taken = fetch()
+        if self._looks:
+            after = rng.take_parts()
+            if before is not None and self._fetched is not None:
+                self._look(self._fetched, before, after)
+            self._fetched = after
+        self._batches += len(taken[0])
+        return taken
+
+    def _look(self, former: rng.Parts, before: rng.Parts, after: rng.Parts) -> None:
+        """`former`: after the fetch before this one."""
+        self._looks -= 1
+        shared = [name for name, *states in zip(_GENERATORS, former, before, after, strict=True) if len(set(states)) == 3]
+        if shared:
+            self._looks = 0
+            log.warning(
+                "The stream draws from the global random generator of %s, and so does the training. After an interruption the stream "
+                "is read again from the start of its epoch, with other numbers from that generator: it goes on as it would have, if "
+                "its order does not depend on them. Otherwise give the data set a generator of its own for an exact resume",
+                " and of ".join(shared),
+            )
 
     @property
     def ended(self) -> bool:
@@ -75,6 +106,24 @@ class Position:
             return True
         window = max(1, self._trainer.args.gradient_accumulation_steps)
         return self.steps_per_epoch > 0 and -(-self._batches // window) >= self.steps_per_epoch
+
+    # ---- evaluations -----------------------------------------------------------------------------------------------------------
+
+    def evaluates(self, loader: Any) -> None:
+        """Persistent workers are seeded once, from the generator that the training draws from. Those that were there before the
+        interruption are made again behind its back: an uninterrupted run would draw nothing now."""
+        for name, base in self._eval_loaders():
+            if base is getattr(loader, "base_dataloader", loader) and name in self._evaluators:
+                self._evaluators.discard(name)
+                randomness = Randomness()
+                now = randomness.capture()
+                base._iterator = base._iterator or base._get_iterator()
+                randomness.restore(now)
+
+    def _eval_loaders(self) -> list[tuple[str, Any]]:
+        found = getattr(self._trainer, "_eval_dataloaders", {})
+        loaders = [(str(name), getattr(loader, "base_dataloader", loader)) for name, loader in list(found.items())]
+        return [(name, loader) for name, loader in loaders if getattr(loader, "persistent_workers", False) and loader.num_workers]
 
     # ---- resuming --------------------------------------------------------------------------------------------------------------
 
@@ -104,6 +153,7 @@ class Position:
             return
         self._loaded = dict(state)
         self._epoch, self._batches, self._over = state["epoch"], state["batches"], state["ended"]
+        self._evaluators = set(state["evaluators"])
 
     def leave(self) -> None:
         """The epoch of the saved position is not gone on with, whoever said so."""
@@ -113,6 +163,7 @@ class Position:
     def forget(self) -> None:
         """The saved position is that of another run."""
         self._loaded, self._batches, self._epoch, self._over = None, 0, 0, False
+        self._evaluators = set()
 
     @contextlib.contextmanager
     def epoch(self, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -185,18 +236,23 @@ class Position:
             self._tracker = None
 
     def state(self) -> dict[str, Any]:
+        begun = {name for name, loader in self._eval_loaders() if getattr(loader, "_iterator", None) is not None}
+        evaluators = sorted(self._evaluators | begun)
         if self._loaded is not None:
-            return self._loaded
-        tracker, ended = self._tracker, self.ended
-        if ended and not self._apart and isinstance(tracker, prepared.AheadTracker) and tracker.exhausted:
-            tracker._pass = None  # there is no batch ahead: the position is the one behind the last
+            return {**self._loaded, "evaluators": evaluators}
+        tracker, ended = self._tracker, self.ended or bool(self._trainer.control.should_epoch_stop)
+        loader = None if tracker is None or self._apart else tracker.state()
+        if ended and loader is not None and isinstance(tracker, prepared.AheadTracker):
+            # No batch is made again: the position is the one behind all that were, as the next pass finds it.
+            loader = {**loader, "base": tracker._inner.state(), "began": None, "randomness": None}
         return {
             "kind": KIND,
             "version": VERSION,
             "epoch": self._epoch,
             "batches": self._batches,
             "ended": ended,
-            "loader": None if tracker is None or self._apart else tracker.state(),
+            "evaluators": evaluators,
+            "loader": loader,
         }
 
     def iterate(self) -> Iterator[Any]:

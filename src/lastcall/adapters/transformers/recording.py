@@ -9,18 +9,20 @@ runs, on the thread that runs it and no other; what must be as it was at the bou
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import Trainer
 
 from lastcall import errors, memory
 from lastcall.adapters.torch import rng
@@ -34,14 +36,17 @@ _numbers = itertools.count()
 _WEIGHTS = ("model", "adapter", "pytorch_model")
 
 
-def record(trainer: Any, private: Path, state: bytes, randomness: rng.Captured) -> tuple[File, ...]:
-    """The files of a checkpoint of this trainer. `state`: its trainer_state.json; `private`: where the scratch folder may lie."""
+def record(
+    trainer: Any, private: Path, state: bytes, randomness: rng.Captured, save: Callable[..., Any] | None = None, *, full: bool = True
+) -> tuple[File, ...]:
+    """The files of a checkpoint of this trainer. `state`: its trainer_state.json; `private`: where the scratch folder may lie; `save`:
+    what to call instead of its class's method; `full`: with the optimizer and all, also where the script asks for weights only."""
     scratch = private / f"scratch-{os.getpid()}-{next(_numbers)}"
     scratch.mkdir(parents=True)
     together = collective(trainer)
     try:
         with recording_alone():
-            found = _recorded(trainer, type(trainer), scratch, state, lead=not together)
+            found = _recorded(trainer, save or trainer_save(type(trainer), trainer), scratch, state, lead=not together, full=full)
         _keep_beside([layout for layout in found if "/" not in layout.name], scratch, trainer)
     finally:
         storage.remove_tree(storage.Files(), scratch)
@@ -49,25 +54,30 @@ def record(trainer: Any, private: Path, state: bytes, randomness: rng.Captured) 
     if not together and not any(layout.name.startswith(_WEIGHTS) for layout in layouts):
         raise errors.SaveError("Trainer._save_checkpoint has written no weights: nothing could be resumed from that")
     files = [File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state")]
-    if not trainer.args.save_only_model:
+    if full:
         files.append(randomness_file(trainer.args.process_index, trainer.args.world_size, randomness))
     return tuple(files)
 
 
-def _recorded(trainer: Any, kind: type, scratch: Path, state: bytes, *, lead: bool) -> tuple[FileLayout, ...]:
-    """What this class's own save writes. One that fails where it is run now (a rescue, another folder) gives way to HF's own."""
+def trainer_save(kind: Any, trainer: Any) -> Callable[..., Any]:
+    return functools.partial(kind._save_checkpoint, trainer)
+
+
+def _recorded(
+    trainer: Any, save: Callable[..., Any], scratch: Path, state: bytes, *, lead: bool, full: bool, last: bool = False
+) -> tuple[FileLayout, ...]:
+    """What this trainer's own save writes. One that fails where it is run now (a rescue, another folder) gives way to HF's own."""
     try:
-        with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=lead):
-            kind._save_checkpoint(trainer, trainer.model_wrapped, None)  # type: ignore[attr-defined]
+        with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=lead, full=full):
+            save(trainer.model_wrapped, None)
         return recorder.files()
     except Exception as error:
-        base = next(home for home in reversed(kind.__mro__) if "_save_checkpoint" in vars(home))
-        if kind is base or kind._save_checkpoint is base._save_checkpoint:  # type: ignore[attr-defined]
+        if last or type(trainer)._save_checkpoint is Trainer._save_checkpoint:
             raise errors.SaveError(f"Trainer._save_checkpoint failed: {type(error).__name__}: {error}") from error
-        log.warning("%s._save_checkpoint failed (%s: %s): saving as Trainer does", kind.__name__, type(error).__name__, error)
+        log.warning("%s._save_checkpoint failed (%r): saving as Trainer does", type(trainer).__name__, error)
         again = scratch / "again"
         again.mkdir()
-        return _recorded(trainer, base, again, state, lead=lead)
+        return _recorded(trainer, trainer_save(Trainer, trainer), again, state, lead=lead, full=full, last=True)
 
 
 def _keep_beside(layouts: list[FileLayout], scratch: Path, trainer: Any) -> None:
@@ -106,7 +116,7 @@ def _inside(layout: FileLayout) -> FileLayout:
 
 
 @contextlib.contextmanager
-def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool) -> Iterator[None]:
+def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool, full: bool) -> Iterator[None]:
     owner = threading.get_ident()
 
     def write_state(path: str) -> None:
@@ -122,6 +132,8 @@ def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool) -> Itera
             stack.enter_context(shadowed(trainer, name, instead, owner))
         stack.enter_context(shadowed(trainer.state, "save_to_json", write_state, owner))
         stack.enter_context(answering(type(trainer.args), "output_dir", str(scratch), owner))
+        if full:
+            stack.enter_context(answering(type(trainer.args), "save_only_model", False, owner))
         if lead:  # any rank may have to write what they all hold, and none may wait for another here
             stack.enter_context(answering(type(trainer.args), "should_save", True, owner))
             stack.enter_context(shadowed(dist, "barrier", lambda *args, **kwargs: None, owner))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 import threading
@@ -20,8 +21,8 @@ from lastcall.adapters.torch.protection import Protection
 from lastcall.adapters.transformers import arguments, choosing
 from lastcall.adapters.transformers.ledger import Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
-from lastcall.core import exits
-from lastcall.core.catalog import PRIVATE, Keep
+from lastcall.core import exits, restore
+from lastcall.core.catalog import PRIVATE, Entry, Keep
 from lastcall.core.contents import small_file
 from lastcall.core.session import Session
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -39,6 +40,7 @@ class TrainerRun:
         self.resumed: int | None = None
         self._path: str | None = None
         self._over = False  # the run was at its last step when it was saved: only what follows it is left
+        self.former: dict[str, Any] = {}  # the methods that ours are in front of
         self._said: dict[str, float] = {}
         self._to_tell: list[tuple[int, Any]] = []  # saves that the callbacks have not been told of: step, and the state then
         arguments.override(trainer.args, periodic)
@@ -68,6 +70,9 @@ class TrainerRun:
             if entry is not None:
                 self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
             chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted)
+            if not chosen.ours and (named := self._one_of_ours(chosen.path)) is not None:
+                entry, chosen = named, dataclasses.replace(chosen, ours=True)
+                self.session.committed = None
         except BaseException:
             self.end(errors.Preempted(1, ""))
             raise
@@ -83,6 +88,15 @@ class TrainerRun:
         self._path = chosen.path
         self.subject.ledger.origin = chosen.origin
         return chosen.path
+
+    def _one_of_ours(self, path: str | None) -> Entry | None:
+        """An older checkpoint of this run, which the script names: checked, and taken with all that we know of it."""
+        session, world = self.session, self.session.world
+        found = [entry for entry in session.catalog.entries() if path and entry.path.resolve() == Path(path).resolve()]
+        for entry in found:
+            restore.load(entry, session.engine, self.subject, verify_first=True, rank=world.rank, size=world.size)
+            self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
+        return found[0] if found else None
 
     def train_begins(self) -> None:
         """In on_train_begin: the trainer has its model, its optimizer and its place in the data."""
@@ -113,7 +127,7 @@ class TrainerRun:
         self._over = pending.stop
         trainer.control.should_training_stop = pending.stop
         if pending.phase:
-            type(trainer)._load_rng_state(trainer, self._path)
+            self.former["_load_rng_state"](self._path)
             if pending.log or pending.evaluate or pending.save:
                 log.info("Step %d: what had not been done after it is done now", trainer.state.global_step)
             self._follow_up(pending)
@@ -129,8 +143,8 @@ class TrainerRun:
         trainer, control = self.trainer, self.trainer.control
         self.subject.ledger.pending = pending
         control.should_log, control.should_evaluate, control.should_save = pending.log, pending.evaluate, pending.save
-        type(trainer)._maybe_log_save_evaluate(
-            trainer, trainer._tr_loss, pending.grad_norm, trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
+        self.former["_maybe_log_save_evaluate"](
+            trainer._tr_loss, pending.grad_norm, trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
             learning_rate=pending.learning_rate,
         )  # fmt: skip
         control._new_step()
@@ -239,10 +253,14 @@ class TrainerRun:
             self.subject.arrive(time.perf_counter(), passed=False)
             session.at_boundary()
         self.subject.metrics = {} if state.best_metric is None else {"best": state.best_metric}
-        session.background.begin(f"save_strategy={trainer.args.save_strategy.value}")
+        self.subject.full = not trainer.args.save_only_model
+        try:
+            session.background.begin(f"save_strategy={trainer.args.save_strategy.value}")
+        finally:
+            self.subject.full = True
         if trainer.args.push_to_hub:
             session.background.wait()
-            type(trainer)._push_from_checkpoint(trainer, str(root / f"checkpoint-{state.global_step}"))
+            self.former["_push_from_checkpoint"](str(root / f"checkpoint-{state.global_step}"))
 
     def saved(self, state: Any) -> None:
         """Instead of on_save, which comes when the checkpoint is there."""
@@ -296,6 +314,8 @@ class TrainerRun:
                 self._last_word(int(left.code or 1))
         finally:
             saved = session.outcome is Outcome.SAVED
+            if session.outcome is Outcome.FINISHED and session.latch.raised:
+                log.info("Training is finished: the notice needs no answer")
             session.stop()
             self.subject.remove()
             self._protection.let_go(ignore=saved)

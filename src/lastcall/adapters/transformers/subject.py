@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ LEDGER_FILE = "lastcall-trainer.json"  # one for all ranks: what is still to be 
 
 
 class TrainerSubject(TorchSubject):
+    loads_by_itself = True
+
     def __init__(self, trainer: Any, private: Path) -> None:
         super().__init__({})
         self.ledger = Ledger(trainer)
@@ -43,6 +46,8 @@ class TrainerSubject(TorchSubject):
         self._joining: tuple[str, int, Path] | None = None
         self._native: Capture | None = None  # the last capture, as a plain torch run would have saved it
         self.training = False
+        self.full = True  # the next save is to have everything that a resume needs, whatever save_only_model says
+        self.save: Callable[..., Any] | None = None  # what saves a checkpoint, where a script has hung in one of its own
 
     def among(self, rank: int, size: int) -> None:
         self._world = (rank, size)
@@ -108,7 +113,9 @@ class TrainerSubject(TorchSubject):
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         state = self.ledger.to_json(read_ledger(kept[LEDGER]))
         randomness = self._randomness_of(native.document)
-        files = recording.record(self._trainer, self._private, state, randomness)
+        files = recording.record(self._trainer, self._private, state, randomness, self.save, full=self.full)
+        if not self.full:
+            native = dataclasses.replace(native, exact=False, because="save_only_model: the weights and nothing else")
         return self._dressed(native, (*files, recording.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)))
 
     def _dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:

@@ -139,9 +139,7 @@ def test_a_misspelt_variable_is_said(session: Session, monkeypatch: pytest.Monke
     shield.begin()
     shield.let_go()
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == [
-        "LASTCALL_GRACE_SECOND is not a setting of lastcall and is ignored. Did you mean LASTCALL_GRACE_SECONDS?"
-    ]
+    assert messages == ["LASTCALL_GRACE_SECOND is not a setting of lastcall and is ignored. Did you mean LASTCALL_GRACE_SECONDS?"]
 
 
 def test_where_signals_cannot_be_had_the_run_goes_on_without(

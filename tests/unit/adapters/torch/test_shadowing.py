@@ -130,7 +130,13 @@ def test_a_plain_attribute_does_too_and_objects_keep_their_values(elsewhere: Els
         assert elsewhere(lambda: (one.folder, other.folder)) == ("one", "other")
         made = elsewhere(lambda: Arguments("made"))
         assert elsewhere(lambda: made.folder) == "made"
-    assert (one.folder, other.folder, made.folder, Arguments.folder, Arguments().folder) == ("one", "other", "made", "default", "default")
+    assert (one.folder, other.folder, made.folder, Arguments.folder, Arguments().folder) == (
+        "one",
+        "other",
+        "made",
+        "default",
+        "default",
+    )
 
 
 def test_what_another_thread_sets_meanwhile_stays(elsewhere: Elsewhere) -> None:
