@@ -20,7 +20,7 @@ from lastcall import errors
 from lastcall.core import registry
 from lastcall.core.registry import Member
 from lastcall.drill.options import Options
-from lastcall.launch import processes
+from lastcall.launch import environment, processes
 from lastcall.launch.processes import Process
 
 _SEARCH = 0.5  # seconds between two looks for the registry of a `lastcall run` in the command
@@ -50,7 +50,7 @@ class Life:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "LASTCALL_REGISTRY": str(folder)},
+                env={**environment.switched_on(os.environ), "LASTCALL_REGISTRY": str(folder)},
                 preexec_fn=_end_with_parent,
             )
 

@@ -20,7 +20,7 @@ def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, 
     built.pop(store.VARIABLE, None)  # of a launcher above this one: what it clears, and when, has nothing to do with our incarnations
     if told is not None:
         built[store.VARIABLE] = told
-    built["LASTCALL_ENABLED"] = next((value for name in _SWITCHES if (value := environ.get(name, "").strip())), "1")
+    built["LASTCALL_ENABLED"] = _enabled(environ)
     if options.grace_given:
         built["LASTCALL_GRACE_SECONDS"] = f"{options.grace:g}"
     built["LASTCALL_EXIT_CODE"] = str(exit_code)
@@ -36,6 +36,16 @@ def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, 
     if options.auto:
         built.update(_bootstrap(built))
     return built
+
+
+def switched_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same, with lastcall on in the Python programs below, unless it was switched off by hand."""
+    built = {**environ, "LASTCALL_ENABLED": _enabled(environ)}
+    return {**built, **_bootstrap(built)}
+
+
+def _enabled(environ: Mapping[str, str]) -> str:
+    return next((value for name in _SWITCHES if (value := environ.get(name, "").strip())), "1")
 
 
 def _bootstrap(environ: Mapping[str, str]) -> dict[str, str]:

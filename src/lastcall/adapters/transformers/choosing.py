@@ -72,9 +72,7 @@ def choose(trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wan
                     later.name,
                 )
             return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
-        log.info(
-            "Resuming from %s: it was not written by lastcall, but is of a later step, and has all that it needs to load", later.name
-        )
+        log.info("Resuming from %s: not written by lastcall, but of a later step, and it has all that it needs", later.name)
         return Chosen(str(later))
     if named:
         log.info("Resuming from %s, as the script says", named)

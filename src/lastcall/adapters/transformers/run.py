@@ -114,6 +114,12 @@ class TrainerRun:
             subject.tally.load_state_dict(subject.saved_tally)
             subject.saved = None
             self._set_bars()
+            if trainer.state.global_step >= trainer.state.max_steps:
+                log.warning(
+                    "This run is at its end already (step %d of %d): nothing is left to train. To train anew, give it "
+                    "another output_dir, or another LASTCALL_RUN_ID",
+                    trainer.state.global_step, trainer.state.max_steps,
+                )  # fmt: skip
             self._catch_up(pending)
         subject.arrive(time.perf_counter(), passed=False)
         subject.together.settle_buckets()
