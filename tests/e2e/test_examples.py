@@ -15,7 +15,13 @@ NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 
 
 def test_there_is_a_test_for_every_example() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"minimal.py", "train.py", "demo.py", "plain.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "minimal.py",
+        "train.py",
+        "demo.py",
+        "plain.py",
+        "finetune.py",
+    }  # that one in tests/e2e/transformers
 
 
 def test_the_minimal_example_goes_on_where_it_was(nursery: Nursery, tmp_path: Path) -> None:
