@@ -54,6 +54,8 @@ class Counter:
     def capture(self) -> Capture:
         return Capture(self.step, {"step": self.step}, (self._group,))
 
+    outline = capture
+
     def rescue(self) -> Capture:
         return self.capture()
 
