@@ -22,7 +22,7 @@ from helpers import chain
 from helpers.nursery import Child, Nursery, until
 from lastcall import testing
 
-KILLS = int(os.environ.get("LASTCALL_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("LASTCALL_TEST_KILLS", "8"))
 SHARDS = 2  # processes that share the faults
 OPERATIONS = Path(__file__).parent / "scripts" / "operations.py"
 TRAIN = """

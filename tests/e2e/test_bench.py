@@ -22,7 +22,7 @@ def small(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return bench(*arguments, "--size", "0.02", "--rounds", "1", "--dir", str(folder))
 
 
-@pytest.mark.parametrize("name", ["save", "small", "frozen"])
+@pytest.mark.parametrize("name", ["save", *(pytest.param(name, marks=pytest.mark.slow) for name in ("small", "frozen"))])
 def test_a_save_table_has_the_limit_the_peers_and_lastcall_and_says_how_they_compare(name: str, tmp_path: Path) -> None:
     done = small(tmp_path, name, "--without", "dcp", "--json", str(tmp_path / "all.json"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -164,7 +164,7 @@ def test_a_notice_of_the_cloud_leads_to_a_checkpoint_before_its_deadline(start: 
     assert {"aws": "EC2 spot interruption", "gcp": "Compute Engine preemption", "azure": "Azure Preempt"}[cloud] in record.reason
 
 
-@pytest.mark.parametrize("behaviour", ["hang", "500", "garbage", "dribble"])
+@pytest.mark.parametrize("behaviour", ["hang", "garbage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("500", "dribble"))])
 @pytest.mark.parametrize("cloud", SERVERS)
 def test_a_bad_metadata_server_never_disturbs_training(
     start: Start, tmp_path: Path, cloud: str, behaviour: str, reference: str
