@@ -35,15 +35,17 @@ def barrier(stack: contextlib.ExitStack) -> tuple[Callable[[], object] | None, s
 
     space = "lastcall-bench"
     address = [""]
+    known = None
     if dist.get_rank() == 0:
         context = ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, namespace=space)
         address = [context.address_info["address"]]
-        meeting = ray.remote(_Meeting).options(name="meeting", num_cpus=0, max_concurrency=1000).remote(dist.get_world_size())
-        ray.get(meeting.__ray_ready__.remote())
+        known = ray.remote(_Meeting).options(name="meeting", num_cpus=0, max_concurrency=1000).remote(dist.get_world_size())
+        ray.get(known.__ray_ready__.remote())
     dist.broadcast_object_list(address)
     if dist.get_rank() > 0:
         ray.init(address=address[0], log_to_driver=False, namespace=space)
     stack.callback(ray.shutdown)
     stack.callback(dist.barrier)  # rank 0 takes the cluster with it
-    known = ray.get_actor("meeting", namespace=space)
+    if known is None:  # rank 0 keeps the handle of its own: the actor would end with it
+        known = ray.get_actor("meeting", namespace=space)
     return lambda: ray.get(known.come.remote()), ""
