@@ -38,6 +38,7 @@ class Position:
     clean: bool = True  # no optimizer step was cut short
     exact: bool = True
     because: str = ""  # when not clean or not exact: why
+    barred: bool = False  # not clean, but no step was cut short either: it cannot be saved from the side
     stopped: bool = False  # its training has failed: it holds its state, but cannot take another step
 
     def to_bytes(self) -> bytes:
@@ -212,7 +213,8 @@ def _torn(positions: Mapping[int, Position]) -> str:
     if not positions:
         return "nobody said where it is"
     first = positions[min(positions)]
-    return f"{messages.named(positions)} failed inside an optimizer step ({first.because or 'no reason given'})"
+    how = "cannot be saved from the side" if first.barred else "failed inside an optimizer step"
+    return f"{messages.named(positions)} {how} ({first.because or 'no reason given'})"
 
 
 def _why_missing(missing: Iterable[int], positions: Mapping[int, Position]) -> str:

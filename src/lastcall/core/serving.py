@@ -54,7 +54,7 @@ class Serving:
         self._wait_before(notice)
         self.open = True
         self._session.subject.attend()
-        self._session.gate.on_hold = self._leave_if_answered
+        self._session.gate.on_hold = self.leave_if_answered
         if self._arrived.wait(max(0.0, self._rescue_at() - self._session.clock.now())):
             return
         self._rescue()
@@ -65,29 +65,29 @@ class Serving:
         assert notice is not None
         return notice
 
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
         notice = self.notice()
         return notice.deadline if notice.deadline is not None else notice.at + self._session.jit.grace
 
     def _wait_before(self, notice: Notice) -> None:
         session = self._session
         wanted = session.jit.kill_wait
-        wait = session.budget.kill_wait(wanted, session.expected_bytes, self._deadline())
+        wait = session.budget.kill_wait(wanted, session.expected_bytes, self.deadline())
         log.info("%s received, initiating JIT checkpoint in %.1fs", notice.reason, wait)
         if wait < wanted:
             log.warning(
                 "Kill wait cut from %.1fs to %.1fs: the save needs about %.1fs and %.1fs are left",
-                wanted, wait, session.budget.seconds(session.expected_bytes), self._deadline() - session.clock.now(),
+                wanted, wait, session.budget.seconds(session.expected_bytes), self.deadline() - session.clock.now(),
             )  # fmt: skip
         until = notice.at + wait
-        while not self._closed.is_set() and (left := min(until, self._deadline()) - session.clock.now()) > 0:
+        while not self._closed.is_set() and (left := min(until, self.deadline()) - session.clock.now()) > 0:
             self._closed.wait(min(left, 0.25))
             session.hear()  # a second notice may shorten the deadline
 
     def _rescue_at(self) -> float:
         """A boundary is waited for as long as a few usual steps take, but never longer than the save can afford."""
         session = self._session
-        latest = self._deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
+        latest = self.deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
         usual = session.subject.step_seconds
         if session.committed == session.subject.boundary and session.subject.untouched():
             usual = 0.0  # there is nothing to wait for
@@ -102,12 +102,12 @@ class Serving:
             log.warning("No boundary in time, and no rescue: %s. Waiting for the boundary until the deadline", why_not)
             return
         log.warning("No boundary in time: rescuing the last completed step from a side thread")
-        latest = self._deadline() - session.budget.seconds(session.expected_bytes)
+        latest = self.deadline() - session.budget.seconds(session.expected_bytes)
         if not session.gate.close(session.clock, max(latest, session.clock.now() + 0.2)):
             log.warning("The optimizer step in progress does not end: waiting for the boundary until the deadline")
             return
         try:
-            session.background.in_the_way(self._deadline(), session.expected_bytes)
+            session.background.in_the_way(self.deadline(), session.expected_bytes)
             with session.saving:
                 if not self._arrived.is_set():
                     self._save_rescue()
@@ -122,7 +122,7 @@ class Serving:
             return
         try:
             capture = session.subject.rescue()
-            entry = session.save(capture, Kind.RESCUE, self.notice().reason, self._deadline())
+            entry = session.save(capture, Kind.RESCUE, self.notice().reason, self.deadline())
         except Exception as error:  # whatever it was, the boundary may still come
             log.error("The rescue failed: %s", error)
             session.events.emit("not-saved", save="rescue", because=str(error))
@@ -142,13 +142,13 @@ class Serving:
     def _stay_until_the_end(self) -> None:
         """Give the training thread time to leave by itself; a better checkpoint may come of it while the rescue is not exact."""
         session = self._session
-        until = self._deadline() - 0.2
+        until = self.deadline() - 0.2
         if self.answered:
             until = min(until, session.clock.now() + _LEAVE)
         while not self._closed.is_set() and (left := until - session.clock.now()) > 0:
             self._closed.wait(min(left, 0.25))
             session.hear()
-            until = min(until, self._deadline() - 0.2)
+            until = min(until, self.deadline() - 0.2)
         if self._closed.is_set():
             return
         if self.committed:
@@ -170,7 +170,7 @@ class Serving:
         """Save at this boundary, unless a rescue has answered already, and leave."""
         session = self._session
         self._arrived.set()
-        session.background.in_the_way(self._deadline(), session.expected_bytes)
+        session.background.in_the_way(self.deadline(), session.expected_bytes)
         with session.saving:
             if not self.answered:
                 self._save_at_boundary()
@@ -184,8 +184,8 @@ class Serving:
             return
         try:
             capture = session.subject.capture()
-            deadline: float | None = self._deadline()
-            if self._deadline() <= session.clock.now():
+            deadline: float | None = self.deadline()
+            if self.deadline() <= session.clock.now():
                 log.warning("The deadline has passed, but this process is still here: saving all the same")
                 deadline = None
             plan = session.budget.plan(capture.nbytes, deadline)
@@ -201,7 +201,7 @@ class Serving:
             log.warning("%s is partial: %s", entry.path.name, entry.record.because)
         self._answer(f"saved {entry.path.name}")
 
-    def _leave_if_answered(self) -> None:
+    def leave_if_answered(self) -> None:
         if self.answered:
             self._leave()
 
