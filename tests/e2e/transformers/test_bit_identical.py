@@ -8,7 +8,6 @@ that is left. LASTCALL_TEST_INTERRUPTIONS=10 makes it ten for each.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import signal
 import subprocess
@@ -245,7 +244,6 @@ def test_a_stream_begins_anew_where_ignore_data_skip_asks_for_it(nursery: Nurser
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="PEFT is not installed")
 def test_peft_itself_leaves_no_trace(nursery: Nursery, tmp_path: Path) -> None:
     compare(nursery, tmp_path, "bits_frozen.py", {}, count=5, LIBRARY="peft")
 

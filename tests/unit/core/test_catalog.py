@@ -21,12 +21,6 @@ from processes import Script, eventually, gone
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "run" / ".lastcall").mkdir(parents=True)
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def cat(root: Path) -> Catalog:
     return Catalog(root, storage.Files())
 

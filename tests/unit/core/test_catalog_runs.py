@@ -15,12 +15,6 @@ from lastcall.types import Kind
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "run" / ".lastcall").mkdir(parents=True)
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def cat(root: Path) -> Catalog:
     made = Catalog(root, storage.Files())
     made.run = "mine"

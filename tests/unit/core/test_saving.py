@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,7 @@ from lastcall.core.space import Method
 from lastcall.storage import files as storage
 from lastcall.types import Kind
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "CHUNK", 8192)
-    monkeypatch.setattr(saving, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "run") as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture

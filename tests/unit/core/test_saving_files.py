@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from helpers.world import State, World, block, flip, noise, put
 from lastcall import errors, memory, testing
-from lastcall.core import digest, restore, saving, writer
+from lastcall.core import digest, restore, saving
 from lastcall.core import record as records
 from lastcall.testing import FakeClock, Fault, FaultyFiles
 from lastcall.types import Capture, Extent, File, FileLayout, Kind
 
+pytestmark = pytest.mark.usefixtures("small")
+
 REQUEST = saving.Request(Kind.JIT, "SIGTERM")
 NAMES = ("model.bin", "small.json", "sub/one.bin", "sub/deeper/two.bin", "empty/none.bin")
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "CHUNK", 8192)
-    monkeypatch.setattr(saving, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "run") as made:
-        yield made
 
 
 def capture(step: int = 1, *, tensors: tuple[memory.HostMemory, ...] = ()) -> Capture:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.world import World
+from lastcall.core import saving, writer
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CHUNK", 8192)
+    monkeypatch.setattr(saving, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path / "run") as made:
+        yield made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The directory of a run."""
+    (tmp_path / "run" / ".lastcall").mkdir(parents=True)
+    return tmp_path / "run"
