@@ -25,10 +25,9 @@ from lastcall import errors
 from lastcall.adapters.accelerate import atomic, branches
 from lastcall.adapters.accelerate.entering import Entering
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.workers import WorkerShield
-from lastcall.core import exits, logs
+from lastcall.adapters.torch.protection import Guarded
+from lastcall.core import exits
 from lastcall.core.store import Store
-from lastcall.notices.signals import SignalListener
 from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice
 
@@ -36,6 +35,7 @@ log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
 _POLL = 0.05  # seconds between two looks at what the other ranks say
 _MARGIN = 0.5  # seconds of steps between the word and the step it is about: all ranks have heard it by then
+_READING = 5.0  # seconds that rank 0 gives the others to read the last word
 _OURS = ("transformers.", "lastcall.")
 
 
@@ -83,9 +83,7 @@ class Watch:
         self._entering: Entering | None = None
         self._saved_before = 0
         self._through = False  # the branch was run
-        self._visible = logs.Visible(jit.log_level)
-        self._shield = WorkerShield()
-        self._listener: SignalListener | None = None
+        self._guarded = Guarded(jit, self._on_signal)
         self._store: Store | None = None
 
     # ---- the training thread ---------------------------------------------------------------------------------------------------
@@ -109,11 +107,10 @@ class Watch:
             self.idle = True
             return
         try:
-            self._shield.install([signal.Signals[name] for name in self._jit.signals])
-        except RuntimeError:  # protect() is at work
+            self._guarded.begin()
+        except errors.BusyError:  # protect() is at work
             self.idle = True
             return
-        self._visible.__enter__()
         self._branches, because = branches.find(frame)
         if not self._branches:
             log.warning(
@@ -122,18 +119,14 @@ class Watch:
                 because,
             )
             self._end()
+            if self._notice is not None:  # it came in this very moment
+                exits.die_of(self._notice.signum or signal.SIGTERM)
             return
         log.info("A notice will run the script's own save: %s", " or ".join(branch.place for branch in self._branches))
         self._world = worlds.find(self._jit)
         if self._world.many:
             self._store = self._world.meet()
             threading.Thread(target=self._follow, args=(self._store.clone(),), name="lastcall-ranks", daemon=True).start()
-        self._listener = SignalListener(self._jit.signals, self._on_signal)
-        try:
-            self._listener.start()
-        except RuntimeError as error:
-            log.warning("Signals are not listened to: %s", error)
-            self._end()
 
     @staticmethod
     def _is_ours(frame: FrameType | None) -> bool:
@@ -145,19 +138,16 @@ class Watch:
 
     def _end(self, *, ignore: bool = False) -> None:
         self.idle = True
-        self._shield.uninstall()
-        if self._listener is not None:
-            self._listener.stop(ignore=ignore)
-        self._visible.__exit__()
+        self._guarded.let_go(ignore=ignore)
 
     def _leave(self) -> None:
         """The frame has left the branch, or has found that it is not for this rank."""
         notice = self._notice
         assert notice is not None
         self._through = True
+        done = self.saved > self._saved_before
         if self._store is not None:
-            self._wait_for_the_others(self._store, notice)
-        done = self.saved > self._saved_before or self._store is not None
+            done = self._wait_for_the_others(self._store, notice, done)
         if not done:
             log.error("The script's own save did not call save_state(): nothing was saved")
             self._end()
@@ -166,13 +156,27 @@ class Watch:
         self._end(ignore=True)
         raise errors.Preempted(exits.code(notice, True, self._jit.exit_code), f"saved and stopped after {notice.reason}")
 
-    def _wait_for_the_others(self, store: Store, notice: Notice) -> None:
-        """Nobody takes the process group away from a rank that is still writing."""
-        store.set(f"done/{self._world.rank}", b"1")
-        keys = [f"done/{rank}" for rank in range(self._world.size)]
+    def _wait_for_the_others(self, store: Store, notice: Notice, saved: bool) -> bool:
+        """Nobody takes the process group away from a rank that is still writing. Returns whether any of them has saved: the script may
+        let one rank do it for all."""
+        saved_by: dict[int, bytes | None] = {self._world.rank: b"saved" if saved else b"not"}
         until = notice.deadline or time.monotonic() + self._jit.grace
-        while None in store.get_many(keys) and time.monotonic() < until:
+        try:
+            store.set(f"done/{self._world.rank}", saved_by[self._world.rank] or b"")
+            saved_by |= self._hear_all(store, "done", until)
+            # Rank 0's process holds the store: it leaves when the others have read what they need from it.
+            store.set(f"read/{self._world.rank}", b"1")
+            if self._world.rank == 0:
+                self._hear_all(store, "read", min(until, time.monotonic() + _READING))
+        except errors.StoreLost:
+            log.debug("the store is gone: so is rank 0, which leaves when all are done, or was killed")
+        return b"saved" in saved_by.values()
+
+    def _hear_all(self, store: Store, what: str, until: float) -> dict[int, bytes | None]:
+        keys = [f"{what}/{rank}" for rank in range(self._world.size)]
+        while None in (words := store.get_many(keys)) and time.monotonic() < until:
             time.sleep(_POLL)
+        return dict(enumerate(words))
 
     # ---- notices, on other threads ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A training loop around an Accelerator as the core sees it: a TorchSubject whose checkpoints are the files of save_state().
+"""A training loop around an Accelerator as the core sees it: its checkpoints are the files of save_state().
 
 What save_state() does not know, or not as it was at the boundary, is kept as in any run: the position, the data, the randomness, and
 the other values that protect() was given.
@@ -16,9 +16,8 @@ from typing import Any
 from lastcall import errors
 from lastcall.adapters.accelerate import prepared, recording
 from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.rng import Captured
+from lastcall.adapters.torch.framework import FrameworkSubject
 from lastcall.adapters.torch.state.entries import StateSet
-from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.core.restore import Loading, Stored
 from lastcall.formats import tree
 from lastcall.types import Capture, File
@@ -26,53 +25,31 @@ from lastcall.types import Capture, File
 _TAKEN = re.compile(rf"model(_\d+)?|{prepared.HELD}|{prepared.LEDGER}|{prepared.DATA}")  # names of files, or of ours
 
 
-class AcceleratorSubject(TorchSubject):
+class AcceleratorSubject(FrameworkSubject):
     def __init__(self, accelerator: Any, private: Path, others: dict[str, object]) -> None:
         _check(accelerator, others)
         super().__init__({**prepared.values(accelerator), **others})
         _check_apart(accelerator, self.state, others)
         self._accelerator = accelerator
         self._private = private
-        self._native: Capture | None = None  # the last capture, as a plain torch run would have saved it
 
     # ---- captures --------------------------------------------------------------------------------------------------------------
 
-    def capture(self) -> Capture:
-        return self._as_files(super().capture())
+    def spread(self) -> bool:
+        return prepared.spread(self._accelerator)
 
-    def outline(self) -> Capture:
-        """Nothing of the user's code runs for this: the state is about as large in Accelerate's format."""
-        return super().capture()
+    def record(self, native: Capture, small: object) -> Capture:
+        files = recording.record(self._accelerator, self._private, small)
+        return self.dressed(native, (*files, self.randomness_file(self.together.rank, native)))
 
-    def unfinished(self) -> Capture:
-        return self._as_files(super().unfinished())
+    def randomness_file(self, rank: int, capture: Capture) -> File:
+        return recording.randomness_file(rank, _steps(capture), self.randomness_of(capture))
 
-    def rescue(self) -> Capture:
-        copy = self._copy
-        current = copy is not None and self._gate.steps == self.mark and copy.boundary == self.boundary
-        return self._as_files(super().rescue(), copy.small if copy is not None and current else None)
-
-    def unrescuable(self) -> str:
-        if prepared.spread(self._accelerator):
-            return "the state is spread over the ranks in a way that only all of them can save together, at a boundary"
-        return super().unrescuable()
-
-    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        native = self._native if self._native is not None and self._native.step == step else super().capture()
-        found = super().part_of(rank, step, native)
-        if found is None:
-            return None
-        return _dressed(found, (recording.randomness_file(rank, _steps(found), self._randomness_of(found)),))
-
-    def _as_files(self, native: Capture, small: object = None) -> Capture:
-        self._native = native
-        rank = self.together.rank
-        files = recording.record(self._accelerator, self._private, rank, _steps(native), self._randomness_of(native), small)
-        return _dressed(native, files)
-
-    def _randomness_of(self, capture: Capture) -> Captured:
-        run: dict[str, Any] = capture.document["run"]  # type: ignore[assignment]
-        return self._randomness.from_document(run["randomness"])
+    def dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:
+        state: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
+        kept = {name: value for name, value in state.items() if name != prepared.HELD}
+        groups = tuple(group for group in native.groups if group.name.removesuffix(".frozen") != prepared.HELD)
+        return dataclasses.replace(native, document={**native.document, "state": kept}, groups=groups, files=files)
 
     # ---- restore ---------------------------------------------------------------------------------------------------------------
 
@@ -111,14 +88,6 @@ class AcceleratorSubject(TorchSubject):
         self._accelerator.step = steps  # where this rank is new there is no file to load it from
         for tracker, state in positions:
             tracker.load(state)
-
-
-def _dressed(native: Capture, files: tuple[File, ...]) -> Capture:
-    """Without what the files hold."""
-    state: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
-    kept = {name: value for name, value in state.items() if name != prepared.HELD}
-    groups = tuple(group for group in native.groups if group.name.removesuffix(".frozen") != prepared.HELD)
-    return dataclasses.replace(native, document={**native.document, "state": kept}, groups=groups, files=files)
 
 
 def _steps(capture: Capture) -> int:

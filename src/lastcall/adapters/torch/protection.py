@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Callable
 
 from lastcall import errors, settings
 from lastcall.adapters.torch.workers import WorkerShield
@@ -18,10 +19,12 @@ from lastcall.types import Notice, Outcome
 log = logging.getLogger("lastcall")
 
 
-class Protection:
-    def __init__(self, session: Session, jit: JITCheckpointConfig) -> None:
-        self._session = session
+class Guarded:
+    """A process whose signals are listened to: `on_signal(number, how often it came)`, on a thread of its own."""
+
+    def __init__(self, jit: JITCheckpointConfig, on_signal: Callable[[int, int], None]) -> None:
         self._jit = jit
+        self._on_signal = on_signal
         self._visible = logs.Visible(jit.log_level)
         self._shield = WorkerShield()
         self._listener: SignalListener | None = None
@@ -50,13 +53,6 @@ class Protection:
         if self._listener is not None:
             self._listener.rearm()
 
-    def _on_signal(self, signum: int, count: int) -> None:
-        session = self._session
-        if signum == signal.SIGINT and count > 1:
-            session.serving.interrupted_again(signum)
-        now = session.clock.now()
-        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
-
     def let_go(self, *, ignore: bool = False) -> None:
         """Handlers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM during the
         interpreter's shutdown must not turn its exit code into another."""
@@ -64,6 +60,21 @@ class Protection:
         if self._listener is not None:
             self._listener.stop(ignore=ignore)
         self._visible.__exit__()
+
+
+class Protection(Guarded):
+    """One with a session, which gets the notices."""
+
+    def __init__(self, session: Session, jit: JITCheckpointConfig) -> None:
+        super().__init__(jit, self._notify)
+        self._session = session
+
+    def _notify(self, signum: int, count: int) -> None:
+        session = self._session
+        if signum == signal.SIGINT and count > 1:
+            session.serving.interrupted_again(signum)
+        now = session.clock.now()
+        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
     def leave(self, left: BaseException | None) -> None:
         """After everything is closed: the process ends here if it must not go on. Otherwise returns, and `left` is to be raised."""

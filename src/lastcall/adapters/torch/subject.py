@@ -62,24 +62,29 @@ class TorchSubject:
         self.due = 0  # the step whose boundary must be looked at
         self._copy_at = 0.0  # when the next copy may be taken
         self._every_boundary = True  # steps are long enough to afford a copy at each of their boundaries
-        self.loaders: list[data.Tracker] = []  # those that are only known from run.batches(), in order of first use
+        self.loaders: list[data.Followed] = []  # those that are only known from run.batches(), in order of first use
         self.waiting = False  # gradients wait for their optimizer at this boundary
         self.metrics: Mapping[str, object] = {}
-        self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)} if check else {}
-        self.state = StateSet(state, self._trackers, check=check)
         self._randomness = Randomness()
         self._resumed_loaders: list[Any] = []
         self._asked: list[data.Tracker] = []  # the loaders of this epoch's batches() that protect() does not know, in order
         self.restored_randomness: Captured | None = None
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
-        self._live_tensors = list(self.state.tensors())  # DTensors themselves: the version of what they hold locally does not move
-        self._samples = _sample(self._live_tensors)
         self._gate = Gate()
         self._hooks: hooks.StepHooks | None = None
         self._copy: Copy | None = None
         self._broken_off: tuple[Any, int] | None = None  # what was, when a loop was left in the middle of a pass
-        self.together = Together(self.state)
+        self.together = Together()
+        self.hold(state, check=check)
+
+    def hold(self, state: dict[str, object], *, check: bool = True) -> None:
+        """This is what is saved. A framework may know it only when its loop is about to begin."""
+        self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)} if check else {}
+        self.state = StateSet(state, self._trackers, check=check)
+        self._live_tensors = list(self.state.tensors())  # DTensors themselves: the version of what they hold locally does not move
+        self._samples = _sample(self._live_tensors)
+        self.together.hold(self.state)
 
     def install(self, gate: Gate) -> None:
         self._gate = gate

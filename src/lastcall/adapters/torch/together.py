@@ -20,8 +20,8 @@ _ENDS = 1024  # numbers
 class Together:
     """A world of one until among() says otherwise."""
 
-    def __init__(self, state: StateSet) -> None:
-        self._state = state
+    def __init__(self) -> None:
+        self._state = StateSet({})
         self.rank, self.size = 0, 1
         self.worlds: tuple[int, int] | None = None  # ranks of the run that saved what was restored, and of this one
         self._replicas = placement.Replicas()
@@ -29,6 +29,9 @@ class Together:
         self._post: tuple[Path, str, int] | None = None  # where the mail of all ranks is: folder, run, incarnation
         self._layouts = buckets.Layouts()
         self._saved_buckets: Any = None  # of the checkpoint that was restored, until they are put back
+
+    def hold(self, state: StateSet) -> None:
+        self._state = state
 
     def among(self, rank: int, size: int) -> None:
         """This process is one of many. Known from the start: the position of the data depends on it."""

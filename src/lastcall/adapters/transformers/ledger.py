@@ -61,7 +61,10 @@ class Ledger:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        raise NotImplementedError("a ledger is brought back by run.py, when the trainer has made its own state")
+        """Put back what HF's own resume leaves out. TrainerState and the log history it has read itself by then."""
+        self.origin, self.first = str(saved["origin"]), int(saved["first"])
+        self._restore_callbacks([(str(name), known) for name, known in saved["callbacks"]])
+        self.pending = Pending(**saved["pending"])
 
     def _callbacks(self) -> list[tuple[str, dict[str, Any]]]:
         exportable = [*self._trainer.callback_handler.callbacks, self._trainer.control]
@@ -83,12 +86,6 @@ class Ledger:
                 stateful[name] = [stateful[name], known]
         body["stateful_callbacks"] = stateful
         return (json.dumps(body, indent=2, sort_keys=True) + "\n").encode()
-
-    def bring_back(self, saved: dict[str, Any]) -> Pending:
-        """Put back what HF's own resume leaves out. TrainerState and the log history it has read itself."""
-        self.origin, self.first = str(saved["origin"]), int(saved["first"])
-        self._restore_callbacks([(str(name), known) for name, known in saved["callbacks"]])
-        return Pending(**saved["pending"])
 
     def _restore_callbacks(self, saved: list[tuple[str, dict[str, Any]]]) -> None:
         left = list(saved)

@@ -255,9 +255,6 @@ class Position:
             "loader": loader,
         }
 
-    def iterate(self) -> Iterator[Any]:
-        raise NotImplementedError("a Trainer iterates over its loader itself")
-
     @property
     def delivered(self) -> int:
         return self._batches

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import itertools
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -21,42 +18,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import Trainer
 
 from lastcall import errors, memory
-from lastcall.adapters.torch import rng
+from lastcall.adapters.torch import framework, rng
 from lastcall.adapters.torch.recording import Recorder
 from lastcall.adapters.torch.shadowing import answering, recording_alone, shadowed
-from lastcall.storage import files as storage
-from lastcall.types import Extent, File, FileLayout
+from lastcall.types import File, FileLayout
 
 log = logging.getLogger("lastcall")
-_numbers = itertools.count()
 _WEIGHTS = ("model", "adapter", "pytorch_model")
 
 
-def record(
-    trainer: Any, private: Path, state: bytes, randomness: rng.Captured, save: Callable[..., Any] | None = None, *, full: bool = True
-) -> tuple[File, ...]:
-    """The files of a checkpoint of this trainer. `state`: its trainer_state.json; `private`: where the scratch folder may lie; `save`:
-    what to call instead of its class's method; `full`: with the optimizer and all, also where the script asks for weights only."""
-    scratch = private / f"scratch-{os.getpid()}-{next(_numbers)}"
-    scratch.mkdir(parents=True)
+def record(trainer: Any, private: Path, state: bytes, save: Callable[..., Any] | None = None, *, full: bool = True) -> tuple[File, ...]:
+    """The files of a checkpoint of this trainer, but that of the randomness. `state`: its trainer_state.json; `private`: where the
+    scratch folder may lie; `save`: what to call instead of its class's method; `full`: with the optimizer and all, also where
+    the script asks for weights only."""
     together = collective(trainer)
-    try:
+    with framework.scratch(private) as scratch:
         with recording_alone():
             found = _recorded(trainer, save or trainer_save(type(trainer), trainer), scratch, state, lead=not together, full=full)
         _keep_beside([layout for layout in found if "/" not in layout.name], scratch, trainer)
-    finally:
-        storage.remove_tree(storage.Files(), scratch)
     layouts = [_inside(layout) for layout in found if "/" in layout.name]
     if not together and not any(layout.name.startswith(_WEIGHTS) for layout in layouts):
         raise errors.SaveError("Trainer._save_checkpoint has written no weights: nothing could be resumed from that")
-    files = [File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state")]
-    if full:
-        files.append(randomness_file(trainer.args.process_index, trainer.args.world_size, randomness))
-    return tuple(files)
+    return tuple(File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state"))
 
 
 def trainer_save(kind: Any, trainer: Any) -> Callable[..., Any]:
@@ -100,13 +86,7 @@ def randomness_file(rank: int, world: int, randomness: rng.Captured) -> File:
     found = rng.official(randomness)
     if "cuda" in found and world <= 1:
         found["cuda"] = found["cuda"][torch.cuda.current_device() if torch.cuda.is_available() else 0]
-    stream = io.BytesIO()
-    torch.save(found, stream)
-    return small_file("rng_state.pth" if world <= 1 else f"rng_state_{rank}.pth", stream.getvalue())
-
-
-def small_file(name: str, data: bytes, *, shared: bool = False) -> File:
-    return File(FileLayout(name, len(data), (Extent(0, memory.BytesSource(data)),)), shared)
+    return framework.pickled("rng_state.pth" if world <= 1 else f"rng_state_{rank}.pth", found)
 
 
 def _inside(layout: FileLayout) -> FileLayout:
@@ -134,10 +114,9 @@ def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool, full: bo
         stack.enter_context(answering(type(trainer.args), "output_dir", str(scratch), owner))
         if full:
             stack.enter_context(answering(type(trainer.args), "save_only_model", False, owner))
-        if lead:  # any rank may have to write what they all hold, and none may wait for another here
+        if lead:
+            stack.enter_context(framework.leading())
             stack.enter_context(answering(type(trainer.args), "should_save", True, owner))
-            stack.enter_context(shadowed(dist, "barrier", lambda *args, **kwargs: None, owner))
-            stack.enter_context(shadowed(dist, "get_rank", lambda *args, **kwargs: 0, owner))
         best = trainer.state.best_model_checkpoint
         try:
             yield

@@ -47,7 +47,7 @@ class TrainerRun:
         root = Path(trainer._get_output_dir(None))
         self.subject = TrainerSubject(trainer, root / PRIVATE)
         world = worlds.find(jit)
-        self.subject.among(world.rank, world.size)
+        self.subject.together.among(world.rank, world.size)
         none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
         allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
         run = choosing.identity(trainer, jit.run_id, choosing.next_call(root))
@@ -109,7 +109,7 @@ class TrainerRun:
         session.progress.total_epochs = trainer.state.num_train_epochs
         if subject.saved is not None:
             origin = subject.ledger.origin
-            pending = subject.ledger.bring_back(subject.saved)
+            subject.ledger.load_state_dict(subject.saved)
             subject.ledger.origin = origin
             subject.tally.load_state_dict(subject.saved_tally)
             subject.saved = None
@@ -120,7 +120,7 @@ class TrainerRun:
                     "another output_dir, or another LASTCALL_RUN_ID",
                     trainer.state.global_step, trainer.state.max_steps,
                 )  # fmt: skip
-            self._catch_up(pending)
+            self._catch_up(subject.ledger.pending)
         subject.arrive(time.perf_counter(), passed=False)
         subject.together.settle_buckets()
         self._at_boundary()
@@ -141,8 +141,8 @@ class TrainerRun:
                 trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
                 self._follow_up(_asked(trainer.control, "epoch"))
             self._over = trainer.control.should_training_stop
-            randomness = self.subject._randomness.capture()
-            trainer._load_rng_state = lambda checkpoint: self.subject._randomness.restore(randomness)
+            put_back = self.subject.remembered()
+            trainer._load_rng_state = lambda checkpoint: put_back()
         self.subject.ledger.pending = Pending(stop=self._over)
 
     def _follow_up(self, pending: Pending) -> None:
@@ -233,7 +233,7 @@ class TrainerRun:
         """Called often inside long work: a rescue may have answered the notice."""
         serving = self.session.serving
         if serving.answered:
-            serving._leave_if_answered()
+            serving.leave_if_answered()
 
     # ---- saves that HF asks for ------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class TrainerRun:
         entry = self.session.saver.last
         if entry is None or entry.record.kind not in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS):
             return
-        deadline = self.session.serving._deadline()
+        deadline = self.session.serving.deadline()
         watchdog = threading.Timer(max(1.0, deadline - self.session.clock.now() - 0.5), exits.leave, [code])
         watchdog.daemon = True
         watchdog.start()

@@ -1,4 +1,4 @@
-"""A Trainer as the core sees it: a TorchSubject whose checkpoints are HF's own files.
+"""A Trainer as the core sees it: its checkpoints are HF's own files.
 
 It exists before the trainer has an optimizer (the checkpoint to resume from must be known when train() begins), so it takes up its
 state in a second step, when training is about to begin.
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.torch.rng import Captured
+from lastcall.adapters.torch import framework
+from lastcall.adapters.torch.framework import FrameworkSubject
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.transformers import recording
 from lastcall.adapters.transformers.ledger import Ledger, Tally
@@ -30,7 +31,7 @@ LEDGER, TALLY = "trainer", "tally"
 LEDGER_FILE = "lastcall-trainer.json"  # one for all ranks: what is still to be done must be the same on each
 
 
-class TrainerSubject(TorchSubject):
+class TrainerSubject(FrameworkSubject):
     loads_by_itself = True
 
     def __init__(self, trainer: Any, private: Path) -> None:
@@ -42,16 +43,10 @@ class TrainerSubject(TorchSubject):
         self.saved_tally: dict[str, Any] = {}
         self._trainer = trainer
         self._private = private
-        self._world: tuple[int, int] = (0, 1)
         self._joining: tuple[str, int, Path] | None = None
-        self._native: Capture | None = None  # the last capture, as a plain torch run would have saved it
         self.training = False
         self.full = True  # the next save is to have everything that a resume needs, whatever save_only_model says
         self.save: Callable[..., Any] | None = None  # what saves a checkpoint, where a script has hung in one of its own
-
-    def among(self, rank: int, size: int) -> None:
-        self._world = (rank, size)
-        self.together.among(rank, size)
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
         """The mail needs the state, which comes later."""
@@ -59,11 +54,7 @@ class TrainerSubject(TorchSubject):
 
     def take_up(self, gate: Gate) -> None:
         """The trainer has prepared everything: this is the state from now on."""
-        saved = (self.step, self.together.worlds, self.together._saved_buckets)
-        super().__init__(self._values())
-        self.step, self.together.worlds = saved[0], saved[1]
-        self.together.among(*self._world)
-        self.together.resumed_buckets(saved[2] or [])
+        self.hold(self._values())
         self.position.follow(self._trainer.callback_handler.train_dataloader)
         self.loaders = [self.position]
         self.install(gate)
@@ -91,53 +82,43 @@ class TrainerSubject(TorchSubject):
 
     # ---- captures --------------------------------------------------------------------------------------------------------------
 
-    def capture(self) -> Capture:
-        return self._as_files(super().capture())
-
-    def outline(self) -> Capture:
-        """Nothing of the user's code runs for this: the state is about as large in HF's format."""
-        return super().capture()
-
-    def rescue(self) -> Capture:
-        return self._as_files(super().rescue())
+    def spread(self) -> bool:
+        return recording.collective(self._trainer)
 
     def unrescuable(self) -> str:
-        if not self.training:
-            return "training has not begun: there is nothing to save"
-        if recording.collective(self._trainer):
-            return "the state is spread over the ranks in a way that only all of them can save together, at a boundary"
-        return super().unrescuable()
+        return super().unrescuable() if self.training else "training has not begun: there is nothing to save"
 
-    def _as_files(self, native: Capture) -> Capture:
-        self._native = native
+    def record(self, native: Capture, small: object) -> Capture:
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         state = self.ledger.to_json(read_ledger(kept[LEDGER]))
-        randomness = self._randomness_of(native.document)
-        files = recording.record(self._trainer, self._private, state, randomness, self.save, full=self.full)
+        files = recording.record(self._trainer, self._private, state, self.save, full=self.full)
+        ledger = framework.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)
         if not self.full:
-            native = dataclasses.replace(native, exact=False, because="save_only_model: the weights and nothing else")
-        return self._dressed(native, (*files, recording.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)))
+            weights = dataclasses.replace(native, exact=False, because="save_only_model: the weights and nothing else")
+            return self.dressed(weights, (*files, ledger))
+        return self.dressed(native, (*files, ledger, self.randomness_file(self._trainer.args.process_index, native)))
 
-    def _dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:
+    def randomness_file(self, rank: int, capture: Capture) -> File:
+        return recording.randomness_file(rank, self._trainer.args.world_size, self.randomness_of(capture))
+
+    def dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         document = {"run": native.document["run"], "state": {TALLY: kept[TALLY]}}
         return dataclasses.replace(native, document=document, groups=(), files=files)
 
-    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        native = self._native if self._native is not None and self._native.step == step else super().capture()
-        # What that rank alone had counted is gone with it. Losses of another rank in their place change a log line, and no step.
+    def _part_of(self, rank: int, step: int, native: Capture) -> Capture | None:
+        """What that rank alone had counted is gone with it. Losses of another rank in their place change a log line, and no step."""
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         common = {name: value for name, value in kept.items() if name not in (LEDGER, TALLY)}
-        found = super().part_of(rank, step, dataclasses.replace(native, document={**native.document, "state": common}))
-        if found is None:
-            return None
-        found.document["state"][TALLY] = kept[TALLY]  # type: ignore[index]
-        file = recording.randomness_file(rank, self._world[1], self._randomness_of(found.document))
-        return self._dressed(found, (file,))
+        found = super()._part_of(rank, step, dataclasses.replace(native, document={**native.document, "state": common}))
+        if found is not None:
+            found.document["state"][TALLY] = kept[TALLY]  # type: ignore[index]
+        return found
 
-    def _randomness_of(self, document: dict[str, object]) -> Captured:
-        run: dict[str, Any] = document["run"]  # type: ignore[assignment]
-        return self._randomness.from_document(run["randomness"])
+    def remembered(self) -> Callable[[], None]:
+        """Puts the generators back to where they are now."""
+        now = self._randomness.capture()
+        return lambda: self._randomness.restore(now)
 
     def refresh_now(self) -> None:
         """A long stay begins here (an evaluation): the copy is to be of this moment."""

@@ -425,7 +425,8 @@ def test_the_shards_of_a_large_model_are_recorded(transformers: Any, scratch: Pa
 
 
 def test_the_adapter_of_a_peft_model_is_recorded(transformers: Any, scratch: Path, written: Callable[[Recorder], Path]) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(tiny(transformers), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
     with Recorder(scratch) as recorder:
         model.save_pretrained(scratch)

@@ -103,7 +103,8 @@ def test_callbacks_are_restored_in_place() -> None:
     stopping, counting = EarlyStoppingCallback(3, 0.1), Counting()
     live = trainer(stopping, counting)
     again = Ledger(live)
-    assert again.bring_back(saved) == Pending("epoch", evaluate=True, stop=True)
+    again.load_state_dict(saved)
+    assert again.pending == Pending("epoch", evaluate=True, stop=True)
     assert (again.origin, again.first) == ("there", 4)
     assert live.callback_handler.callbacks == [stopping, counting]
     assert live.callback_handler.callbacks[0] is stopping
@@ -113,14 +114,14 @@ def test_callbacks_are_restored_in_place() -> None:
 def test_two_of_a_kind_get_each_its_own_state() -> None:
     saved = through_json(Ledger(trainer(Counting(1), Counting(2))).state_dict())
     one, other, new = Counting(), Counting(), Counting(7)
-    Ledger(trainer(one, TrainerCallback(), other, new)).bring_back(saved)
+    Ledger(trainer(one, TrainerCallback(), other, new)).load_state_dict(saved)
     assert (one.seen, other.seen, new.seen) == (1, 2, 7)
 
 
 def test_a_callback_that_is_gone_or_new_is_no_trouble() -> None:
     saved = through_json(Ledger(trainer(Counting(1))).state_dict())
     early = EarlyStoppingCallback(3)
-    Ledger(trainer(early)).bring_back(saved)
+    Ledger(trainer(early)).load_state_dict(saved)
     assert early.early_stopping_patience_counter == 0
 
 

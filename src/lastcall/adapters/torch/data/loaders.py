@@ -26,7 +26,7 @@ from lastcall.adapters.torch.data import facts, iterators, opening, position, re
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 
-__all__ = ["LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "register", "track"]
+__all__ = ["Followed", "LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "register", "track"]
 
 log = logging.getLogger("lastcall")
 
@@ -178,8 +178,8 @@ class LoaderTracker:
             )
 
 
-class Tracker(Protocol):
-    """What follows a loader. `worlds`: ranks of the run that saved the position, and of this one."""
+class Followed(Protocol):
+    """A place in the data that is saved and brought back. `worlds`: ranks of the run that saved the position, and of this one."""
 
     worlds: tuple[int, int] | None
 
@@ -193,13 +193,17 @@ class Tracker(Protocol):
     def load(self, state: dict[str, Any]) -> None:
         """The next iterator continues from there."""
 
-    def iterate(self) -> Iterator[Any]: ...
-
     @property
     def delivered(self) -> int: ...
 
     @property
     def exhausted(self) -> bool: ...
+
+
+class Tracker(Followed, Protocol):
+    """What follows a loader that a loop of ours goes through."""
+
+    def iterate(self) -> Iterator[Any]: ...
 
 
 _kinds: list[tuple[Callable[[object], bool], Callable[[Any], Tracker]]] = []  # loaders of other libraries, wrapped around ours
