@@ -22,10 +22,11 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.accelerate import atomic, branches
-from lastcall.adapters.accelerate.entering import Entering
+from lastcall.adapters.accelerate import atomic
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.protection import Guarded
+from lastcall.adapters.torch.script import branches
+from lastcall.adapters.torch.script.entering import Entering
 from lastcall.core import exits
 from lastcall.core.store import Store
 from lastcall.settings import JITCheckpointConfig

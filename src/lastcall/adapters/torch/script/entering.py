@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from lastcall.adapters.accelerate.branches import Branch
+from lastcall.adapters.torch.script.branches import Branch
 
 log = logging.getLogger("lastcall")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lastcall.adapters.accelerate import branches
-from lastcall.adapters.accelerate.entering import Entering
+from lastcall.adapters.torch.script import branches
+from lastcall.adapters.torch.script.entering import Entering
 
 
 class Saver:
