@@ -10,6 +10,7 @@ The receipts are files: once the ranks have agreed what to save, losing the stor
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -216,6 +217,9 @@ class Gathering:
         because = [f"rank {part.rank}: {part.because}" for part in parts if part.because]
         if unspoken:
             because.append(f"nothing is known of the randomness and the data position of rank {', '.join(map(str, unspoken))}")
+        names = collections.Counter(file.name for part in parts for file in part.files)
+        if twice := sorted(name for name, count in names.items() if count > 1):  # readers refuse a record that names a file twice
+            raise errors.SaveError(f"several ranks have written {', '.join(twice)}: it could be the file of only one of them")
         data = manifest.merge([part.tensors for part in parts if part.tensors is not None])
         storage.write_small(self._files, folder / manifest.NAME, data)
         writing = [part for part in parts if part.rank not in order.missing]

@@ -17,7 +17,7 @@ from lastcall.types import FileRecord, Kind
 NAME = "lastcall.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
 FORMAT = 1
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_SAFE_NAME = re.compile(r"\.?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")  # with a dot in front: `.metadata` of torch's distributed checkpoints
 _LARGEST = 512 * 1024 * 1024
 
 
@@ -107,6 +107,12 @@ def read_regular(path: Path, largest: int) -> bytes:
         os.close(fd)
 
 
+def is_plain(name: str) -> bool:
+    """Whether a file of this name may be part of a checkpoint."""
+    parts = name.split("/")
+    return all(map(_SAFE_NAME.fullmatch, parts)) and parts[0] not in (NAME, SENTINEL) and ".." not in name and len(parts) <= 8
+
+
 def _canonical(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True).encode()
 
@@ -139,8 +145,7 @@ def _text(value: object) -> str:
 
 def file_from(item: dict[str, Any]) -> FileRecord:
     file = FileRecord(**{**item, "chunks": tuple(_text(chunk) for chunk in item["chunks"])})
-    parts = _text(file.name).split("/")
-    if not all(map(_SAFE_NAME.fullmatch, parts)) or parts[0] in (NAME, SENTINEL) or ".." in file.name or len(parts) > 8:
+    if not is_plain(_text(file.name)):
         raise errors.CheckpointError(f"{NAME} names the file {file.name!r}, which is not a plain name in its folder")
     if type(file.size) is not int or type(file.chunk) is not int or file.size < 0 or file.chunk <= 0:
         raise ValueError(f"{file.name}: size {file.size!r}, chunk {file.chunk!r}")

@@ -218,6 +218,9 @@ class Saver:
         layouts = [FileLayout(self._document, len(document), (Extent(0, memory.BytesSource(document)),))]
         layouts += [self._layout(group) for group in groups]
         layouts += [file.layout for file in capture.files]
+        for name in (layout.name for layout in layouts if not records.is_plain(layout.name)):
+            # A record that nobody can read is no commit: the other ranks would wait for one that is there.
+            raise errors.SaveError(f"the framework's save has written {name!r}, and a checkpoint cannot have a file of that name")
         self._make_folders(folder, layouts)
         written = self._write(folder, layouts, request, recycled=recycled)
         missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
@@ -230,7 +233,8 @@ class Saver:
         """A framework's checkpoint may have folders in it."""
         for below in sorted({parent for layout in layouts for parent in Path(layout.name).parents if parent.name}):
             if not (folder / below).is_dir():
-                self._files.mkdir(folder / below)
+                with contextlib.suppress(FileExistsError):  # another rank, which has files in it too, was faster
+                    self._files.mkdir(folder / below)
 
     def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
         outputs: list[writer.Output] = []

@@ -5,6 +5,7 @@ import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from helpers import ranks as states
 from helpers.ranks import Live
 from helpers.together import PATIENCE, Company, Looked, at_once, company, replicated
 from helpers.world import header_of
-from lastcall import errors, testing
+from lastcall import errors, memory, testing
 from lastcall.core import naming, receipts, restore
 from lastcall.core import record as records
 from lastcall.core.catalog import Entry
@@ -22,7 +23,7 @@ from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Interrupted
 from lastcall.formats import manifest
 from lastcall.testing import Fault, FaultyFiles
-from lastcall.types import Capture
+from lastcall.types import Capture, Extent, File, FileLayout
 
 
 def committed(results: list[Entry | BaseException]) -> Entry:
@@ -103,6 +104,22 @@ def test_a_disk_that_is_full_on_one_rank_is_named_on_all(tmp_path: Path) -> None
 def test_a_passing_fault_on_one_rank_is_tried_again(tmp_path: Path, operation: str, failing: int) -> None:
     with company(tmp_path, 2, files={failing: FaultyFiles(Fault(operation, 1))}) as run:
         check(run, committed(run.save(run.order())))
+
+
+def test_a_file_that_two_ranks_have_written_is_nobodys(tmp_path: Path) -> None:
+    layout = FileLayout("sub/config.json", 2, (Extent(0, memory.BytesSource(b"{}")),))
+    with company(tmp_path, 2) as run:
+        refused(run.save(run.order(), files=(File(layout),)), "several ranks have written sub/config.json")
+        assert run.entries() == []
+
+
+def test_ranks_may_have_files_in_the_same_folders(tmp_path: Path) -> None:
+    with company(tmp_path, 4) as run:
+        layouts = [FileLayout(f"a/b/{rank}.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)) for rank in range(4)]
+        order = run.order()
+        entry = committed(at_once(*(partial(member.save, order, 1, files=(File(layouts[member.rank]),)) for member in run.members)))
+        assert {path.name for path in (entry.path / "a" / "b").iterdir()} == {f"{rank}.bin" for rank in range(4)}
+        assert records.read(entry.path) == entry.record
 
 
 def test_after_a_failure_the_next_save_succeeds(tmp_path: Path) -> None:

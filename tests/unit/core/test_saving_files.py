@@ -57,6 +57,14 @@ def test_files_are_laid_down_digested_and_committed(world: World) -> None:
     testing.assert_resumable(world.catalog.root, 7, exact=True)
 
 
+def test_a_name_that_no_record_may_have_is_refused_before_anything_is_committed(world: World) -> None:
+    before = world.saver.save(capture(7), REQUEST)
+    odd = File(FileLayout("my adapter/model.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)))
+    with pytest.raises(errors.SaveError, match="'my adapter/model.bin'"):
+        world.saver.save(Capture(8, {}, (), files=(odd,)), REQUEST)
+    assert [entry.path for entry in world.catalog.entries()] == [before.path]
+
+
 def test_groups_and_files_stand_side_by_side(world: World) -> None:
     state = State(seed=1)
     both = Capture(1, {"value": None}, state.groups, files=capture(1).files)
