@@ -22,6 +22,7 @@ from lastcall.storage import files as storage
 from lastcall.types import Extent, FileLayout
 
 log = logging.getLogger("lastcall")
+_MARGIN = 128 * 1024  # bytes that a checkpoint takes besides its files: blocks that are not full, the record, folders
 _PROBE = 64 * 1024 * 1024  # enough to keep all threads busy
 _CLEARLY = (
     2.5  # how much faster another way than direct must be: bursts flatter the page cache (1.9 times at 64 MB, 0.5 times at 4 GB here)
@@ -46,7 +47,7 @@ def warn_if_short(catalog: Catalog, needed: int) -> bool:
         free = catalog.files.free_bytes(catalog.root) + sum(catalog.spares.sizes())
     except OSError:
         return False
-    if needed + 1024 * 1024 <= free:
+    if needed + _MARGIN <= free:
         return False
     log.warning(
         "The next checkpoint needs %.1f MB in %s, but only %.1f MB are free: it will fail unless you make room",

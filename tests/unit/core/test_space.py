@@ -157,12 +157,27 @@ def test_where_the_next_checkpoint_will_not_find_room_it_is_said_early(tmp_path:
 
     prepare, catalog, world = preparation(tmp_path / "run", Small())
     with world:
-        assert prepare.check([4 * MB])
+        assert prepare.check([5 * MB - 128 * 1024])
         assert caplog.text == ""
-        assert not prepare.check([4 * MB + 1])
+        assert not prepare.check([5 * MB - 128 * 1024 + 1])
         assert not prepare.run([4 * MB, 4 * MB])
         assert catalog.spares.sizes() == []
     assert f"needs 8.4 MB in {tmp_path / 'run'}, but only 5.2 MB are free: it will fail unless you make room" in caplog.text
+
+
+def test_a_small_state_that_fits_is_not_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As full as a disk can be and still take it."""
+    state = State(seed=1, sizes={"model": {"w": 100_000}, "optimizer": {"m": 100_000}}, frozen=())
+    with mounted("tmpfs", "size=2m", tmp_path / "small") as disk:
+        prepare, catalog, world = preparation(disk / "run")
+        with world:
+            world.save(state, 1)
+            needed = sum(world.saver.sizes(state.capture(2)))
+            with open(disk / "fill", "wb") as file:
+                file.write(bytes((catalog.files.free_bytes(disk) - needed - 128 * 1024) // 4096 * 4096))
+            assert prepare.check([needed]) and caplog.text == ""
+            world.save(state, 2)
+        testing.assert_resumable(disk / "run", 2, exact=True)
 
 
 def test_room_that_is_kept_ready_counts_as_room(tmp_path: Path) -> None:
