@@ -88,7 +88,8 @@ def _directory(path: Path | None) -> rundir.Directory | None:
     """What the reading commands know of it."""
     if path is None or not path.is_dir():
         return None
-    status = watch.Watcher(path).look()
+    watcher = watch.Watcher(path)
+    status = watcher.look()
     failure = (status.failure or {}).get("because")
     return rundir.Directory(
         root=path,
@@ -98,6 +99,7 @@ def _directory(path: Path | None) -> rundir.Directory | None:
         paused=status.paused is not None,
         outcome=status.outcome,
         because=str(failure) if failure else "",
+        periodic=bool((watcher.story.start or {}).get("periodic")),
         spare=sum(catalogs.Catalog(path, storage.Files()).spares.sizes()),
     )
 

@@ -160,7 +160,10 @@ class Starting:
             session.had_finished = record.kind is Kind.FINAL
             if record.exact and record.complete and record.world == session.world.size:
                 session.committed = session.subject.boundary
-        session.events.emit("start", incarnation=session.incarnation, resumed=entry.path.name if entry else None, seconds=seconds)
+        session.events.emit(
+            "start", incarnation=session.incarnation, resumed=entry.path.name if entry else None, seconds=seconds,
+            periodic=session.background.wanted,
+        )  # fmt: skip
 
     def _identity(self) -> tuple[str, int]:
         """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""

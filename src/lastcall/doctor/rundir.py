@@ -39,6 +39,7 @@ class Directory:
     paused: bool = False
     outcome: str | None = None  # how the last incarnation ended; "killed" where it left no word
     because: str = ""
+    periodic: bool = False  # the last incarnation was to save periodically, whether it came to that or not
     spare: int = 0  # bytes kept ready for the next checkpoint
 
     @property
@@ -164,7 +165,8 @@ def _clock(known: Directory) -> Iterator[Finding]:
 
 def check_unannounced(config: configuration.Configuration, known: Directory | None, guard: bool) -> Finding:
     """Against what comes without a notice: SIGKILL, out of memory, a power cut."""
-    periodic = config.periodic.save_strategy != "no" or any(record.kind is Kind.PERIODIC for record in (known.records if known else ()))
+    done = known is not None and (known.periodic or any(record.kind is Kind.PERIODIC for record in known.records))
+    periodic = config.periodic.save_strategy != "no" or done
     if guard and periodic:
         return finding.ok("unannounced", "periodic saves and the guardian limit what a kill without a notice costs")
     if periodic:
@@ -173,7 +175,7 @@ def check_unannounced(config: configuration.Configuration, known: Directory | No
         return finding.ok("unannounced", "the guardian keeps the last step through SIGKILL and out of memory (not through a power cut)")
     return finding.warning(
         "unannounced",
-        "neither periodic saves nor the guardian are on, as far as the environment says: a kill without a notice (SIGKILL, "
-        "out of memory, power) loses everything since the start",
+        "neither periodic saves nor the guardian are on, as far as the environment and the directory say: a kill without a notice "
+        "(SIGKILL, out of memory, power) loses everything since the start",
         "export LASTCALL_SAVE_STEPS=500; or: lastcall run --guard -- COMMAND",
     )

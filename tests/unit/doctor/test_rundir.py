@@ -142,6 +142,14 @@ def test_without_periodic_saves_and_guardian_a_kill_costs_everything(root: Path)
     assert level({}, known) == "ok"  # the program has periodic checkpoints, whatever the environment says
 
 
+def test_a_program_that_says_that_it_saves_periodically_is_believed_before_its_first_such_save(tmp_path: Path) -> None:
+    config, _ = configuration.check({}, Launch())
+    (tmp_path / ".lastcall").mkdir()
+    for periodic, level in ((True, "ok"), (False, "warning")):
+        tell(tmp_path, {"kind": "start", "periodic": periodic})
+        assert rundir.check_unannounced(config, doctor._directory(tmp_path), guard=False).level == level
+
+
 # ---- the command -------------------------------------------------------------------------------------------------------------------
 
 
