@@ -83,8 +83,9 @@ class Cluster:
 
     def _start(self, cpus: int, resources: dict[str, float], *options: str) -> Node:
         words = [
-            str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0", f"--num-cpus={cpus}",
-            f"--resources={json.dumps(resources)}", f"--object-store-memory={_OBJECT_STORE}", "--temp-dir", str(self.folder), *options,
+            str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={cpus}",
+            "--dashboard-agent-listen-port=0", f"--resources={json.dumps(resources)}", f"--object-store-memory={_OBJECT_STORE}",
+            "--temp-dir", str(self.folder), *options,
         ]  # fmt: skip
         out = self.folder / f"node-{len(self.nodes)}.out"
         with out.open("wb") as file:
