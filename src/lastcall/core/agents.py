@@ -101,7 +101,9 @@ class Agents(Serving):
         return now + max(PATIENCE, _SHARE * (self.deadline() - now))
 
     def _position(self, *, clean: bool = True, because: str = "") -> Position:
-        subject, gate = self._session.subject, self._session.gate
+        session = self._session
+        subject, gate = session.subject, session.gate
+        same = not self.finished and subject.untouched()  # a checkpoint of this boundary holds all there is
         parked = self._parked.is_set()  # looked at first: who leaves a boundary does so before it counts the next
         return Position(
             self._ranks.rank,
@@ -114,6 +116,8 @@ class Agents(Serving):
             exact=subject.settled,
             because=self.torn or because or ("" if subject.settled else "what follows its optimizer step has not been done"),
             stopped=self.stopped,
+            kept=same and session.committed == subject.boundary,
+            keeping=same and session.background.writing == subject.boundary,
         )
 
     # ---- at a boundary ---------------------------------------------------------------------------------------------------------
@@ -175,8 +179,7 @@ class Agents(Serving):
         self._decided.set()
         shut = session.gate.close(session.clock, session.clock.now() + self._patience_for_a_step())
         try:
-            because = "" if shut else "the optimizer step in progress does not end"
-            because = because or (session.subject.unrescuable() if session.jit.rescue else "rescue is switched off")
+            because = self._unrescuable() if shut else "the optimizer step in progress does not end"
             self._settle()
             decision = self._agree_instantly(because)
             if decision.kind in ("instant", "survivors"):
@@ -226,6 +229,8 @@ class Agents(Serving):
 
     def _take_part(self, decision: Decision) -> None:
         session, rank = self._session, self._ranks.rank
+        if decision.kept and self._was_kept():
+            return
         helping = decision.kind == "instant" and rank in decision.missing  # finished elsewhere: its own state only
         if rank not in decision.writers and not helping:
             log.warning("This rank does not write: %s save", messages.named(decision.writers))
@@ -241,6 +246,19 @@ class Agents(Serving):
         because = f"rank {rank} did not come to optimizer step {decision.entered} in time"  # what it holds belongs to another step
         self._gathering().refuse(self._order(decision, kind, self.deadline()), because)
         self._give_up(because)
+
+    def _was_kept(self) -> bool:
+        """Whether the checkpoint that was begun before is there in time. All ranks find the same: it is one commit."""
+        session, boundary = self._session, self._session.subject.boundary
+        latest = self.deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
+        until = max(session.clock.now() + 0.2, latest)
+        while session.background.writing == boundary and session.clock.now() < until:
+            session.clock.sleep(0.005)
+        if session.committed != boundary:
+            session.background.give_up()
+            return False
+        self._answer(f"step {session.subject.step} is already committed")
+        return True
 
     def _settled(self, decision: Decision) -> bool:
         """Whether the steps that were agreed on are done, and what follows them in their pass too, as far as it can be waited for."""

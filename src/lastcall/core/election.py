@@ -7,7 +7,7 @@ ranks that see different positions may well come to different answers here: only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal, get_args
 
 from lastcall.core import messages
@@ -40,6 +40,8 @@ class Position:
     because: str = ""  # when not clean or not exact: why
     barred: bool = False  # not clean, but no step was cut short either: it cannot be saved from the side
     stopped: bool = False  # its training has failed: it holds its state, but cannot take another step
+    kept: bool = False  # an exact checkpoint of `step` is committed, and nothing has changed since
+    keeping: bool = False  # ... or is being written, without a notice: it needs the parts of all ranks
 
     def to_bytes(self) -> bytes:
         defaults = {item.name: item.default for item in fields(self)}
@@ -67,6 +69,7 @@ class Decision:
     missing: tuple[int, ...] = ()
     because: str = ""
     token: str = ""  # tells this decision from every other; given when it is claimed
+    kept: bool = False  # a checkpoint of it is committed, or begun by all: where that comes to be, nobody writes it again
 
     def to_bytes(self) -> bytes:
         return messages.packed({**asdict(self), "writers": messages.spans(self.writers), "missing": messages.spans(self.missing)})
@@ -110,6 +113,14 @@ def boundary(positions: Mapping[int, Position], size: int, holdings: Holdings | 
 
 
 def instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -> Decision:
+    """What the ranks save from the side, or have saved already."""
+    decision = _instant(positions, size, holdings)
+    if decision.kind not in ("instant", "survivors") or not _is_kept(decision, positions, size):
+        return decision
+    return replace(decision, kept=True, because=f"{decision.because}; a checkpoint of it was begun before")
+
+
+def _instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -> Decision:
     """The last optimizer step that any rank has completed; the ranks behind are let through. Their collectives need nobody who is ahead
     (whoever completed a step has sent its share of it), but they do need each other: with a rank lost, only survivors() is left."""
     if len(positions) < size or not all(at.clean for at in positions.values()):
@@ -157,6 +168,14 @@ def survivors(positions: Mapping[int, Position], size: int, holdings: Holdings) 
         reasons.append(_lost(min(lost), clean, step))
     because = reasons[0] + "; plain FSDP and other sharding without a replica cannot be saved by survivors alone"
     return Decision("abort", missing=_others((), size), because=because)
+
+
+def _is_kept(decision: Decision, positions: Mapping[int, Position], size: int) -> bool:
+    """One rank that knows of the commit is enough. A save that is being written comes to be only where no rank is missing from it."""
+    level = _levels(positions)
+    target = max(level[rank] for rank in decision.writers)
+    there = [at for at in positions.values() if at.step == decision.step and level[at.rank] == target]
+    return any(at.kept for at in there) or (len(there) == size and all(at.keeping for at in there))
 
 
 def _uncovered(pieces: Iterable[tuple[int, ...]], there: Iterable[Position]) -> list[tuple[int, ...]]:

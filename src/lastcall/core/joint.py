@@ -109,10 +109,8 @@ class Joint(Agents):
     def failed(self, error: BaseException) -> None:
         """Training has raised here. The others cannot go on without this rank: all save the last completed step. Returns when that
         is done."""
-        session = self._session
         self.stopped = True
-        if session.gate.depth > 0:
-            self.torn = f"{type(error).__name__} came inside optimizer.step()"
+        self.torn = self._torn_by(error)
         why = f"rank {self._ranks.rank} failed: {type(error).__name__}: {error}"[:300]
         if gone := self._ranks.gone():  # what raised here came of it
             why = f"{messages.named(gone)} {'is' if len(gone) == 1 else 'are'} gone"

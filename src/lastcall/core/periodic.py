@@ -28,6 +28,7 @@ class Periodic:
         self._owed = False  # a save was due while another was being written, or inside a step
         self._thread: threading.Thread | None = None
         self._given_up = False
+        self.writing: Boundary | None = None  # the boundary that is being saved
 
     # ---- when ------------------------------------------------------------------------------------------------------------------
 
@@ -122,10 +123,17 @@ class Periodic:
 
     def begin(self, reason: str) -> None:
         """Stop training for the copy only."""
-        session = self._session
         self.wait()
         self._owed = False
-        boundary = session.subject.boundary
+        self.writing = boundary = self._session.subject.boundary
+        try:
+            self._begin(boundary, reason)
+        except BaseException:
+            self.writing = None
+            raise
+
+    def _begin(self, boundary: Boundary, reason: str) -> None:
+        session = self._session
         with session.saving:
             capture = session.mine(session.subject.capture())
             # What has not changed is found out now, while it cannot change: it needs no copy.
@@ -136,6 +144,7 @@ class Periodic:
             log.warning("Not enough memory for a copy of the state: training waits until this periodic checkpoint is written")
             with session.saving:
                 self._write(capture, boundary, Request(Kind.PERIODIC, reason))
+            self.writing = None
             return
         groups = tuple(group for group in capture.groups if group.name in same) + staged.groups
         request = Request(Kind.PERIODIC, reason, None, lambda: self._given_up, same=same)
@@ -146,8 +155,11 @@ class Periodic:
         self._thread.start()
 
     def _aside(self, capture: Capture, boundary: Boundary, request: Request) -> None:
-        with self._session.saving:
-            self._write(capture, boundary, request)
+        try:
+            with self._session.saving:
+                self._write(capture, boundary, request)
+        finally:
+            self.writing = None
 
     def _write(self, capture: Capture, boundary: Boundary, request: Request) -> None:
         session = self._session

@@ -91,14 +91,15 @@ class Serving:
         usual = session.subject.step_seconds
         if session.committed == session.subject.boundary and session.subject.untouched():
             usual = 0.0  # there is nothing to wait for
+        elif self._unrescuable():
+            usual = None  # the boundary is all there is to hope for
         if usual is None:  # the first step (compilation, data) takes as long as it takes
             return latest
         return min(latest, session.clock.now() + max(_PATIENCE, _STEPS * usual))
 
     def _rescue(self) -> None:
         session = self._session
-        why_not = session.subject.unrescuable() if session.jit.rescue else "rescue is switched off"
-        if why_not:
+        if why_not := self._unrescuable():
             log.warning("No boundary in time, and no rescue: %s. Waiting for the boundary until the deadline", why_not)
             return
         log.warning("No boundary in time: rescuing the last completed step from a side thread")
@@ -113,6 +114,12 @@ class Serving:
                     self._save_rescue()
         finally:
             session.gate.open()
+
+    def _unrescuable(self) -> str:
+        session = self._session
+        if session.committed == session.subject.boundary and session.subject.untouched():
+            return ""  # nothing is written for it: there is a checkpoint of this very state
+        return session.subject.unrescuable() if session.jit.rescue else "rescue is switched off"
 
     def _save_rescue(self) -> None:
         session = self._session
@@ -201,17 +208,39 @@ class Serving:
             log.warning("%s is partial: %s", entry.path.name, entry.record.because)
         self._answer(f"saved {entry.path.name}")
 
+    def failed(self, error: BaseException) -> None:
+        """Training has raised here and takes no further step. A notice that has come is answered with the last completed one."""
+        session = self._session
+        if not session.latch.raised or session.outcome is not None:
+            return
+        self._arrived.set()
+        session.background.in_the_way(self.deadline(), session.expected_bytes)
+        with session.saving:
+            if not self.committed and (why_not := self._torn_by(error) or self._unrescuable()):
+                log.error("The last completed step cannot be saved: %s", why_not)
+            elif not self.committed:
+                self._save_rescue()
+            if self.committed:
+                session.outcome = Outcome.SAVED
+
+    def _torn_by(self, error: BaseException) -> str:
+        """Why the state is not whole; empty if it is."""
+        return f"{type(error).__name__} came inside optimizer.step()" if self._session.gate.depth > 0 else ""
+
     def leave_if_answered(self) -> None:
         if self.answered:
             self._leave()
 
     def _leave(self) -> None:
         """Out of the training loop, by an exception that only `finally` and `with` see."""
+        raise self.preempted()
+
+    def preempted(self) -> errors.Preempted:
         saved = self._session.outcome is Outcome.SAVED
         notice = self.notice()
         code = exits.code(notice, saved, self._session.jit.exit_code)
         what = "saved and stopped" if saved else "stopped without a checkpoint"
-        raise errors.Preempted(code, f"{what} after {notice.reason}")
+        return errors.Preempted(code, f"{what} after {notice.reason}")
 
     def interrupted_again(self, signum: int) -> None:
         """A second Ctrl-C: leave at once, whatever is being written; it is not committed and will be removed on start."""

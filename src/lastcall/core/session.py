@@ -388,16 +388,21 @@ class Session:
         joint.close()
 
     def failed(self, error: BaseException) -> errors.Preempted | None:
-        """Training has raised. With many ranks all save what they have, and this returns when they have. Where they had saved before,
-        the error came of it (the others have left, and their connections with them): the run was preempted, and did not fail."""
-        joint = self.joint
-        if joint is None:
-            return None
-        if joint.served():
-            notice = joint.notice()
-            return errors.Preempted(exits.code(notice, True, self.jit.exit_code), f"saved and stopped after {notice.reason}")
-        joint.failed(error)
-        if joint.at_fault:
+        """Training has raised. A notice that has come is served all the same: what raised may have come of it, and the platform
+        brings the run back. With many ranks all save what they have, notice or not, and this returns when they have. Where they had
+        saved before, the error came of it (the others have left, and their connections with them): the run was preempted, and did
+        not fail."""
+        serving = self.serving
+        if self.joint is not None and self.joint.served():
+            return serving.preempted()
+        told = self.latch.raised  # looked at first: when a rank has failed, torchrun sends the others what looks like a notice
+        serving.failed(error)
+        if told and self.outcome is Outcome.SAVED:
+            log.error("Training raised before it could stop for the notice. It is saved, and this is what it raised:", exc_info=error)
+            return serving.preempted()
+        if told:
+            log.error("Training raised before it could stop for the notice (%s), and nothing is saved", serving.notice().reason)
+        if self.joint is not None and self.joint.at_fault:
             self.outcome = Outcome.FAILED  # whatever was saved: it is an error, and nobody's preemption
         return None
 

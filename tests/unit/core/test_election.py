@@ -108,6 +108,26 @@ def test_a_run_without_optimizer_hooks_goes_by_its_steps() -> None:
     assert "rank 1 is let through" in decision.because
 
 
+def test_what_is_committed_is_not_saved_again_whoever_knows_of_it() -> None:
+    decision = election.instant(ranks(Position(0, 7, entered=7), Position(1, 7, entered=7, kept=True)), 2, {0: [(0, 1)]})
+    assert (decision.kind, decision.step, decision.kept) == ("instant", 7, True)
+    assert "was begun before" in decision.because
+    alone = election.instant(ranks(Position(1, 7, entered=7, kept=True)), 2, {0: [(0, 1)]})
+    assert (alone.kind, alone.missing, alone.kept) == ("survivors", (0,), True)
+
+
+def test_a_checkpoint_that_all_ranks_are_writing_is_not_begun_a_second_time() -> None:
+    both = ranks(Position(0, 7, entered=7, keeping=True), Position(1, 7, entered=7, keeping=True))
+    assert election.instant(both, 2, {0: [(0, 1)]}).kept
+    assert not election.instant(both | ranks(Position(1, 7, entered=7)), 2, {0: [(0, 1)]}).kept
+    assert not election.instant(ranks(both[0]), 2, {0: [(0, 1)]}).kept  # it needs the part of a rank that is lost
+
+
+def test_a_committed_step_is_not_what_is_saved_where_a_rank_has_stepped_since() -> None:
+    positions = ranks(Position(0, 7, entered=7, kept=True), Position(1, 7, entered=8, exact=False))
+    assert not election.instant(positions, 2, {0: [(0, 1)]}).kept
+
+
 def test_with_a_rank_lost_nobody_is_let_through() -> None:
     positions = after(5, 4, 5, 5)
     del positions[3]

@@ -18,6 +18,7 @@ from lastcall.core import exits
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.joint import Joint
 from lastcall.core.ranks import HANG
+from lastcall.settings import PeriodicCheckpointConfig
 from lastcall.storage.files import Files
 from lastcall.testing import Fault, FaultyFiles
 from lastcall.types import Kind, Notice, Outcome
@@ -198,6 +199,51 @@ def test_a_step_that_does_not_end_is_saved_around(tmp_path: Path) -> None:
                     stuck.wait(0.02)
 
     crew = Crew(tmp_path, 2, hook)
+    saved(crew.train(FOREVER))
+    assert newest(tmp_path, Kind.RESCUE).record.step == 5
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_step_that_is_saved_without_a_notice_is_not_written_again_for_one(tmp_path: Path, slow: bool) -> None:
+    """The rescue finds its step committed, or being written."""
+    written = threading.Event()
+
+    class Disk(Files):
+        def fsync(self, fd: int) -> None:
+            if slow:
+                written.wait(PATIENCE)
+            super().fsync(fd)
+
+    def hook(rank: int, step: int) -> None:
+        session = crew.sessions[rank]
+        if step == 5:
+            if rank == 0:
+                crew.notify(0)
+            while session.joint is None or session.joint.decision is None or session.joint.decision.kind == "boundary":
+                time.sleep(0.01)
+            written.set()
+            while not session.serving.answered:
+                time.sleep(0.01)
+
+    saves = PeriodicCheckpointConfig(save_strategy="steps", save_steps=5, environ={})
+    crew = Crew(tmp_path, 2, hook, periodic=saves, files={0: Disk(), 1: Disk()})
+    saved(crew.train(FOREVER))
+    entry = newest(tmp_path, Kind.PERIODIC)
+    assert (entry.record.step, entry.record.sequence) == (5, 1)
+
+
+def test_a_periodic_save_that_fails_leaves_the_rescue_to_do_it(tmp_path: Path) -> None:
+    def hook(rank: int, step: int) -> None:
+        session = crew.sessions[rank]
+        if step == 5:
+            if rank == 0:
+                crew.notify(0)
+            while not session.serving.answered:
+                time.sleep(0.01)
+
+    saves = PeriodicCheckpointConfig(save_strategy="steps", save_steps=5, environ={})
+    files = FaultyFiles(*(Fault("fsync", number, errno.EIO) for number in (1, 2, 3)))
+    crew = Crew(tmp_path, 2, hook, periodic=saves, files={1: files})
     saved(crew.train(FOREVER))
     assert newest(tmp_path, Kind.RESCUE).record.step == 5
 

@@ -345,10 +345,9 @@ class Run:
                 left = self._leave_well(session)
             elif not isinstance(error, errors.Preempted):
                 by_choice = isinstance(error, SystemExit) and not error.code  # sys.exit(): the script says that it is done
-                if session.joint is not None:
+                if not by_choice or session.joint is not None:
                     self._subject.mend()
-                if (preempted := session.failed(error)) is not None:
-                    left = preempted
+                    left = session.failed(error) or error
                 if by_choice and left is error:
                     session.outcome = Outcome.FINISHED
                 session.outcome = session.outcome or Outcome.FAILED
