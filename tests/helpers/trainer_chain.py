@@ -18,7 +18,10 @@ from typing import Any
 from helpers.nursery import Child, Nursery, until
 from helpers.ranks_jobs import SCRIPTS as RANKS_SCRIPTS
 
-FORKED = Path(__file__).resolve().parents[1] / "e2e" / "transformers" / "scripts" / "forked.py"
+SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "transformers" / "scripts"
+FORKED = SCRIPTS / "forked.py"
+QUICK = {"LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
+PLAIN = {"LASTCALL_ENABLED": "0"}
 SAVED, KILLED = 75, -int(signal.SIGTERM)
 MOST_LIVES, PATIENCE, AGENT_SECONDS = 40, 60.0, 0.1
 TIMES = ("_runtime", "_per_second")  # what differs from run to run by nature
@@ -155,6 +158,30 @@ def interruptions(usual: int) -> int:
 
 def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in entry.items() if not key.endswith(TIMES)} for entry in history]
+
+
+def compare(nursery: Nursery, folder: Path, script: str, case: dict[str, Any], *, count: int = 1, ranks: int = 1, **env: str) -> Chain:
+    """A script of ours in peace and under blows: the same result, and the same micro-batches on the way."""
+    seed = len(script) + len(json.dumps(case))
+    setting = {"CASE": json.dumps(case), **env}
+    run(nursery, folder, [SCRIPTS / script], [], ranks, **PLAIN, **setting, **places(folder, "peace"))
+    expected = results(folder, "peace", ranks)
+    plan = moments(seed, interruptions(count), expected[0]["history"], ranks)
+    chain = run(nursery, folder, [SCRIPTS / script], plan, ranks, **QUICK, **setting, **places(folder, "struck"))
+    found = results(folder, "struck", ranks)
+    for rank in range(ranks):
+        batches = [micro_batches(folder / f"{name}.journal-{rank}") for name in ("peace", "struck")]
+        wrong = differences(batches[0], batches[1], expected[rank], found[rank])
+        assert not wrong, "\n".join([f"rank {rank}", *wrong, str(plan), str(chain)])
+    return chain
+
+
+def places(folder: Path, name: str) -> dict[str, str]:
+    return {"OUTPUT": str(folder / name), "RESULT": str(folder / f"{name}.result"), "JOURNAL": str(folder / f"{name}.journal")}
+
+
+def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}.result-{rank}").read_text()) for rank in range(ranks)]
 
 
 def micro_batches(path: Path) -> Batches:

@@ -19,12 +19,9 @@ from safetensors.numpy import load_file
 
 from helpers import ranks_jobs, trainer_chain
 from helpers.nursery import ROOT, Nursery, environment, until
-from helpers.trainer_chain import Blow, Chain
+from helpers.trainer_chain import PLAIN, QUICK, SCRIPTS, Blow, Chain, compare, places, results
 
-SCRIPTS = Path(__file__).parent / "scripts"
 FINETUNE = ROOT / "examples" / "finetune.py"
-QUICK = {"LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
-PLAIN = {"LASTCALL_ENABLED": "0"}
 NOISE = "python numpy torch"
 
 
@@ -116,30 +113,6 @@ def test_finetune_below_the_real_launchers_ends_with_the_same_bits(nursery: Nurs
 
 
 # ---- other trainers -----------------------------------------------------------------------------------------------------------------
-
-
-def compare(nursery: Nursery, folder: Path, script: str, case: dict[str, Any], *, count: int = 1, ranks: int = 1, **env: str) -> Chain:
-    """A script of ours in peace and under blows: the same result, and the same micro-batches on the way."""
-    seed = len(script) + len(json.dumps(case))
-    setting = {"CASE": json.dumps(case), **env}
-    trainer_chain.run(nursery, folder, [SCRIPTS / script], [], ranks, **PLAIN, **setting, **places(folder, "peace"))
-    expected = results(folder, "peace", ranks)
-    plan = trainer_chain.moments(seed, trainer_chain.interruptions(count), expected[0]["history"], ranks)
-    chain = trainer_chain.run(nursery, folder, [SCRIPTS / script], plan, ranks, **QUICK, **setting, **places(folder, "struck"))
-    found = results(folder, "struck", ranks)
-    for rank in range(ranks):
-        batches = [trainer_chain.micro_batches(folder / f"{run}.journal-{rank}") for run in ("peace", "struck")]
-        wrong = trainer_chain.differences(batches[0], batches[1], expected[rank], found[rank])
-        assert not wrong, "\n".join([f"rank {rank}", *wrong, str(plan), str(chain)])
-    return chain
-
-
-def places(folder: Path, name: str) -> dict[str, str]:
-    return {"OUTPUT": str(folder / name), "RESULT": str(folder / f"{name}.result"), "JOURNAL": str(folder / f"{name}.journal")}
-
-
-def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{name}.result-{rank}").read_text()) for rank in range(ranks)]
 
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lastcall import memory
+from lastcall import errors, memory
 from lastcall.adapters.torch.rng import Captured
 from lastcall.adapters.torch.shadowing import shadowed
 from lastcall.adapters.torch.subject import TorchSubject
@@ -25,6 +25,7 @@ from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, File, FileLayout
 
 _numbers = itertools.count()
+_TOGETHER = "the state is sharded over the ranks (FSDP, DeepSpeed): only all of them together can save it, and only at a boundary"
 
 
 class FrameworkSubject(TorchSubject, abc.ABC):
@@ -43,13 +44,15 @@ class FrameworkSubject(TorchSubject, abc.ABC):
         return self._as_files(super().unfinished())
 
     def rescue(self) -> Capture:
+        if self.spread():  # its collectives would meet those of the training thread
+            raise errors.StateError(_TOGETHER)
         copy = self._copy
         current = copy is not None and self._gate.steps == self.mark and copy.boundary == self.boundary
         return self._as_files(super().rescue(), copy.small if copy is not None and current else None)
 
     def unrescuable(self) -> str:
         if self.spread():
-            return "the state is spread over the ranks in a way that only all of them can save together, at a boundary"
+            return _TOGETHER
         return super().unrescuable()
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:

@@ -4,6 +4,9 @@ the Recorder takes note of where they are.
 
 It may run on a side thread, for a rescue. So whatever would reach for another rank, count, rotate or upload is switched off while it
 runs, on the thread that runs it and no other; what must be as it was at the boundary comes from the boundary copy.
+
+A model that is sharded (FSDP, DeepSpeed, tensor parallelism) is saved by all ranks together, each in its training thread at the agreed
+boundary, each into a scratch folder of its own: HF's save then does reach for the other ranks, and what a rank has written is its part.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from lastcall.adapters.torch.shadowing import answering, recording_alone, shadow
 from lastcall.types import File, FileLayout
 
 log = logging.getLogger("lastcall")
-_WEIGHTS = ("model", "adapter", "pytorch_model")
+_WEIGHTS = ("model", "adapter", "pytorch_model", "global_step")  # the last one is DeepSpeed's folder
 
 
 def record(trainer: Any, private: Path, state: bytes, save: Callable[..., Any] | None = None, *, full: bool = True) -> tuple[File, ...]:
@@ -40,7 +43,8 @@ def record(trainer: Any, private: Path, state: bytes, save: Callable[..., Any] |
             found = _recorded(trainer, save or trainer_save(type(trainer), trainer), scratch, state, lead=not together, full=full)
         _keep_beside([layout for layout in found if "/" not in layout.name], scratch, trainer)
     layouts = [_inside(layout) for layout in found if "/" in layout.name]
-    if not together and not any(layout.name.startswith(_WEIGHTS) for layout in layouts):
+    expected = not together or trainer.args.process_index == 0  # of FULL_STATE_DICT, and of all that is not sharded, one rank has all
+    if expected and not any(layout.name.startswith(_WEIGHTS) for layout in layouts):
         raise errors.SaveError("Trainer._save_checkpoint has written no weights: nothing could be resumed from that")
     return tuple(File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state"))
 
@@ -52,13 +56,14 @@ def trainer_save(kind: Any, trainer: Any) -> Callable[..., Any]:
 def _recorded(
     trainer: Any, save: Callable[..., Any], scratch: Path, state: bytes, *, lead: bool, full: bool, last: bool = False
 ) -> tuple[FileLayout, ...]:
-    """What this trainer's own save writes. One that fails where it is run now (a rescue, another folder) gives way to HF's own."""
+    """What this trainer's own save writes. One that fails where it is run now (a rescue, another folder) gives way to HF's own; not
+    where all ranks save together, since the others would wait for ever for the one that begins anew."""
     try:
         with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=lead, full=full):
             save(trainer.model_wrapped, None)
         return recorder.files()
     except Exception as error:
-        if last or type(trainer)._save_checkpoint is Trainer._save_checkpoint:
+        if last or not lead or type(trainer)._save_checkpoint is Trainer._save_checkpoint:
             raise errors.SaveError(f"Trainer._save_checkpoint failed: {type(error).__name__}: {error}") from error
         log.warning("%s._save_checkpoint failed (%r): saving as Trainer does", type(trainer).__name__, error)
         again = scratch / "again"
@@ -116,7 +121,9 @@ def _aimed_at(trainer: Any, scratch: Path, state: bytes, *, lead: bool, full: bo
             stack.enter_context(answering(type(trainer.args), "save_only_model", False, owner))
         if lead:
             stack.enter_context(framework.leading())
-            stack.enter_context(answering(type(trainer.args), "should_save", True, owner))
+        # Together, one rank writes what is not sharded, also with save_on_each_node: it becomes one checkpoint.
+        one = lead or trainer.args.process_index == 0
+        stack.enter_context(answering(type(trainer.args), "should_save", one, owner))
         best = trainer.state.best_model_checkpoint
         try:
             yield

@@ -162,5 +162,7 @@ def plain(entry: dict[str, Any]) -> dict[str, Any]:
 def digest(state: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name in sorted(state):
-        total.update(name.encode() + state[name].contiguous().numpy().tobytes())
+        value: Any = state[name]
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # sharded: all ranks come by here
+        total.update(name.encode() + whole.contiguous().numpy().tobytes())
     return total.hexdigest()
