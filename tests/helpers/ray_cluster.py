@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from helpers import nursery
@@ -74,6 +74,10 @@ class Cluster:
         """One more node. `resources` are names of our own, by which a run is bound to certain nodes."""
         return self.add_several(1, cpus, **resources)[0]
 
+    def free(self, resource: str) -> list[Node]:
+        """The nodes that have it and stay."""
+        return [node for node in self.nodes if resource in node.resources and not node.going and node.process.poll() is None]
+
     def add_several(self, count: int, cpus: int = 1, **resources: float) -> list[Node]:
         """They start beside each other."""
         nodes = [self._start(cpus, resources, f"--address={self.address}", "--include-log-monitor=false") for _ in range(count)]
@@ -92,7 +96,7 @@ class Cluster:
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=self.environment()
             )
-        node = Node(self, process, out)
+        node = Node(process, out, resources)
         self.nodes.append(node)
         return node
 
@@ -131,6 +135,7 @@ class Cluster:
 
     def drain(self, node: Node, seconds: float) -> None:
         """As an autoscaler does before it takes a node away: nobody is signalled."""
+        node.going = True
         done = self.command(
             "drain-node", f"--node-id={node.node_id()}", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test",
             f"--deadline-remaining-seconds={int(seconds)}", f"--address={self.address}", RAY_ADDRESS=self.address,
@@ -164,9 +169,10 @@ class Cluster:
 class Node:
     """One `ray start --block`: what PID 1 of a pod is under KubeRay."""
 
-    def __init__(self, cluster: Cluster, process: subprocess.Popen[bytes], out: Path) -> None:
-        self._cluster = cluster
+    def __init__(self, process: subprocess.Popen[bytes], out: Path, resources: Collection[str]) -> None:
         self.process = process
+        self.resources = frozenset(resources)
+        self.going = False  # it was told to go, or Ray was told that it will
         self._out = out
 
     def said(self) -> str:
@@ -188,6 +194,7 @@ class Node:
 
     def terminate(self) -> None:
         """The pod is deleted: SIGTERM to PID 1, and to nobody else."""
+        self.going = True
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:

@@ -54,7 +54,7 @@ def train_loop_per_worker(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(epochs=20, batches=4, every=10)
+    given = task.arguments(epochs=30, batches=4, every=10)
     ray.train.torch.TorchTrainer(
         train_loop_per_worker, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
     ).fit()

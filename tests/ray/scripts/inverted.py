@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 
 import ray.train
 import task
@@ -34,7 +33,7 @@ def train_func(config):
         first = last + 1
     task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), step=first)
     for step in range(first, config["steps"]):
-        time.sleep(config["pause"])
+        task.compute(config)
         inputs, targets = task.batch(step, rank)
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
@@ -46,5 +45,5 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(steps=80, every=50)
+    given = task.arguments(steps=120, every=100)
     TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()

@@ -57,5 +57,5 @@ def fit(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(epochs=20, batches=4, every=10)
+    given = task.arguments(epochs=30, batches=4, every=10)
     TorchTrainer(fit, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()

@@ -42,5 +42,5 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(epochs=20, batches=4)
+    given = task.arguments(epochs=30, batches=4)
     TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()

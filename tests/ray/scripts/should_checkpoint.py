@@ -55,7 +55,7 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(epochs=20, batches=4)
+    given = task.arguments(epochs=30, batches=4)
     trainer = ray.train.torch.TorchTrainer(
         train_loop_per_worker=train_func,
         train_loop_config=given.config,

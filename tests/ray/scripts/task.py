@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import ray.train
 import torch
 
 
@@ -33,10 +32,15 @@ def batch(number: int, rank: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs.sum(1, keepdim=True) + 0.1 * torch.randn(8, 1, generator=generator)
 
 
-def batches(epoch: int, config: dict[str, Any], rank: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Those of an epoch, each after the time that a real one would take."""
-    for index in range(config["batches"]):
+def compute(config: dict[str, Any]) -> None:
+    """The time that a real step would take; none once somebody is in a hurry."""
+    if not os.path.exists(f"{config['diary']}.hurry"):
         time.sleep(config["pause"])
+
+
+def batches(epoch: int, config: dict[str, Any], rank: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for index in range(config["batches"]):
+        compute(config)
         yield batch(epoch * config["batches"] + index, rank)
 
 
@@ -61,21 +65,39 @@ def reference(steps: int, world: int = 1) -> list[str]:
     optimizer = new_optimizer(model)
     found = [digest(model, optimizer)]
     for number in range(steps):
-        sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        for rank in range(world):
-            inputs, targets = batch(number, rank)
-            model.zero_grad()
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            for total, parameter in zip(sums, model.parameters(), strict=True):
-                total += parameter.grad / world
-        for total, parameter in zip(sums, model.parameters(), strict=True):
-            parameter.grad = total
+        averages = [
+            sum(gradients) for gradients in zip(*(_gradients(model, number, rank, world) for rank in range(world)), strict=True)
+        ]
+        for parameter, average in zip(model.parameters(), averages, strict=True):
+            parameter.grad = average
         optimizer.step()
         found.append(digest(model, optimizer))
     return found
 
 
+def _gradients(model: torch.nn.Module, number: int, rank: int, world: int) -> list[torch.Tensor]:
+    inputs, targets = batch(number, rank)
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    return [gradient / world for gradient in torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def reference_of_seed(steps: int) -> list[str]:
+    """The same for seed.py, which trains something else, and each rank for itself."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = [digest(model)]
+    for number in range(steps):
+        for parameter, gradient in zip(model.parameters(), _gradients(model, number, 0, 1), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        found.append(digest(model))
+    return found
+
+
 def say(config: dict[str, Any], event: str, **facts: object) -> None:
+    import ray.train  # here, so that the tests have the reference without it
+
     context = ray.train.get_context()
     line = {"event": event, "rank": context.get_world_rank(), "pid": os.getpid(), "time": time.time(), **facts}
     with open(config["diary"], "ab", buffering=0) as file:
@@ -84,8 +106,10 @@ def say(config: dict[str, Any], event: str, **facts: object) -> None:
 
 def arguments(**defaults: object) -> argparse.Namespace:
     """`--epochs 20` and the like; `defaults` are what the script needs besides."""
+    import ray.train
+
     parser = argparse.ArgumentParser()
-    options = {"name": "run", "storage": "", "diary": "", "workers": 2, "resource": "", "pause": 0.05, "keep": 0, **defaults}
+    options = {"name": "run", "storage": "", "diary": "", "workers": 2, "resource": "", "pause": 0.1, "keep": 0, **defaults}
     for name, value in options.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
     given = parser.parse_args()

@@ -24,7 +24,7 @@ def train_func(config):
     task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), step=step)
     last_save = time.time()
     while step < config["steps"]:
-        time.sleep(config["pause"])
+        task.compute(config)
         inputs, targets = task.batch(step, rank)
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
@@ -44,5 +44,5 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(steps=80)
+    given = task.arguments(steps=120)
     TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
