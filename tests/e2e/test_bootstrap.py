@@ -107,6 +107,20 @@ def test_a_word_that_is_neither_yes_nor_no_is_one_warning(installed: Path) -> No
     )
 
 
+@pytest.mark.parametrize("word", ["1", "TRUE", " on "])
+def test_rays_own_variable_is_enough_and_it_is_about_ray_alone(installed: Path, word: str) -> None:
+    env = outside(RAY_TRAIN_JIT_CHECKPOINT_ENABLED=word)
+    assert probe(installed, env=env) == ACTIVE
+    waiting = "import sys; print([n for f in sys.meta_path for n in getattr(f, '_table', ())])"
+    assert run(installed, "-c", waiting, env=env).stdout == f"{sorted(bootstrap.RAY)}\n"
+
+
+@pytest.mark.parametrize("words", [("0", "1"), ("", "0"), ("", "off"), ("no", "")])
+def test_switched_off_by_our_own_variable_rays_does_not_switch_it_on(installed: Path, words: tuple[str, str]) -> None:
+    env = outside(LASTCALL_ENABLED=words[0], RAY_TRAIN_JIT_CHECKPOINT_ENABLED=words[1])
+    assert probe(installed, env=env)["finders"] == 0
+
+
 # ---- what the user has of that kind ----------------------------------------------------------------------------------------------
 
 
@@ -273,7 +287,7 @@ def test_an_import_of_what_torchrun_is_made_of_is_patched(bare: Path, tmp_path: 
 
 
 def test_the_finder_leaves_when_all_that_it_waits_for_is_there_and_not_before(bare: Path, tmp_path: Path) -> None:
-    names = sorted(bootstrap.PATCHES)
+    names = sorted({**bootstrap.PATCHES, **bootstrap.RAY})
     for name in names:
         file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,8 @@ PATCHES = {
     "transformers.trainer": "lastcall.adapters.transformers.patch:protect_all",
     "accelerate.accelerator": "lastcall.adapters.accelerate.auto:protect_all",
 }
+# Where only Ray's own variable says yes, nothing but Ray Train is touched: a Trainer outside of Ray stays as it is.
+RAY = {"ray.train.v2.api.data_parallel_trainer": "lastcall.adapters.ray.patch:protect_all"}
 
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
@@ -26,21 +28,29 @@ _started = False
 
 
 def start() -> None:
-    """Do it, once in a process, if LASTCALL_ENABLED says so."""
+    """Do it, once in a process, if LASTCALL_ENABLED says so, or for Ray Train alone RAY_TRAIN_JIT_CHECKPOINT_ENABLED."""
     global _started
     try:
         if not _started:
             _started = True
-            if _enabled():
-                imports.Finder(PATCHES).install()
+            table = _table()
+            if table:
+                imports.Finder(table).install()
     except Exception as error:
         imports.warn(f"not switched on in this process: {type(error).__name__}: {error}")
 
 
-def _enabled() -> bool:
+def _table() -> dict[str, str]:
     """Not set means off here, unlike in protect(): who calls that has asked for it."""
-    text = os.environ.get("LASTCALL_ENABLED", "")
+    own = _says("LASTCALL_ENABLED")
+    if own is not None:
+        return {**PATCHES, **RAY} if own else {}
+    return RAY if _says("RAY_TRAIN_JIT_CHECKPOINT_ENABLED") else {}
+
+
+def _says(name: str) -> "bool | None":
+    text = os.environ.get(name, "")
     word = text.strip().lower()
     if word not in _ON + _OFF:
-        imports.warn(f"LASTCALL_ENABLED={text!r} is neither yes nor no and counts as no. Set it to 1 or 0: export LASTCALL_ENABLED=1")
-    return word in _ON
+        imports.warn(f"{name}={text!r} is neither yes nor no and counts as no. Set it to 1 or 0: export {name}=1")
+    return word in _ON if word else None

@@ -153,6 +153,30 @@ class Agreement:
         against = {int(rank): str(reason) for rank, reason in messages.unpacked(result).get("no", {}).items()}
         return Verdict(not against, against)
 
+    def settle(
+        self,
+        name: str,
+        mine: Mapping[str, Any],
+        decide: Callable[[dict[int, dict[str, Any]]], Mapping[str, Any]],
+        until: float,
+        dead: Callable[[], set[int]] = set,
+    ) -> dict[str, Any] | None:
+        """One decision of any content, made by `decide` from what the ranks have said by then. Once a round and name. None where the
+        store is lost; empty where `decide` failed."""
+
+        def conclude(said: Sequence[bytes | None]) -> bytes:
+            try:
+                return messages.packed(decide({rank: messages.unpacked(data) for rank, data in enumerate(said) if data is not None}))
+            except Exception:  # as in agree()
+                log.exception("No decision could be made on %s", name)
+                return messages.packed({})
+
+        try:
+            return messages.unpacked(self._settle(f"settle/{name}", messages.packed(mine), conclude, until, dead))
+        except errors.StoreLost as error:
+            log.debug("%s cannot be settled: %s", name, error)
+            return None
+
     def veto(self, name: str, why: str) -> None:
         """Have a vote end in a no, unless it has ended already."""
         with contextlib.suppress(errors.StoreLost):

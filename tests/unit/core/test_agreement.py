@@ -279,3 +279,28 @@ def test_a_vote_without_a_store_is_lost(store: memory.MemoryStore) -> None:
 def test_the_result_of_a_vote_does_not_grow_with_the_ranks(store: memory.MemoryStore) -> None:
     verdict = member(store, 0, 1000).vote("loaded", True, "", CLOCK.now())
     assert len(verdict.reasons) == 64
+
+
+def test_a_decision_of_any_content_is_made_once_from_what_all_have_said(store: memory.MemoryStore) -> None:
+    members = everybody(store, 3)
+    found = each(
+        members, lambda one: one.settle("step", {"step": one.rank}, lambda said: {"step": max(w["step"] for w in said.values())}, far())
+    )
+    assert found == [{"step": 2}] * 3
+
+
+def test_a_rank_that_is_dead_has_no_say_in_a_decision(store: memory.MemoryStore) -> None:
+    members = everybody(store, 3)[:2]
+    found = each(members, lambda one: one.settle("who", {"rank": one.rank}, lambda said: {"ranks": sorted(said)}, far(), lambda: {2}))
+    assert found == [{"ranks": [0, 1]}] * 2
+
+
+def test_a_decision_that_cannot_be_made_is_empty_on_all_ranks(store: memory.MemoryStore) -> None:
+    found = each(everybody(store, 2), lambda one: one.settle("bad", {}, lambda said: {"no": 1 // 0}, far()))
+    assert found == [{}, {}]
+
+
+def test_nothing_is_settled_where_the_store_is_lost(store: memory.MemoryStore) -> None:
+    one = member(store, 0, 2)
+    one.close()
+    assert one.settle("step", {}, lambda said: {}, far()) is None

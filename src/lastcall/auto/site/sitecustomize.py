@@ -14,8 +14,8 @@ _self = sys.modules.pop(__name__)  # kept: Python 2 empties a module that nobody
 
 def _start():
     # type: () -> None
-    word = os.environ.get("LASTCALL_ENABLED", "").strip().lower()
-    if sys.version_info < (3, 11) or word in ("", "0", "false", "no", "off"):
+    words = [os.environ.get(name, "").strip().lower() for name in ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")]
+    if sys.version_info < (3, 11) or not set(words) - {"", "0", "false", "no", "off"}:
         return
     # Last and only for this import: a Python of another environment uses its own lastcall if it has one, and must see nothing else
     # of what is installed beside ours. Once imported, the package finds its modules by itself.

@@ -1,0 +1,126 @@
+"""What Ray Train calls: one object, made in the driver, copied to the controller and from there to every train worker.
+
+Nothing of ours is ever raised into Ray: an exception in a callback ends the run, and a run without protection is better than none.
+Where lastcall is not installed on the cluster, the copy is a callback of Ray's own that does nothing, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerCallback, WorkerGroupCallback
+
+from lastcall.adapters.ray.controller import Controller
+from lastcall.settings import JIT, JITCheckpointConfig
+
+log = logging.getLogger("lastcall")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+# Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no module.
+_REBUILD = """
+def rebuild(home, name, values):
+    try:
+        import importlib
+        return getattr(importlib.import_module(home), name)(**values)
+    except Exception as error:
+        import sys
+        from ray.train.v2._internal.execution.callback import WorkerCallback
+        sys.stderr.write(
+            "lastcall: this run is not protected: lastcall cannot be used in this process (%s: %s). "
+            "Install it on every node of the cluster: pip install lastcall\\n" % (type(error).__name__, error)
+        )
+        return WorkerCallback()
+"""
+
+
+def _rebuilder() -> Callable[..., Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(_REBUILD, names)
+    rebuild: Callable[..., Any] = names["rebuild"]
+    return rebuild
+
+
+def harmless(method: _Method) -> _Method:
+    """What goes wrong is logged, and the run goes on without us."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception:
+            log.exception("lastcall failed in %s; the run goes on", method.__name__)
+            return {} if method.__name__ == "before_init_train_context" else None
+
+    return guarded  # type: ignore[return-value]
+
+
+class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, ReportCallback):  # type: ignore[misc]
+    """`settings`: the fields of a JITCheckpointConfig, as the driver knows them. `place`: where the ranks meet."""
+
+    def __init__(self, settings: Mapping[str, Any], place: Mapping[str, Any] | None = None) -> None:
+        self._settings = dict(settings)
+        self._place = dict(place) if place is not None else None
+        self._controller: Controller | None = None
+        self._worker: Any = None
+
+    @classmethod
+    def of(cls, jit: JITCheckpointConfig) -> JITCallback:
+        return cls({setting.field: getattr(jit, setting.field) for setting in JIT})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilder(), (type(self).__module__, type(self).__name__, {"settings": self._settings, "place": self._place})
+
+    @property
+    def _jit(self) -> JITCheckpointConfig:
+        return JITCheckpointConfig(**self._settings, environ={})
+
+    # ---- in the controller -------------------------------------------------------------------------------------------------------
+
+    @harmless
+    def after_controller_start(self, *_: Any) -> None:
+        controller = Controller(self._jit)
+        controller.start()
+        self._controller = controller
+
+    @harmless
+    def before_init_train_context(self, workers: Any) -> dict[str, Any]:
+        if self._controller is not None:
+            self._place = self._controller.next_incarnation()
+        return {}
+
+    @harmless
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        if self._controller is not None:
+            self._controller.polled(worker_group_status)
+
+    @harmless
+    def after_report(self, training_report: Any, *_: Any, **__: Any) -> None:
+        if self._controller is not None:
+            self._controller.reported(training_report.checkpoint)
+
+    @harmless
+    def after_controller_finish(self, *_: Any) -> None:
+        if self._controller is not None:
+            self._controller.stop()
+
+    # ---- in a train worker -------------------------------------------------------------------------------------------------------
+
+    @harmless
+    def after_init_train_context(self) -> None:
+        """In the main thread, after Ray has installed its own SIGTERM handler and before training starts: here, and nowhere else, does
+        a handler of ours stay."""
+        from lastcall.adapters.ray.worker import Worker
+
+        if self._place is not None:
+            worker = Worker(self._jit, self._place)
+            worker.begin()
+            self._worker = worker
+
+    @harmless
+    def before_worker_shutdown(self) -> None:
+        """The SIGTERM that Ray sends now is no notice."""
+        if self._worker is not None:
+            self._worker.end()

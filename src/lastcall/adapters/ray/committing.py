@@ -1,0 +1,138 @@
+"""From a report() to a checkpoint that the next incarnation starts from; and then to the restart, without another step of training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from lastcall import errors
+from lastcall.adapters.ray import deciding, internals, leftover
+from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.meeting import Line
+from lastcall.adapters.ray.serving import Serving
+from lastcall.core import messages
+
+log = logging.getLogger("lastcall")
+_KNOWN = 8  # names of reported checkpoints that are remembered
+_EXACT = {deciding.REPLAY: "replayed at a step boundary: batches since the last report are seen twice, none is skipped"}
+
+
+class Committing:
+    """The training thread's. `done`: saved after a notice, and training goes on, since this Ray knows no preemption."""
+
+    def __init__(self, context: Any, serving: Serving, line: Line, echo: Echo) -> None:
+        self.done = False
+        self._context = context
+        self._storage = context.storage_context
+        self._serving = serving
+        self._line = line
+        self._echo = echo
+        self._base = context.report_call_index
+        self._known: list[str | None] = [internals.name_of(self._storage, context.checkpoint)]
+
+    def number(self) -> int:
+        """Of the last report of this incarnation; the same on all ranks, and in the controller."""
+        return int(self._context.report_call_index - self._base)
+
+    def reported(self, checkpoint: Any) -> None:
+        self._known = [*self._known, internals.name_of(self._storage, checkpoint)][-_KNOWN:]
+
+    # ---- all ranks are there -----------------------------------------------------------------------------------------------------
+
+    def commit(self, settled: dict[str, Any], given: Any) -> None:
+        """The report is made. Does not return, unless training is to go on."""
+        try:
+            self._commit(self.number(), settled, given)
+        except Exception:
+            log.exception("It is not known whether the checkpoint was committed")
+        self._stop()
+
+    def _commit(self, number: int, settled: dict[str, Any], given: Any) -> None:
+        serving, lowest = self._serving, settled["saving"][0] == self._line.rank
+        self._wait_for_upload()
+        whole = self._all(f"uploaded/{number}")
+        if lowest and whole:
+            leftover.leave(self._storage, self._context.checkpoint, self._known, self._facts())
+        committed = self._committed(number)
+        if committed and lowest:
+            leftover.forget(self._storage)
+            leftover.record(self._storage, self._context.checkpoint, self._facts())
+        if given is not None:
+            internals.remove_local(given, self._storage)
+        notice = serving.latch.notice
+        assert notice is not None
+        seconds = time.monotonic() - notice.at
+        if not committed:
+            log.error("The controller did not commit the checkpoint in time. It is kept, and found when the run starts again")
+        elif lowest:
+            name = internals.name_of(self._storage, self._context.checkpoint)
+            log.info("JIT checkpoint completed in %.1fs (%s, committed with the controller; %s)", seconds, name, serving.how)
+
+    def _wait_for_upload(self) -> None:
+        """With an asynchronous upload, report() comes back before it has begun."""
+        context = self._context
+        with context.report_order_condition:
+            context.report_order_condition.wait_for(
+                lambda: context.current_report_index >= context.report_call_index, max(1.0, self._serving.left())
+            )
+
+    def _committed(self, number: int) -> bool:
+        try:
+            return self._line.agreement.wait_for(f"committed/{number}", max(1.0, self._serving.left())) is not None
+        except errors.StoreLost:
+            return False
+
+    # ---- a rank is missing -------------------------------------------------------------------------------------------------------
+
+    def without(self, number: int, settled: dict[str, Any], given: Any) -> None:
+        """The last resort: the checkpoint is persisted without Ray's barrier, and found by the next incarnation."""
+        missing = messages.named(settled["missing"])
+        if not settled["saving"]:
+            log.warning("A report is left out: %s did not come to it", missing)
+            return
+        try:
+            self._keep(number, settled, given, missing)
+        except Exception:
+            log.exception("Nothing was saved")
+        self._stop()
+
+    def _keep(self, number: int, settled: dict[str, Any], given: Any, missing: str) -> None:
+        flaw = deciding.flaw(settled, internals.files_of(self._context.checkpoint) if self._context.checkpoint else None)
+        if flaw:
+            log.error("Nothing was saved: %s did not come to the report, and what the others have is no checkpoint: %s", missing, flaw)
+            return
+        if given is not None:
+            self._context.checkpoint = self._storage.persist_current_checkpoint(given, settled["name"])
+        self._all(f"kept/{number}")
+        if settled["saving"][0] == self._line.rank:
+            leftover.leave(self._storage, self._context.checkpoint, self._known, self._facts())
+            log.info("JIT checkpoint completed without %s (%s, for the next incarnation to find)", missing, settled["name"])
+
+    # ---- both --------------------------------------------------------------------------------------------------------------------
+
+    def _all(self, name: str) -> bool:
+        until = time.monotonic() + max(1.0, self._serving.left())
+        return self._line.agreement.vote(name, True, "", until, self._line.gone).ok
+
+    def _facts(self) -> dict[str, Any]:
+        serving = self._serving
+        notice = serving.latch.notice
+        because = _EXACT.get(serving.how, "")
+        return {
+            "step": serving.boundary.steps,
+            "reason": notice.reason if notice is not None else "",
+            "how": serving.how,
+            "exact": not because,
+            "because": because,
+        }
+
+    def _stop(self) -> None:
+        """No step more: it would be thrown away. The controller restarts the run at its next poll. Returning or raising would end the
+        run instead: as finished, or as failed."""
+        if self._echo.degraded:
+            self.done = True
+            return
+        self._echo.say(0.0, {})
+        threading.Event().wait()

@@ -1,0 +1,85 @@
+"""The controller's part: the store in which the ranks meet, and what only the controller knows: who is dead, and what is committed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from lastcall import errors
+from lastcall.adapters.ray import internals, meeting
+from lastcall.core import logs
+from lastcall.core.store.server import StoreServer
+from lastcall.settings import JITCheckpointConfig
+
+log = logging.getLogger("lastcall")
+
+
+class Controller:
+    """In the controller's process, for the whole run. Each worker group is an incarnation with keys of its own."""
+
+    def __init__(self, jit: JITCheckpointConfig) -> None:
+        self._visible = logs.Visible(jit.log_level)
+        self._secret = os.urandom(16).hex()
+        self._server = StoreServer(secret=self._secret)
+        self._incarnation = 0
+        self._line: meeting.Line | None = None
+        self._reports = 0
+        self._noticed = False
+
+    def start(self) -> None:
+        self._visible.__enter__()
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+        self._visible.__exit__()
+
+    def next_incarnation(self) -> dict[str, Any]:
+        """A new worker group is about to start: where its ranks meet."""
+        self._incarnation += 1
+        self._reports = 0
+        self._noticed = False
+        place = {
+            "host": internals.address(),
+            "port": self._server.address[1],
+            "secret": self._secret,
+            "incarnation": self._incarnation,
+        }
+        if self._line is not None:
+            self._line.close()
+        self._line = meeting.connect({**place, "host": "127.0.0.1"}, -1, 0)
+        return place
+
+    def reported(self, checkpoint: Any) -> None:
+        """All ranks have delivered their report, and the checkpoint manager has registered what came with it."""
+        self._reports += 1
+        if self._line is not None and checkpoint is not None:
+            self._line.agreement.tell(f"committed/{self._reports}", {"path": str(checkpoint.path)})
+
+    def polled(self, status: Any) -> None:
+        """Before the controller itself looks at it. After a notice a dead worker was preempted, whatever Ray calls its death: where a
+        node's raylet ends some milliseconds before the announced deadline, Ray 2.60 calls that a failure, charges max_failures and
+        fails the run. What the others then fail of (a collective without its peer) is a consequence of it."""
+        for rank, worker in status.worker_statuses.items():
+            death = internals.actor_death(worker.error)
+            if death is not None and self._line is not None:
+                self._line.bury(rank)
+            if worker.error is None or not self._notice(status):
+                continue
+            if death is None:
+                log.warning("Rank %d failed after the notice, and the run is about to be restarted: %s", rank, worker.error)
+                worker.error = death = ray.exceptions.RayActorError(error_msg=str(worker.error))
+            death._preempted = True
+
+    def _notice(self, status: Any) -> bool:
+        told = any(getattr(worker, "preemption_info", None) is not None for worker in status.worker_statuses.values())
+        if not self._noticed and not told and self._line is not None:
+            try:
+                told = self._line.agreement.heard(0.0) is not None
+            except errors.StoreLost:
+                log.debug("our own store cannot be read")
+        self._noticed = self._noticed or told
+        return self._noticed

@@ -1,0 +1,80 @@
+"""From what the ranks said to what all of them do, with the reason. Pure functions: one rank's answer is everybody's.
+
+own       the script's own save, entered as though its condition were true
+replay    the script's own save statements, run at a step boundary: batches may be repeated, never skipped
+state     no save of the script's can be used: what the optimizers hold, in a format of ours
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lastcall.core import messages
+
+OWN, REPLAY, STATE = "own", "replay", "state"
+_SLACK = 1.5  # a pass may take that much longer than the one before
+_LEAST = 2.0  # seconds that the script's own save point gets in any case
+
+Said = Mapping[int, Mapping[str, Any]]
+
+
+def first(said: Said, left: float) -> dict[str, Any]:
+    """`left`: seconds in which the save must have begun."""
+    step = max(int(word["step"]) for word in said.values()) + 1
+    if not all(word.get("points") for word in said.values()):
+        return {"step": step, "how": STATE, "within": left, "because": _why_not(said)}
+    if all(word.get("near") for word in said.values()):
+        return _own(step, left, "the script's own save point is passed at every step")
+    known = [float(word["seconds"]) for word in said.values() if word.get("seconds") is not None]
+    if not known:
+        return _own(step, max(left / 2, min(left, _LEAST)), "it is not known how far away the script's own save point is")
+    expected = max(known)
+    if expected > left:
+        return _replay(step, left, f"the script's own save point is about {expected:.0f} s away, and {left:.0f} s are left")
+    return _own(step, min(left, _SLACK * expected + _LEAST), f"the script's own save point is about {expected:.0f} s away")
+
+
+def again(said: Said, left: float) -> dict[str, Any]:
+    """The script's own save point was not reached in time. Whoever is in it already stays there, and the others come."""
+    step = max(int(word["step"]) for word in said.values()) + 1
+    if any(word.get("inside") for word in said.values()):
+        return _own(step, left, "a rank is in the script's own save already")
+    return _replay(step, left, "the script's own save point was not reached in time")
+
+
+def report(said: Said, size: int) -> dict[str, Any]:
+    """A report() after the notice: who is there, and who brings a checkpoint."""
+    saving = sorted(rank for rank, word in said.items() if word.get("checkpoint"))
+    steps = {word.get("step") for rank, word in said.items() if rank in saving}
+    return {
+        "missing": sorted(set(range(size)) - set(said)),
+        "saving": saving,
+        "torn": len(steps) > 1,  # parts of different steps are no checkpoint
+        "files": sorted({tuple(said[rank].get("files", ())) for rank in saving}),
+    }
+
+
+def flaw(settled: Mapping[str, Any], previous: Sequence[str] | None) -> str:
+    """Why what the living ranks bring is no whole checkpoint, as far as can be told; empty if it is one. `previous`: the files of the
+    checkpoint before."""
+    files = settled["files"]
+    if settled["torn"]:
+        return "its parts are of different steps"
+    if len(files) > 1:
+        return f"each rank has files of its own, and those of {messages.named(settled['missing'])} are missing"
+    if files and previous is not None and set(previous) != set(files[0]):
+        return "the checkpoint before it had other files"
+    return ""
+
+
+def _own(step: int, within: float, because: str) -> dict[str, Any]:
+    return {"step": step, "how": OWN, "within": within, "because": because}
+
+
+def _replay(step: int, left: float, because: str) -> dict[str, Any]:
+    return {"step": step, "how": REPLAY, "within": left, "because": because}
+
+
+def _why_not(said: Said) -> str:
+    return next((str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")), "no save was found")

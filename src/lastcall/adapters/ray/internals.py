@@ -1,0 +1,81 @@
+"""Every private name of Ray that is used, in one place: what a new version of Ray may break."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import pyarrow.fs
+import ray
+from ray.train import Checkpoint
+from ray.train.v2._internal.execution.context import get_train_context
+
+POLL_VARIABLE = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+POLL_SECONDS = 2.0
+DRAIN_VARIABLE = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
+
+
+def train_context() -> Any:
+    """Of this train worker; RuntimeError outside of one."""
+    return get_train_context()
+
+
+def node_id() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def address() -> str:
+    """Where the other nodes reach this one."""
+    return str(ray.util.get_node_ip_address())
+
+
+def poll_seconds() -> float:
+    """Between two looks of the controller at its workers; it hands the variable on to them."""
+    try:
+        return float(os.environ.get(POLL_VARIABLE, POLL_SECONDS))
+    except ValueError:
+        return POLL_SECONDS
+
+
+def trains_with_torch(context: Any) -> bool:
+    """Whether torch will be imported in this worker anyway."""
+    backend = type(context.train_run_context.backend_config)
+    return any("torch" in kind.__module__.lower() for kind in backend.__mro__)
+
+
+def checkpoint_at(storage: Any, name: str) -> Any:
+    """The checkpoint of this name in the run's folder; None if there is none."""
+    path = storage.build_checkpoint_path_from_name(name)
+    found = storage.storage_filesystem.get_file_info(path)
+    return Checkpoint(path=path, filesystem=storage.storage_filesystem) if found.type.name == "Directory" else None
+
+
+def name_of(storage: Any, checkpoint: Any) -> str | None:
+    return None if checkpoint is None else str(storage.extract_checkpoint_dir_name_from_path(checkpoint.path))
+
+
+def new_name(storage: Any) -> str:
+    return str(storage.make_default_checkpoint_dir_name())
+
+
+def files_of(checkpoint: Any) -> list[str]:
+    """The names of its files, below its folder."""
+    if checkpoint is None:
+        return []
+    found = checkpoint.filesystem.get_file_info(pyarrow.fs.FileSelector(checkpoint.path, recursive=True))
+    return sorted(entry.path.removeprefix(checkpoint.path).lstrip("/") for entry in found if entry.type.name == "File")
+
+
+def remove_local(checkpoint: Any, storage: Any) -> None:
+    """The script's temporary folder, which its `with` statement will not come to remove. What is elsewhere is not ours to judge."""
+    path, home = os.path.realpath(checkpoint.path), os.path.realpath(tempfile.gettempdir())
+    if checkpoint.filesystem.type_name == "local" and path.startswith(home + os.sep) and storage.experiment_fs_path not in path:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def actor_death(error: Any) -> Any:
+    """The RayActorError of a worker whose process is gone; None for other errors, such as those of the user's code."""
+    inner = getattr(error, "health_check_failure", error)
+    return inner if isinstance(inner, ray.exceptions.RayActorError) else None

@@ -1,0 +1,80 @@
+"""What was persisted and never committed: a checkpoint in the run's folder that Ray does not know of.
+
+Ray registers a checkpoint when its controller has polled the report of every rank. A process that dies between the upload and that
+poll leaves a whole checkpoint which no restart would find. So a small file beside it names it, until it is registered; the next
+incarnation hands it to the script if nothing newer was registered since.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lastcall.adapters.ray import internals
+
+log = logging.getLogger("lastcall")
+FOLDER = ".lastcall"
+_MARKER = "uncommitted.json"
+
+
+def leave(storage: Any, checkpoint: Any, before: Sequence[str | None], facts: Mapping[str, Any]) -> None:
+    """`before`: the checkpoints that were reported by then, by name: the newest one that Ray knows is among them."""
+    name = internals.name_of(storage, checkpoint)
+    write(storage, _MARKER, {"name": name, "before": list(before), "time": time.time(), **facts})
+
+
+def forget(storage: Any) -> None:
+    path = _path(storage, _MARKER)
+    if storage.storage_filesystem.get_file_info(path).type.name == "File":
+        storage.storage_filesystem.delete_file(path)
+
+
+def find(storage: Any, known: Any) -> tuple[Any, dict[str, Any]]:
+    """The checkpoint that was left, if it is newer than the one that Ray knows; and what is written of it."""
+    body = _read(storage, _MARKER)
+    name = body.get("name")
+    if not isinstance(name, str) or internals.name_of(storage, known) not in body.get("before", []):
+        return None, body
+    return internals.checkpoint_at(storage, name), body
+
+
+def inject(context: Any) -> None:
+    """In a train worker, before the script asks for its checkpoint. Every rank finds the same: the file is not touched here."""
+    checkpoint, body = find(context.storage_context, context.checkpoint)
+    if checkpoint is None:
+        return
+    context.checkpoint = checkpoint
+    log.info(
+        "Going on from %s, which the last incarnation saved after %s and could not commit with the controller",
+        body["name"],
+        body.get("reason", "a notice"),
+    )
+
+
+def record(storage: Any, checkpoint: Any, facts: Mapping[str, Any]) -> None:
+    """The commit record stands beside the checkpoint, not in it: what is in it is the script's own."""
+    name = internals.name_of(storage, checkpoint)
+    write(storage, f"{str(name).replace('/', '_')}.json", {"name": name, "kind": "jit", "time": time.time(), **facts})
+
+
+def write(storage: Any, name: str, body: Mapping[str, Any]) -> None:
+    storage.storage_filesystem.create_dir(f"{storage.experiment_fs_path}/{FOLDER}", recursive=True)
+    with storage.storage_filesystem.open_output_stream(_path(storage, name)) as file:
+        file.write(json.dumps(body, default=str).encode())
+
+
+def _read(storage: Any, name: str) -> dict[str, Any]:
+    """Empty if it is not there, or was cut off."""
+    try:
+        with storage.storage_filesystem.open_input_stream(_path(storage, name)) as file:
+            body = json.loads(file.read())
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _path(storage: Any, name: str) -> str:
+    return f"{storage.experiment_fs_path}/{FOLDER}/{name}"

@@ -1,0 +1,84 @@
+"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from types import FrameType
+from typing import Any
+
+from ray.train import report
+
+from lastcall.adapters.torch import script as scripts
+
+log = logging.getLogger("lastcall")
+_NAME = "report"
+_ARGUMENT = "checkpoint"
+
+
+class Reports:
+    """What counts as a save: train.report(metrics, checkpoint=...), under whatever name."""
+
+    def is_save(self, call: ast.Call, target: object | None) -> bool:
+        if target is not None and target is not report:
+            return False
+        if target is None and _last_name(call.func) != _NAME:
+            return False
+        given = self.payload(call)
+        return given is not None and not (isinstance(given, ast.Constant) and given.value is None)
+
+    def payload(self, call: ast.Call) -> ast.expr | None:
+        if len(call.args) > 1:
+            return call.args[1]
+        return next((word.value for word in call.keywords if word.arg in (_ARGUMENT, None)), None)
+
+
+class OwnSave:
+    """In the training thread, but for position()."""
+
+    def __init__(self) -> None:
+        self._script: scripts.Script | None = None
+        self._because = "no optimizer has stepped yet"
+
+    def look(self, frame: FrameType) -> None:
+        """At the first step: the source is read once, before there is any hurry."""
+        self._script = scripts.find(frame, Reports())
+        if self._script.points:
+            log.info("A notice will run the script's own save: %s", self._script.place)
+        else:
+            self._because = self._script.because
+            log.warning("No save of the script's own can be run when a notice comes: %s", self._because)
+
+    def remember(self, frame: FrameType) -> None:
+        if self._script is not None:
+            self._script.remember(frame)
+
+    def position(self) -> dict[str, Any]:
+        points = self._script is not None and bool(self._script.points)
+        return {"points": points, "near": self.near, "because": self._because}
+
+    @property
+    def near(self) -> bool:
+        return self._script is not None and self._script.near
+
+    @property
+    def inside(self) -> bool:
+        return self._script is not None and self._script.inside
+
+    def enter(self, frame: FrameType) -> bool:
+        """False where the frame is not there this time."""
+        return self._script is not None and self._script.enter(frame, _nothing, wait=True)
+
+    def replay(self, frame: FrameType) -> str:
+        """Returns, if it does, why nothing was reported."""
+        assert self._script is not None
+        self._script.cancel()
+        return self._script.replay(frame)
+
+
+def _nothing() -> None:
+    """The branch was left without a report: it comes later in the pass."""
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

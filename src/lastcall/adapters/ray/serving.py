@@ -1,0 +1,198 @@
+"""The way of a notice in a train worker: told, kill wait, agreement on a step, the save, and what to do if it does not come."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from lastcall import errors
+from lastcall.adapters.ray import deciding, internals
+from lastcall.adapters.ray.boundary import Boundary
+from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.meeting import Line
+from lastcall.adapters.ray.ownsave import OwnSave
+from lastcall.core.latch import Latch
+from lastcall.settings import JITCheckpointConfig
+from lastcall.types import Notice
+
+log = logging.getLogger("lastcall")
+_AGREE_SECONDS = 5.0  # the agents answer at once: whoever does not by then is dead or frozen
+_FIRST_SAVE = 1.0  # seconds that a save takes, as long as none was seen
+_LISTEN = 300.0  # seconds of one wait for news
+_THIRD = 3.0  # the kill wait takes at most this part of the grace
+
+
+class Serving:
+    """One a worker. `told` from any thread; `arrived` and `before` in the training thread, from below its frames."""
+
+    def __init__(self, jit: JITCheckpointConfig, line: Line, echo: Echo, own: OwnSave) -> None:
+        self.latch = Latch()
+        self.boundary = Boundary(self.arrived)
+        self.save_seconds = _FIRST_SAVE
+        self.expected: float | None = None  # time.monotonic() at which the next report is due
+        self.begun = threading.Event()  # a report that saves is under way: nothing is left to do here
+        self._jit = jit
+        self._line = line
+        self._echo = echo
+        self._own = own
+        self._plan: dict[str, Any] | None = None
+        self._looked = False
+        self._entered = False
+        self._closed = False
+        self._lock = threading.Lock()
+        self.speak: Callable[[], None] = lambda: None  # on behalf of a training thread that is in Ray's barrier
+
+    # ---- news --------------------------------------------------------------------------------------------------------------------
+
+    def on_signal(self, signum: int, count: int) -> None:
+        now = time.monotonic()
+        name = signal.Signals(signum).name
+        self.told(Notice("signal", name, now, now + self._jit.grace, signum), {internals.node_id(): [self._line.rank]})
+
+    def on_drain(self, left: float | None, nodes: Mapping[str, Sequence[int]]) -> None:
+        """Ray says that nodes are taken away."""
+        now = time.monotonic()
+        self.told(Notice("drain", "node drain", now, now + (self._jit.grace if left is None else left)), nodes)
+
+    def listen(self) -> None:
+        """A thread: what another rank was told."""
+        line = self._line.clone()
+        while not self._closed:
+            try:
+                news = line.agreement.heard(_LISTEN)
+            except errors.StoreLost as error:
+                log.debug("the news of the other ranks can no longer be heard: %s", error)
+                return
+            if news is not None and news.get("rank") != self._line.rank:
+                now = time.monotonic()
+                left = float(news.get("deadline", time.time() + self._jit.grace)) - time.time()
+                notice = Notice(f"rank {news.get('rank')}", str(news.get("reason")), now, now + left)
+                self.told(notice, news.get("nodes", {}), announce=False)
+
+    def told(self, notice: Notice, nodes: Mapping[str, Sequence[int]], *, announce: bool = True) -> None:
+        with self._lock:
+            first = self.latch.notice is None
+            if self._closed or not self.latch.offer(notice):
+                return
+        self._echo.say(self.left(), nodes)
+        if first:
+            self.speak()
+            args = (notice, dict(nodes) if announce else None)
+            threading.Thread(target=self._serve, args=args, name="lastcall-notice", daemon=True).start()
+
+    @property
+    def how(self) -> str:
+        return str(self._plan["how"]) if self._plan is not None else "the script's own period"
+
+    def close(self) -> None:
+        self._closed = True
+        self.boundary.remove()
+
+    # ---- time --------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        notice = self.latch.notice
+        assert notice is not None and notice.deadline is not None
+        return notice.deadline
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def reserve(self) -> float:
+        """What must be left when a save begins: the save itself, and two polls of the controller until it is committed."""
+        return 1.3 * self.save_seconds + 2 * internals.poll_seconds() + 1.0
+
+    # ---- the agent's thread --------------------------------------------------------------------------------------------------------
+
+    def _serve(self, notice: Notice, nodes: dict[str, Any] | None) -> None:
+        try:
+            wait = max(0.0, min(self._jit.kill_wait, self.left() / _THIRD))
+            self._say(notice, wait, nodes is not None)
+            if nodes is not None:
+                deadline = time.time() + self.left()
+                self._line.agreement.announce({"rank": self._line.rank, "reason": notice.reason, "nodes": nodes, "deadline": deadline})
+            if not self.begun.wait(wait):
+                self._save()
+        except errors.StoreLost as error:
+            log.warning("Nothing is saved after %s: the controller is gone, and the run with it (%s)", notice.reason, error)
+        except Exception:
+            log.exception("The notice could not be served; the run goes on until it is stopped")
+        finally:
+            self.boundary.release()
+
+    def _say(self, notice: Notice, wait: float, own: bool) -> None:
+        cut = "" if wait == self._jit.kill_wait else f" (instead of {self._jit.kill_wait:.1f}s: {self.left():.1f} s are left)"
+        if own:
+            log.info("%s received, initiating JIT checkpoint in %.1fs%s", notice.reason, wait, cut)
+        else:
+            log.info(
+                "%s was told to stop (%s): rank %d saves, too, in %.1fs",
+                notice.source.capitalize(),
+                notice.reason,
+                self._line.rank,
+                wait,
+            )
+
+    def _save(self) -> None:
+        plan = self._agree("step", deciding.first)
+        if plan["how"] == deciding.OWN and not self._begins(plan["within"]):
+            plan = self._agree("again", deciding.again)
+        if not self._begins(max(0.0, self.left() - 0.5)):
+            log.error("The training loop did not come to a save in time: nothing was saved after the notice")
+
+    def _begins(self, seconds: float) -> bool:
+        return self.begun.wait(min(seconds, max(0.0, self.left() - 0.5)))
+
+    def _agree(self, name: str, decide: Any) -> dict[str, Any]:
+        """The step at which all ranks save, and how. The training thread stops at its next step until it is known."""
+        left = max(0.0, self.left() - self.reserve())
+        expected = None if self.expected is None else max(0.0, self.expected - time.monotonic())
+        mine = {"step": self.boundary.hold(), "seconds": expected, "inside": self._own.inside, **self._own.position()}
+        until = time.monotonic() + min(_AGREE_SECONDS, max(0.5, left))
+        plan = self._line.agreement.settle(name, mine, lambda said: decide(said, left), until, self._line.gone)
+        if plan is None:
+            raise errors.StoreLost("the ranks cannot agree")
+        if not plan:
+            raise RuntimeError("the ranks came to no decision")
+        log.info("Rank %d saves after step %d of this process (%s): %s", self._line.rank, plan["step"], plan["how"], plan["because"])
+        self._plan = plan
+        self.boundary.release()
+        return plan
+
+    # ---- the training thread -----------------------------------------------------------------------------------------------------
+
+    def arrived(self, frame: FrameType) -> None:
+        """A step is complete, in this frame. Nothing of ours is raised there."""
+        try:
+            self._act(frame)
+        except Exception:
+            log.exception("lastcall failed at a step; the run goes on")
+
+    def _act(self, frame: FrameType) -> None:
+        if not self._looked:
+            self._looked = True
+            self._own.look(frame)
+        plan = self._plan
+        if plan is None or self.boundary.steps < plan["step"] or self.begun.is_set():
+            return
+        if plan["how"] == deciding.OWN:
+            self._entered = self._entered or self._own.enter(frame)
+        elif plan["how"] == deciding.REPLAY and self._own.near:
+            self._replay(frame)
+        elif plan["how"] == deciding.REPLAY:
+            self.boundary.before = self._replay
+
+    def _replay(self, frame: FrameType) -> None:
+        self.boundary.before = None
+        try:
+            because = self._own.replay(frame)
+        except Exception:
+            log.exception("The script's own save could not be replayed")
+        else:
+            log.error("The script's own save could not be replayed: %s", because)

@@ -1,0 +1,65 @@
+"""A train worker's part, put together: signals, Ray's drain notices, optimizer steps, report()."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from lastcall.adapters.ray import internals, leftover, meeting
+from lastcall.adapters.ray.committing import Committing
+from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.ownsave import OwnSave
+from lastcall.adapters.ray.reporting import Reporting
+from lastcall.adapters.ray.serving import Serving
+from lastcall.adapters.torch.protection import Guarded
+from lastcall.settings import JITCheckpointConfig
+
+log = logging.getLogger("lastcall")
+
+
+class Worker:
+    """Between Ray's init_train_context and its shutdown, both in the main thread."""
+
+    def __init__(self, jit: JITCheckpointConfig, place: Mapping[str, Any]) -> None:
+        context = internals.train_context()
+        line = meeting.connect(place, context.get_world_rank(), context.get_world_size())
+        own, echo = OwnSave(), Echo(context)
+        self._context = context
+        self._line = line
+        self._echo = echo
+        self._serving = Serving(jit, line, echo, own)
+        training = line.clone()
+        committing = Committing(context, self._serving, training, echo)
+        self._reporting = Reporting(context, self._serving, training, own, committing)
+        self._guarded = Guarded(jit, self._serving.on_signal)
+        self._signals = [signal.Signals[name] for name in jit.signals]
+        self._former: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
+            self._former[signum] = signal.signal(signum, _nothing)
+        self._guarded.begin()
+        leftover.inject(self._context)
+        if internals.trains_with_torch(self._context):
+            self._serving.boundary.install()
+        self._reporting.begin()
+        self._echo.begin(self._serving.on_drain)
+        threading.Thread(target=self._serving.listen, name="lastcall-ear", daemon=True).start()
+
+    def end(self) -> None:
+        """Handlers first: the next SIGTERM is Ray's own."""
+        self._guarded.let_go()
+        for signum, former in self._former.items():
+            if signal.getsignal(signum) is _nothing:
+                signal.signal(signum, former)
+        self._echo.end()
+        self._serving.close()
+        self._reporting.end()
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """A notice is heard on a thread of its own (notices/signals.py)."""

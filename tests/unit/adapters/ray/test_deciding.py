@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+from lastcall.adapters.ray import deciding
+
+
+def at(step: int, *, points: bool = True, near: bool = False, seconds: float | None = None, **more: Any) -> dict[str, Any]:
+    return {"step": step, "points": points, "near": near, "seconds": seconds, **more}
+
+
+def test_the_step_is_one_that_no_rank_has_passed() -> None:
+    assert deciding.first({0: at(7, near=True), 1: at(9, near=True)}, 20.0)["step"] == 10
+
+
+def test_a_save_point_in_the_step_loop_is_waited_for_as_long_as_there_is_time() -> None:
+    found = deciding.first({0: at(1, near=True), 1: at(1, near=True)}, 20.0)
+    assert (found["how"], found["within"]) == ("own", 20.0)
+
+
+def test_a_save_point_of_unknown_distance_gets_half_of_the_time() -> None:
+    found = deciding.first({0: at(1), 1: at(1)}, 20.0)
+    assert (found["how"], found["within"]) == ("own", 10.0)
+
+
+def test_a_save_point_that_comes_in_time_is_waited_for_a_little_longer_than_expected() -> None:
+    found = deciding.first({0: at(1, seconds=4.0), 1: at(1, seconds=5.0)}, 20.0)
+    assert found["how"] == "own" and 5.0 < found["within"] < 20.0
+
+
+def test_a_save_point_that_is_too_far_away_is_replayed_with_the_reason() -> None:
+    found = deciding.first({0: at(1, seconds=90.0), 1: at(1, seconds=80.0)}, 20.0)
+    assert found["how"] == "replay" and "90 s away" in found["because"]
+
+
+def test_without_a_save_of_its_own_on_one_rank_no_rank_uses_it() -> None:
+    found = deciding.first({0: at(1, near=True), 1: at(1, points=False, because="no source")}, 20.0)
+    assert (found["how"], found["because"]) == ("state", "no source")
+
+
+def test_a_rank_that_is_in_its_save_when_time_is_up_is_joined_by_the_others() -> None:
+    assert deciding.again({0: at(5, inside=True), 1: at(4, inside=False)}, 6.0)["how"] == "own"
+
+
+def test_when_no_rank_has_reached_its_save_in_time_it_is_replayed() -> None:
+    found = deciding.again({0: at(5, inside=False), 1: at(6, inside=False)}, 6.0)
+    assert (found["how"], found["step"]) == ("replay", 7)
+
+
+def reported(*, checkpoint: bool, step: int = 3, files: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"checkpoint": checkpoint, "step": step, "files": list(files)}
+
+
+def test_a_report_saves_if_any_rank_brings_a_checkpoint() -> None:
+    found = deciding.report({0: reported(checkpoint=True, files=("model.pt",)), 1: reported(checkpoint=False)}, 2)
+    assert (found["saving"], found["missing"], found["torn"]) == ([0], [], False)
+
+
+def test_ranks_that_do_not_come_to_a_report_are_named() -> None:
+    assert deciding.report({0: reported(checkpoint=True)}, 3)["missing"] == [1, 2]
+
+
+def test_parts_of_different_steps_are_no_checkpoint() -> None:
+    found = deciding.report({0: reported(checkpoint=True, step=3), 1: reported(checkpoint=True, step=4)}, 3)
+    assert "different steps" in deciding.flaw(found, None)
+
+
+def test_a_checkpoint_of_parts_is_not_whole_without_the_missing_rank() -> None:
+    said = {0: reported(checkpoint=True, files=("shard-0",)), 1: reported(checkpoint=True, files=("shard-1",))}
+    assert "rank 2 are missing" in deciding.flaw(deciding.report(said, 3), None)
+
+
+def test_a_checkpoint_with_other_files_than_the_one_before_is_not_trusted() -> None:
+    found = deciding.report({0: reported(checkpoint=True, files=("shard-0",))}, 2)
+    assert "other files" in deciding.flaw(found, ["shard-0", "shard-1"])
+
+
+def test_a_checkpoint_with_the_files_of_the_one_before_is_whole() -> None:
+    found = deciding.report({0: reported(checkpoint=True, files=("epoch.pt", "model.pt"))}, 2)
+    assert deciding.flaw(found, ["model.pt", "epoch.pt"]) == ""
