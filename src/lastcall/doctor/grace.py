@@ -19,7 +19,7 @@ from lastcall.doctor.finding import Case, Finding
 from lastcall.doctor.rundir import Directory
 from lastcall.doctor.storage import Speed
 
-_KUBERNETES = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
+KUBERNETES = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
 _DOCKER = 10.0  # docker stop, unless told otherwise
 _TORCHRUN = 30.0  # PContext.close, which most ways lead through whatever --shutdown-timeout says (torch 2.4 to 2.13)
 _KILL_WAIT = 30.0  # Slurm's
@@ -89,7 +89,7 @@ def check_platform(case: Case, jit: settings.JITCheckpointConfig, expected: Expe
     if case.termination_grace is not None:
         limit, whose, told = case.termination_grace, "the platform", True
     elif platform in ("kubernetes", "runai"):
-        limit, whose, told = _KUBERNETES, "Kubernetes (terminationGracePeriodSeconds cannot be seen from inside; assumed)", False
+        limit, whose, told = KUBERNETES, "Kubernetes (terminationGracePeriodSeconds cannot be seen from inside; assumed)", False
     elif platform == "plain" and os.path.exists("/.dockerenv"):
         limit, whose, told = _DOCKER, "docker stop (its --stop-timeout cannot be seen from inside; assumed)", False
     else:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from lastcall import settings
-from lastcall.doctor import capacity, commands, configuration, delivery, finding, grace, restart, rundir, storage
+from lastcall.doctor import capacity, commands, configuration, delivery, finding, grace, rays, restart, rundir, storage
 from lastcall.doctor.finding import Case, Finding
 from lastcall.launch import platforms
 
@@ -45,6 +45,7 @@ def inspect(case: Case, known: rundir.Directory | None) -> Report:
     findings += grace.check_platform(case, jit, expected, platform.name)
     findings += grace.check_torchrun(launch, jit, expected, case.environ)
     findings += grace.check_slurm(launch, expected, case.environ)
+    findings += rays.check(case, launch, jit, expected, versions["ray"])
     findings += of_storage
     if case.directory is not None and not any(item.name == "writable" and item.level == "risk" for item in of_storage):
         findings += storage.check_room(case.directory, expected.nbytes, known.spare if known else 0)
