@@ -1,7 +1,6 @@
 """Real Ray clusters on this machine: several `ray start --block`, each of which is a node that can be told to go as a pod is told.
 
-A cluster has a folder of its own below /tmp (the names of its sockets are short), ports of its own, and a mark in the environment of
-all its processes, by which they are found and killed at the end, whoever their parent then is.
+A cluster has a folder of its own below /tmp (the names of its sockets are short), ports of its own, and a reaper.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,10 +18,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from helpers import nursery
+from helpers.reaper import Reaper
 
 PATIENCE = 300.0  # seconds until a test gives up: two cores start many interpreters here, each of which imports torch
 BIN = Path(sys.executable).parent
-_MARK = "CLUSTER_OF_TESTS"  # neither RAY_... nor LASTCALL_..., which are searched for misspelt settings
 _OBJECT_STORE = 100_000_000
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",  # else a token is written into the home directory
@@ -41,6 +39,7 @@ class Cluster:
 
     def __init__(self, *, dashboard: bool = False, cpus: int = 4, **env: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-"))
+        self._reaper = Reaper(self.folder)
         self._env = env
         (self._port, self._dashboard_port) = _free_ports(2)
         self.address = f"127.0.0.1:{self._port}"
@@ -105,7 +104,7 @@ class Cluster:
         inherited = {name: value for name, value in nursery.environment().items() if not name.startswith("RAY_")}
         path = f"{BIN}:{inherited.get('PATH', os.defpath)}"
         inherited.pop("PYTHONPATH")  # the package is installed, as it is on a cluster
-        return {**inherited, "PATH": path, **_SETTINGS, _MARK: str(self.folder), **self._env, **more}
+        return {**inherited, "PATH": path, **_SETTINGS, **self._reaper.mark, **self._env, **more}
 
     def run(self, script: Path, *arguments: object, **env: str) -> Driver:
         """Start a driver, as a person would at a shell of the head."""
@@ -148,22 +147,9 @@ class Cluster:
         return "".join(path.read_text(errors="replace") for path in files)
 
     def close(self) -> None:
-        """Kill what bears the mark. New processes may appear meanwhile, so until none is left."""
-        until(lambda: not [os.kill(pid, signal.SIGKILL) for pid in list(self._marked())], lambda: "an end of all processes")
+        self._reaper.close()
         for process in [*(node.process for node in self.nodes), *(driver.process for driver in self.drivers)]:
             process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _marked(self) -> Iterator[int]:
-        mark = f"{_MARK}={self.folder}".encode()
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0") and _state(int(entry.name)) not in ("", "Z"):
-                    yield int(entry.name)
-            except OSError:
-                continue
 
 
 class Node:
@@ -253,10 +239,6 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return []
-
-
-def _state(pid: int) -> str:
-    return (_stat(pid) or [""])[0]
 
 
 def _ancestors(pid: int) -> Iterator[int]:
