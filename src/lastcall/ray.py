@@ -1,11 +1,13 @@
 """The public names for Ray Train. Nothing of this is needed where RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1 is set.
 
-trainer = TorchTrainer(train_func, run_config=lastcall.ray.RunConfig(jit_checkpoint_config=JITCheckpointConfig(kill_wait=5.0)))
+RunConfig   Ray's own, with jit_checkpoint_config=
+protect     in the train function: what is to be saved and put back where the script has no save of its own
 """
 
 from __future__ import annotations
 
 from lastcall.adapters.ray.config import RunConfig
+from lastcall.adapters.ray.named import protect
 from lastcall.settings import JITCheckpointConfig
 
-__all__ = ["JITCheckpointConfig", "RunConfig"]
+__all__ = ["JITCheckpointConfig", "RunConfig", "protect"]

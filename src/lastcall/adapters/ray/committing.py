@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lastcall import errors
@@ -24,20 +25,21 @@ class Committing:
 
     def __init__(self, context: Any, serving: Serving, line: Line, echo: Echo) -> None:
         self.done = False
+        self.fall_back: Callable[[str], None] = lambda because: None  # the state itself, where the script's own save fails
         self._context = context
         self._storage = context.storage_context
         self._serving = serving
         self._line = line
         self._echo = echo
         self._base = context.report_call_index
-        self._known: list[str | None] = [internals.name_of(self._storage, context.checkpoint)]
+        self.known: list[str | None] = [internals.name_of(self._storage, context.checkpoint)]
 
     def number(self) -> int:
         """Of the last report of this incarnation; the same on all ranks, and in the controller."""
         return int(self._context.report_call_index - self._base)
 
     def reported(self, checkpoint: Any) -> None:
-        self._known = [*self._known, internals.name_of(self._storage, checkpoint)][-_KNOWN:]
+        self.known = [*self.known, internals.name_of(self._storage, checkpoint)][-_KNOWN:]
 
     # ---- all ranks are there -----------------------------------------------------------------------------------------------------
 
@@ -47,18 +49,18 @@ class Committing:
             self._commit(self.number(), settled, given)
         except Exception:
             log.exception("It is not known whether the checkpoint was committed")
-        self._stop()
+        self.stop()
 
     def _commit(self, number: int, settled: dict[str, Any], given: Any) -> None:
         serving, lowest = self._serving, settled["saving"][0] == self._line.rank
         self._wait_for_upload()
-        whole = self._all(f"uploaded/{number}")
+        whole = self.everybody(f"uploaded/{number}")
         if lowest and whole:
-            leftover.leave(self._storage, self._context.checkpoint, self._known, self._facts())
+            leftover.leave(self._storage, self._context.checkpoint, self.known, self.facts())
         committed = self._committed(number)
         if committed and lowest:
             leftover.forget(self._storage)
-            leftover.record(self._storage, self._context.checkpoint, self._facts())
+            leftover.record(self._storage, self._context.checkpoint, self.facts())
         if given is not None:
             internals.remove_local(given, self._storage)
         notice = serving.latch.notice
@@ -89,6 +91,8 @@ class Committing:
     def without(self, number: int, settled: dict[str, Any], given: Any) -> None:
         """The last resort: the checkpoint is persisted without Ray's barrier, and found by the next incarnation."""
         missing = messages.named(settled["missing"])
+        if settled["failed"]:
+            self.fall_back(settled["failed"])
         if not settled["saving"]:
             log.warning("A report is left out: %s did not come to it", missing)
             return
@@ -96,7 +100,7 @@ class Committing:
             self._keep(number, settled, given, missing)
         except Exception:
             log.exception("Nothing was saved")
-        self._stop()
+        self.stop()
 
     def _keep(self, number: int, settled: dict[str, Any], given: Any, missing: str) -> None:
         flaw = deciding.flaw(settled, internals.files_of(self._context.checkpoint) if self._context.checkpoint else None)
@@ -105,18 +109,19 @@ class Committing:
             return
         if given is not None:
             self._context.checkpoint = self._storage.persist_current_checkpoint(given, settled["name"])
-        self._all(f"kept/{number}")
+        self.everybody(f"kept/{number}")
         if settled["saving"][0] == self._line.rank:
-            leftover.leave(self._storage, self._context.checkpoint, self._known, self._facts())
+            leftover.leave(self._storage, self._context.checkpoint, self.known, self.facts())
             log.info("JIT checkpoint completed without %s (%s, for the next incarnation to find)", missing, settled["name"])
 
     # ---- both --------------------------------------------------------------------------------------------------------------------
 
-    def _all(self, name: str) -> bool:
+    def everybody(self, name: str) -> bool:
+        """Whether all ranks have come to this point; a barrier that ends with the deadline."""
         until = time.monotonic() + max(1.0, self._serving.left())
         return self._line.agreement.vote(name, True, "", until, self._line.gone).ok
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         serving = self._serving
         notice = serving.latch.notice
         because = _EXACT.get(serving.how, "")
@@ -128,7 +133,7 @@ class Committing:
             "because": because,
         }
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """No step more: it would be thrown away. The controller restarts the run at its next poll. Returning or raising would end the
         run instead: as finished, or as failed."""
         if self._echo.degraded:

@@ -26,6 +26,19 @@ def leave(storage: Any, checkpoint: Any, before: Sequence[str | None], facts: Ma
     write(storage, _MARKER, {"name": name, "before": list(before), "time": time.time(), **facts})
 
 
+def leave_state(storage: Any, folder: str, before: Sequence[str | None], facts: Mapping[str, Any]) -> None:
+    """Of a script without a save of its own: not a checkpoint that it could read."""
+    write(storage, _MARKER, {"state": folder, "before": list(before), "time": time.time(), **facts})
+
+
+def find_state(storage: Any, known: Any) -> tuple[str | None, dict[str, Any]]:
+    """The folder of such a state, if nothing newer was committed since."""
+    body = _read(storage, _MARKER)
+    folder = body.get("state")
+    fits = isinstance(folder, str) and internals.name_of(storage, known) in body.get("before", [])
+    return folder if fits else None, body
+
+
 def forget(storage: Any) -> None:
     path = _path(storage, _MARKER)
     if storage.storage_filesystem.get_file_info(path).type.name == "File":

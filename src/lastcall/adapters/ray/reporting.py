@@ -23,7 +23,7 @@ from lastcall.adapters.ray.serving import Serving
 
 log = logging.getLogger("lastcall")
 _FILES = 1000  # names of a checkpoint's files that are compared
-_NOBODY: dict[str, Any] = {"missing": [], "saving": [], "torn": False, "files": []}
+_NOBODY: dict[str, Any] = {"missing": [], "failed": "", "saving": [], "torn": False, "files": []}
 
 
 class Reporting:
@@ -74,6 +74,11 @@ class Reporting:
         if settled is not None and settled["saving"]:
             committing.commit(settled, checkpoint)
         self._passed(frame, checkpoint is not None, time.monotonic() - began)
+
+    def failed(self, because: str) -> None:
+        """The script's own save could not be run here. Those who wait for this rank at its report learn it."""
+        word = {"number": self._committing.number() + 1, "checkpoint": False, "failed": because}
+        self._meet(self._line, word)
 
     def speak(self) -> None:
         """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us."""

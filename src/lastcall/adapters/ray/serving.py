@@ -45,6 +45,8 @@ class Serving:
         self._entered = False
         self._closed = False
         self._lock = threading.Lock()
+        self.fall_back: Callable[[str], None] = lambda because: None  # the state itself, where the script has no save
+        self.failed: Callable[[str], None] = lambda because: None  # tells the others that the script's own save failed here
         self.speak: Callable[[], None] = lambda: None  # on behalf of a training thread that is in Ray's barrier
 
     # ---- news --------------------------------------------------------------------------------------------------------------------
@@ -185,14 +187,21 @@ class Serving:
             self._entered = self._entered or self._own.enter(frame)
         elif plan["how"] == deciding.REPLAY and self._own.near:
             self._replay(frame)
-        elif plan["how"] == deciding.REPLAY:
-            self.boundary.before = self._replay
+        else:
+            self.boundary.before = self._replay if plan["how"] == deciding.REPLAY else self._save_state
 
     def _replay(self, frame: FrameType) -> None:
         self.boundary.before = None
         try:
             because = self._own.replay(frame)
+            if not self.begun.is_set():
+                log.error("The script's own save could not be replayed: %s", because)
+                self.failed(because)
+                self.fall_back(because)
         except Exception:
-            log.exception("The script's own save could not be replayed")
-        else:
-            log.error("The script's own save could not be replayed: %s", because)
+            log.exception("lastcall failed at a step; the run goes on")
+
+    def _save_state(self, _frame: FrameType) -> None:
+        self.boundary.before = None
+        assert self._plan is not None
+        self.fall_back(self._plan["because"])

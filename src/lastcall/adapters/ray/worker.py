@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from lastcall.adapters.ray import internals, leftover, meeting
+from lastcall.adapters.ray import fallback, internals, leftover, meeting
 from lastcall.adapters.ray.committing import Committing
 from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.fallback import Fallback
 from lastcall.adapters.ray.ownsave import OwnSave
 from lastcall.adapters.ray.reporting import Reporting
 from lastcall.adapters.ray.serving import Serving
@@ -35,6 +36,9 @@ class Worker:
         training = line.clone()
         committing = Committing(context, self._serving, training, echo)
         self._reporting = Reporting(context, self._serving, training, own, committing)
+        self._fallback = Fallback(context, self._serving, committing, training)
+        self._serving.fall_back = committing.fall_back = self._fallback.save
+        self._serving.failed = self._reporting.failed
         self._guarded = Guarded(jit, self._serving.on_signal)
         self._signals = [signal.Signals[name] for name in jit.signals]
         self._former: dict[int, Any] = {}
@@ -43,6 +47,8 @@ class Worker:
         for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
             self._former[signum] = signal.signal(signum, _nothing)
         self._guarded.begin()
+        fallback.install(self._context, self._fallback)
+        self._fallback.restore()
         leftover.inject(self._context)
         if internals.trains_with_torch(self._context):
             self._serving.boundary.install()
@@ -59,6 +65,7 @@ class Worker:
         self._echo.end()
         self._serving.close()
         self._reporting.end()
+        self._fallback.end()
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:

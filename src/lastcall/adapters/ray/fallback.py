@@ -1,0 +1,103 @@
+"""Where the script has no save that can be run: the state itself, in a format of ours, beside what Ray keeps.
+
+Never a checkpoint that is handed to the script: its own code could not read it. Model and optimizer are put back before their first use
+(restoring.py), and what was named in lastcall.ray.protect(...) at that call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from lastcall.adapters.ray import internals, leftover
+from lastcall.adapters.ray.committing import Committing
+from lastcall.adapters.ray.meeting import Line
+from lastcall.adapters.ray.serving import Serving
+
+log = logging.getLogger("lastcall")
+
+
+class Fallback:
+    """The training thread's."""
+
+    def __init__(self, context: Any, serving: Serving, committing: Committing, line: Line) -> None:
+        self._context = context
+        self._storage = context.storage_context
+        self._serving = serving
+        self._committing = committing
+        self._line = line
+        self._named: dict[str, Any] = {}
+        self._restoring: Any = None
+
+    # ---- the start of an incarnation -----------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """If the last incarnation has left a state, have it put back."""
+        folder, facts = leftover.find_state(self._storage, self._context.checkpoint)
+        if folder is None:
+            return
+        from lastcall.adapters.ray import restoring, state
+
+        body = state.read(self._storage.storage_filesystem, f"{self._storage.experiment_fs_path}/{folder}", self._line.rank)
+        self._restoring = restoring.Restoring(body, str(facts.get("reason")))
+        self._restoring.begin()
+
+    def end(self) -> None:
+        if self._restoring is not None:
+            self._restoring.end()
+
+    def name(self, values: dict[str, Any]) -> None:
+        self._named.update(values)
+        if self._restoring is not None:
+            self._restoring.named(values)
+
+    # ---- after a notice --------------------------------------------------------------------------------------------------------------
+
+    def save(self, because: str) -> None:
+        """Does not return where the state was saved, unless training is to go on."""
+        try:
+            saved = self._save(because)
+        except Exception:
+            log.exception("The state could not be saved")
+            saved = False
+        if self._committing.everybody("state") and saved:
+            self._committing.stop()
+
+    def _save(self, because: str) -> bool:
+        from lastcall.adapters.ray import state
+
+        self._serving.begun.set()
+        notice = self._serving.latch.notice
+        assert notice is not None
+        rank, folder = (
+            self._line.rank,
+            f"{leftover.FOLDER}/state-{self._committing.known[-1] or 'first'}-{self._serving.boundary.steps}",
+        )
+        if rank == 0 or not state.alike_on_all_ranks():
+            body = state.captured(self._named)
+            nbytes = state.write(self._storage.storage_filesystem, f"{self._storage.experiment_fs_path}/{folder}", rank, body)
+        if not self._committing.everybody("written"):
+            log.error("Not all ranks could write their state: nothing was saved")
+            return False
+        if rank == 0:
+            leftover.leave_state(self._storage, folder, self._committing.known, self._committing.facts())
+            log.info(
+                "JIT checkpoint completed in %.1fs (%.1f MB of model and optimizer, in lastcall's own format: %s)",
+                time.monotonic() - notice.at,
+                nbytes / 1e6,
+                because,
+            )
+        return True
+
+
+def current() -> Fallback | None:
+    """That of this process, if it is a train worker that is protected."""
+    return getattr(internals.train_context(), _ATTRIBUTE, None)
+
+
+def install(context: Any, fallback: Fallback) -> None:
+    setattr(context, _ATTRIBUTE, fallback)
+
+
+_ATTRIBUTE = "_lastcall_fallback"
