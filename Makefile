@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench e2e-slurm env clean
+.PHONY: demo test test-all lint bench e2e-slurm e2e-ray e2e-ray-all env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
@@ -29,6 +29,16 @@ lint: env
 
 e2e-slurm: env
 	$(BIN)/python -m pytest tests/slurm
+
+$(VENV)/.made-ray: $(VENV)/.made requirements-ray.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r requirements-ray.txt
+	touch $@
+
+e2e-ray: $(VENV)/.made-ray
+	$(BIN)/python -m pytest tests/ray
+
+e2e-ray-all: $(VENV)/.made-ray
+	$(BIN)/python -m pytest tests/ray -m "slow or not slow"
 
 bench: env
 	$(BIN)/python -m bench

@@ -20,8 +20,9 @@ def test_there_is_a_test_for_every_example() -> None:
         "train.py",
         "demo.py",
         "plain.py",
-        "finetune.py",
-    }  # that one in tests/e2e/transformers
+        "finetune.py",  # in tests/e2e/transformers
+        "ray_vanilla.py",  # in tests/ray
+    }
 
 
 def test_the_minimal_example_goes_on_where_it_was(nursery: Nursery, tmp_path: Path) -> None:
