@@ -73,6 +73,8 @@ class TrainerSubject(FrameworkSubject):
             LEDGER: self.ledger,
             TALLY: self.tally,
         }
+        if trainer.is_deepspeed_enabled:
+            del values["optimizer"]  # in pieces that only DeepSpeed can put together: it saves them itself
         try:
             TorchSubject({LEDGER: self.ledger, TALLY: self.tally, "scheduler": values["scheduler"], "scaler": values["scaler"]})
         except errors.StateError as error:
