@@ -40,7 +40,7 @@ e2e-ray: $(VENV)/.made-ray
 e2e-ray-all: $(VENV)/.made-ray
 	$(BIN)/python -m pytest tests/ray -m "slow or not slow"
 
-bench: env
+bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench
 
 clean:

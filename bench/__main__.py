@@ -15,6 +15,7 @@ from bench import agreement, disk, gpu, resume, save, stall, startup, step
 from bench.conditions import conditions
 from bench.measure import Options
 from bench.ranks import reports as ranks
+from bench.ray import reports as rays
 from bench.table import Comparison, Listing
 from bench.transformers import reports as trainer
 
@@ -23,6 +24,7 @@ _SIZES = {
     "agreement": 0.0, "traffic": 0.0,
     "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
     "trainer-save": 0.6, "trainer-stall": 0.6, "trainer-step": 0.0,
+    "ray-notice": 0.0, "ray-step": 0.0,
 }  # fmt: skip
 _FOLDER = "lastcall-bench-"
 
@@ -94,6 +96,8 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
             return ranks.notices(folder, options)
         case "trainer-save" | "trainer-stall" | "trainer-step":
             return trainer.run(name, folder, gigabytes, options)
+        case "ray-notice" | "ray-step":
+            return rays.run(name, folder, options)
         case _:
             return step.step(folder, options)
 
