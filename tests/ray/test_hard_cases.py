@@ -1,0 +1,82 @@
+"""A save point that is too far away, a rank that dies between the notice and the save, storage of other kinds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import task
+
+from helpers import ray_runs
+from helpers.ray_cluster import Cluster
+from helpers.ray_runs import Run, all_workers, one_worker
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_in_a_long_epoch_the_save_is_replayed_and_no_batch_is_skipped(cluster: Cluster, tmp_path: Path) -> None:
+    batches = 300  # half a minute: the end of the epoch is too far away
+    run = Run(tmp_path, "helper", "--batches", batches, "--epochs", 2, LASTCALL_GRACE_SECONDS="15")
+    run.start(cluster)
+    run.until_step(6)
+    one_worker(run)
+    run.until_life(2)
+    said = run.finish()
+    first, second = run.lives()
+    assert {start["digest"] for start in second.starts} == {task.reference(second.began_at, world=2)[-1]}
+    assert first.reached == second.began_at
+    assert {start["epoch"] for start in second.starts} == {0}, "the rest of the epoch would be skipped"
+    assert second.reached == second.began_at + 2 * batches
+    (record,) = run.records()
+    assert record["exact"] is False and record["how"] == "replay"
+    assert "JIT checkpoint completed in" in said
+
+
+def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(cluster: Cluster, tmp_path: Path) -> None:
+    """The ranks of the seed's script train each for itself, so that the others can go on without it."""
+    run = Run(tmp_path, "seed", RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="3")
+    run.start(cluster)
+    run.until_step(6)
+    all_workers(run)
+    run.driver.until(lambda: "SIGTERM received" in run.driver.said(), "the notice in the log")
+    os.kill(run.pids()[1], signal.SIGKILL)
+    run.until_life(2)
+    said = run.finish()
+    _, second = run.lives()
+    reference = task.reference_of_seed(40)
+    assert {start["digest"] for start in second.starts} == {reference[second.began_at]}
+    assert second.began_at >= 6 and second.began_at % 10 != 1, "only the script's own periodic save was found"
+    assert {end["digest"] for end in second.ends} == {reference[-1]}
+    assert said.count("Source: preemption") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--keep", 1), ("--upload", "async"), ("--bucket", "yes")], ids=["keep", "async", "bucket"])
+def test_where_checkpoints_go_makes_no_difference(cluster: Cluster, tmp_path: Path, options: tuple[str, object]) -> None:
+    run = Run(tmp_path, "uploads", *options)
+    run.start(cluster)
+    run.until_step(6)
+    one_worker(run)
+    run.until_life(2)
+    said = run.finish()
+    ray_runs.assert_nothing_lost(run, said, task.reference(120, world=2))
+    if "--keep" in options:
+        assert len(run.folders()) == 1
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_cluster_do_not_hear_each_others_notices(cluster: Cluster, tmp_path: Path) -> None:
+    told, other = (Run(tmp_path / name, "steps", "--save_every", 10_000) for name in ("told", "other"))
+    for run in (told, other):
+        run.folder.mkdir()
+        run.start(cluster)
+    for run in (told, other):
+        run.until_step(6)
+    all_workers(told)
+    told.until_life(2)
+    said = told.finish()
+    ray_runs.assert_nothing_lost(told, said, task.reference(120, world=2))
+    assert "JIT checkpoint" not in other.finish()
+    assert len(other.lives()) == 1
