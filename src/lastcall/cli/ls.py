@@ -175,7 +175,7 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
             folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except PermissionError:
         return
-    if catalogs.PRIVATE in folders or any(_NAME.fullmatch(name) for name in folders):
+    if catalogs.PRIVATE in folders or any(_is_named(directory / name) for name in folders):
         yield directory
     elif depth > 0:
         for name in folders:
@@ -183,12 +183,16 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
                 yield from _below(directory / name, depth - 1)
 
 
+def _is_named(path: Path) -> bool:
+    """Whether a folder is called what a checkpoint is called. One with a commit record may be called anything: a script's own save that
+    a notice has made, one of lastcall.dcp."""
+    return _NAME.fullmatch(path.name) is not None or (path.name != catalogs.PRIVATE and os.path.lexists(path / records.NAME))
+
+
 def checkpoint(path: Path) -> Path | None:
-    """The path, if it names a checkpoint rather than a run; spelt with its name where it was ".". One of lastcall.dcp may be called
-    anything, so a commit record will do."""
+    """The path, if it names a checkpoint rather than a run; spelt with its name where it was "."."""
     named = path if _NAME.fullmatch(path.name) else Path(os.path.abspath(path))
-    is_one = _NAME.fullmatch(named.name) is not None or os.path.lexists(named / records.NAME)
-    return named if is_one and not (named / catalogs.PRIVATE).exists() else None
+    return named if _is_named(named) and not (named / catalogs.PRIVATE).exists() else None
 
 
 def identify(root: Path) -> dict[str, object]:
@@ -200,13 +204,15 @@ def identify(root: Path) -> dict[str, object]:
     return body if isinstance(body, dict) else {}
 
 
-def survey(root: Path) -> list[Found]:
-    """Everything that is named like a checkpoint: the committed ones in the order of the catalog, newest first, then the rest."""
+def survey(root: Path, *, others: bool = True) -> list[Found]:
+    """Everything that is named like a checkpoint: the committed ones in the order of the catalog, newest first, then the rest.
+    `others`: those too whose names are a script's own."""
     found = []
     for parent in (root, root / catalogs.PRIVATE / "staging"):
         try:
             with os.scandir(parent) as entries:
-                names = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and _is_named(parent / entry.name)]
+                names = [name for name in names if others or _NAME.fullmatch(name)]
         except FileNotFoundError:
             continue
         found += [item for name in names if (item := look(parent / name)) is not None]

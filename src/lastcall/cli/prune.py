@@ -84,7 +84,7 @@ def _hold(catalog: Catalog) -> None:
 
 
 def _plan(catalog: Catalog, args: argparse.Namespace) -> Plan:
-    found = ls.survey(catalog.root)
+    found = ls.survey(catalog.root, others=False)  # what a script has named, it removes itself
     valid = {item.path: item for item in found if item.status is ls.Status.VALID}
     entries = [Entry(item.path, item.record) for item in valid.values() if item.record is not None]
     keep = Keep(args.keep, args.monitor, args.mode)

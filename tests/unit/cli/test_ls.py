@@ -35,6 +35,16 @@ def test_the_newest_comes_first_with_what_the_record_says(cli: Cli, make_run: Ma
     assert "95." in rows[1] and "kB" in rows[1]
 
 
+def test_a_folder_with_a_record_is_known_by_any_name_and_prune_leaves_it_alone(cli: Cli, make_run: MakeRun) -> None:
+    root = make_run("run", 100, 200, 300)
+    (root / "checkpoint-100").rename(root / "step_100")
+    shutil.rmtree(root / ".lastcall", ignore_errors=True)
+    assert [line.split()[0] for line in cli("ls", root).lines[1:]] == ["checkpoint-300", "checkpoint-200", "step_100"]
+    assert cli("verify", root).code == 0
+    cli("prune", root, "--keep", "1", "--yes")
+    assert (root / "step_100").is_dir()
+
+
 def test_the_json_has_every_field_and_sizes_in_bytes(cli: Cli, make_run: MakeRun) -> None:
     root = make_run("run", 7, kind=Kind.JIT, reason="SIGTERM")
     said = cli("ls", root, "--json").json
