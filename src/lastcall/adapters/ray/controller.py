@@ -34,6 +34,8 @@ class Controller:
         self._server.start()
 
     def stop(self) -> None:
+        if self._line is not None:
+            self._line.close()
         self._server.stop()
         self._visible.__exit__()
 
@@ -63,23 +65,26 @@ class Controller:
         """Before the controller itself looks at it. After a notice a dead worker was preempted, whatever Ray calls its death: where a
         node's raylet ends some milliseconds before the announced deadline, Ray 2.60 calls that a failure, charges max_failures and
         fails the run. What the others then fail of (a collective without its peer) is a consequence of it."""
-        for rank, worker in status.worker_statuses.items():
+        workers = status.worker_statuses
+        self._noticed = self._noticed or any(getattr(worker, "preemption_info", None) is not None for worker in workers.values())
+        for rank, worker in workers.items():
+            if worker.error is None:
+                continue
             death = internals.actor_death(worker.error)
             if death is not None and self._line is not None:
                 self._line.bury(rank)
-            if worker.error is None or not self._notice(status):
+            if not self._notice():
                 continue
             if death is None:
                 log.warning("Rank %d failed after the notice, and the run is about to be restarted: %s", rank, worker.error)
                 worker.error = death = ray.exceptions.RayActorError(error_msg=str(worker.error))
             death._preempted = True
 
-    def _notice(self, status: Any) -> bool:
-        told = any(getattr(worker, "preemption_info", None) is not None for worker in status.worker_statuses.values())
-        if not self._noticed and not told and self._line is not None:
+    def _notice(self) -> bool:
+        """Whether there was one in this incarnation. Perhaps only the rank that is dead now knew of it, and told the others."""
+        if not self._noticed and self._line is not None:
             try:
-                told = self._line.agreement.heard(0.0) is not None
+                self._noticed = self._line.agreement.heard(0.0) is not None
             except errors.StoreLost:
                 log.debug("our own store cannot be read")
-        self._noticed = self._noticed or told
         return self._noticed

@@ -1,0 +1,19 @@
+"""Tests of what imports Ray are left out where it is not installed: `make e2e-ray` installs it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+NEED_RAY = ("callback", "config", "controller", "echo", "leftover", "reporting")
+collect_ignore = [] if importlib.util.find_spec("ray") else [f"test_{name}.py" for name in NEED_RAY]
+
+
+@pytest.fixture
+def storage(tmp_path: Any) -> Any:
+    """A run's folder, as Ray's workers see it."""
+    from ray.train.v2._internal.execution.storage import StorageContext
+
+    return StorageContext(str(tmp_path / "storage"), "exp")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.train import Checkpoint
+
+from lastcall.adapters.ray import leftover
+
+
+@pytest.fixture
+def made(storage: Any) -> Any:
+    """A checkpoint of this name in the run's folder."""
+
+    def make(name: str) -> Checkpoint:
+        path = Path(storage.build_checkpoint_path_from_name(name))
+        path.mkdir(parents=True)
+        (path / "model.pt").write_bytes(b"weights")
+        return Checkpoint(str(path), storage.storage_filesystem)
+
+    return make
+
+
+def test_what_was_left_is_handed_to_the_script_of_the_next_incarnation(
+    storage: Any, made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    known, left = made("checkpoint_1"), made("checkpoint_2")
+    leftover.leave(storage, left, ["checkpoint_1"], {"reason": "SIGTERM"})
+    context = SimpleNamespace(storage_context=storage, checkpoint=known)
+    with caplog.at_level("INFO", "lastcall"):
+        leftover.inject(context)
+    assert context.checkpoint.path == left.path
+    assert "checkpoint_2" in caplog.text and "SIGTERM" in caplog.text
+
+
+def test_the_very_first_checkpoint_of_a_run_is_found_too(storage: Any, made: Any) -> None:
+    left = made("checkpoint_1")
+    leftover.leave(storage, left, [None], {})
+    assert leftover.find(storage, None)[0].path == left.path
+
+
+def test_nothing_is_handed_over_once_something_newer_was_committed(storage: Any, made: Any) -> None:
+    leftover.leave(storage, made("checkpoint_2"), ["checkpoint_1"], {})
+    assert leftover.find(storage, made("checkpoint_3"))[0] is None
+
+
+def test_nothing_is_handed_over_that_ray_knows_by_itself(storage: Any, made: Any) -> None:
+    left = made("checkpoint_2")
+    leftover.leave(storage, left, ["checkpoint_1"], {})
+    assert leftover.find(storage, left)[0] is None
+
+
+def test_a_checkpoint_that_is_gone_is_not_handed_over(storage: Any, made: Any) -> None:
+    left = made("checkpoint_2")
+    leftover.leave(storage, left, [None], {})
+    (Path(left.path) / "model.pt").unlink()
+    Path(left.path).rmdir()
+    assert leftover.find(storage, None)[0] is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": 7}'])
+def test_a_file_that_was_cut_off_names_nothing(storage: Any, text: str) -> None:
+    leftover.write(storage, "uncommitted.json", {})
+    Path(storage.experiment_fs_path, ".lastcall", "uncommitted.json").write_text(text)
+    assert leftover.find(storage, None)[0] is None
+
+
+def test_forgetting_twice_is_forgetting_once(storage: Any, made: Any) -> None:
+    leftover.leave(storage, made("checkpoint_1"), [None], {})
+    leftover.forget(storage)
+    leftover.forget(storage)
+    assert leftover.find(storage, None)[0] is None
+
+
+def test_the_record_stands_beside_the_checkpoint_and_not_in_it(storage: Any, made: Any) -> None:
+    checkpoint = made("checkpoint_1")
+    leftover.record(storage, checkpoint, {"step": 7})
+    assert [path.name for path in Path(checkpoint.path).iterdir()] == ["model.pt"]
+    assert '"step": 7' in Path(storage.experiment_fs_path, ".lastcall", "checkpoint_1.json").read_text()
+
+
+def test_a_state_is_no_checkpoint_and_a_checkpoint_is_no_state(storage: Any, made: Any) -> None:
+    leftover.leave_state(storage, ".lastcall/state-1", [None], {})
+    assert leftover.find(storage, None)[0] is None
+    assert leftover.find_state(storage, None)[0] == ".lastcall/state-1"
+    assert leftover.find_state(storage, made("checkpoint_1"))[0] is None
+    leftover.leave(storage, made("checkpoint_2"), [None], {})
+    assert leftover.find_state(storage, None)[0] is None

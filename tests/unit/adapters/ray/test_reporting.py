@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from helpers.ray_ranks import PATIENCE, Group, Parked, made
+from lastcall.adapters.ray import committing, leftover
+
+
+@pytest.fixture(autouse=True)
+def no_parking(monkeypatch: pytest.MonkeyPatch) -> None:
+    def park() -> NoReturn:
+        raise Parked
+
+    monkeypatch.setattr(committing, "park", park)
+
+
+@pytest.fixture
+def two(storage: Any) -> Group:
+    return Group(storage, 2)
+
+
+def finish(*threads: Any) -> None:
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_without_a_notice_a_report_is_rays_own(two: Group) -> None:
+    finish(two.ranks[0].report(made()), two.ranks[1].report())
+    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2
+    assert not Path(two.storage.experiment_fs_path, ".lastcall").exists()
+
+
+def test_after_a_notice_the_checkpoint_is_committed_and_training_ends_there(two: Group, caplog: pytest.LogCaptureFixture) -> None:
+    for rank in two.ranks:
+        rank.told()
+    given = made()
+    with caplog.at_level("INFO", "lastcall"):
+        finish(two.ranks[0].report(given), two.ranks[1].report())
+    assert [rank.parked for rank in two.ranks] == [True, True] and two.committed == [1]
+    assert "JIT checkpoint completed in" in caplog.text
+    assert leftover.find(two.storage, None)[0] is None  # committed, so nothing is left over
+    record = json.loads(Path(two.storage.experiment_fs_path, ".lastcall", "checkpoint_4.json").read_text())
+    assert (record["reason"], record["exact"]) == ("SIGTERM", True)
+    assert not Path(given.path).exists()  # the script's `with` will not come to remove it
+
+
+def test_the_controller_is_told_to_restart_at_once_when_all_is_committed(two: Group) -> None:
+    for rank in two.ranks:
+        rank.told()
+    finish(two.ranks[0].report(made()), two.ranks[1].report())
+    deadlines = [rank.context.preemption_context.preemption_info.deadline_ms for rank in two.ranks]
+    assert all(deadline <= time.time() * 1000 for deadline in deadlines)
+
+
+def test_a_report_without_a_checkpoint_is_passed_on_and_training_goes_on(two: Group) -> None:
+    for rank in two.ranks:
+        rank.told()
+    finish(two.ranks[0].report(), two.ranks[1].report())
+    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2 and two.committed == [1]
+
+
+def test_a_rank_that_is_in_rays_barrier_when_it_hears_the_notice_is_joined_there(two: Group) -> None:
+    early, late = two.ranks
+    in_barrier = early.report(made())
+    assert early.context.barrier_entered.wait(PATIENCE)
+    late.told()
+    joining = late.report()
+    early.told()
+    finish(in_barrier, joining)
+    assert [rank.parked for rank in two.ranks] == [True, True] and two.committed == [1]
+
+
+def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(two: Group, caplog: pytest.LogCaptureFixture) -> None:
+    living = two.ranks[0]
+    living.told()
+    two.bury(1)
+    with caplog.at_level("INFO", "lastcall"):
+        finish(living.report(made()))
+    assert living.parked and not living.context.barrier_entered.is_set() and two.committed == []
+    found, facts = leftover.find(two.storage, None)
+    assert (Path(found.path) / "model.pt").read_bytes() == b"weights" and facts["reason"] == "SIGTERM"
+    assert "completed without rank 1" in caplog.text
+
+
+def test_a_rank_that_does_not_come_in_time_counts_as_dead(two: Group) -> None:
+    living = two.ranks[0]
+    living.told(grace=1.0)
+    finish(living.report(made()))
+    assert living.parked and leftover.find(two.storage, None)[0] is not None
+
+
+def test_parts_of_a_checkpoint_are_not_taken_for_one(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    three = Group(storage, 3)
+    three.bury(2)
+    for rank in three.ranks[:2]:
+        rank.told()
+    finish(three.ranks[0].report(made("shard-0.pt")), three.ranks[1].report(made("shard-1.pt")))
+    assert leftover.find(storage, None)[0] is None
+    assert "those of rank 2 are missing" in caplog.text
+
+
+def test_a_report_of_metrics_with_a_dead_rank_is_left_out_and_blocks_nobody(two: Group) -> None:
+    living = two.ranks[0]
+    living.told()
+    two.bury(1)
+    finish(living.report())
+    assert (living.parked, living.failure) == (False, None) and not living.context.barrier_entered.is_set()
+
+
+def test_a_rank_whose_own_save_fails_does_not_keep_the_others_waiting(two: Group) -> None:
+    failing, other = two.ranks
+    failing.told()
+    other.told()
+    waiting = other.report()
+    failing.reporting.failed("no folder to write to")
+    finish(waiting)
+    assert other.fell_back == ["no folder to write to"] and not other.parked
+
+
+def test_where_ray_knows_no_preemption_training_goes_on_after_the_save(storage: Any) -> None:
+    group = Group(storage, 1, degraded=True)
+    (alone,) = group.ranks
+    alone.told()
+    finish(alone.report(made()))
+    finish(alone.report(made()))
+    assert (alone.parked, alone.failure) == (False, None) and group.committed == [1, 2]
+
+
+def test_what_rays_own_report_raises_is_raised(two: Group) -> None:
+    two.barrier.abort()
+    finish(two.ranks[0].report(made()))
+    assert type(two.ranks[0].failure).__name__ == "BrokenBarrierError"
+
+
+def test_at_the_end_report_is_rays_own_again(two: Group) -> None:
+    one = two.ranks[0]
+    one.reporting.end()
+    assert "report" not in vars(one.context)
