@@ -1,11 +1,12 @@
-"""A plain Trainer whose model is sharded by Accelerate's FSDP2. CASE: its TrainingArguments by name, `noise`, and
+"""A plain Trainer whose model is sharded: by Accelerate's FSDP2, or by DeepSpeed. CASE: its TrainingArguments by name, `noise`, and
 `evaluation`: the seconds that a batch of an evaluation takes.
 
-Accelerate knows FSDP on accelerators only and trains with DistributedDataParallel on CPUs, without a word. FSDP2 itself works there:
-here it is let."""
+Accelerate knows both on accelerators only, and trains with DistributedDataParallel on CPUs, without a word. They work there all the
+same: here they are let."""
 
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainerCallback
 
 
-def let_cpus_shard() -> None:
+def let_fsdp() -> None:
     original = AcceleratorState.__init__
 
     def init(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
@@ -28,6 +29,15 @@ def let_cpus_shard() -> None:
     AcceleratorState.__init__ = init
 
 
+def let_deepspeed() -> None:
+    """DS_ACCELERATOR=cpu is to be set."""
+    import deepspeed.comm.torch
+
+    assert deepspeed
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # it would be compiled now, for minutes
+    PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_CPU)
+
+
 class Slow(TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         time.sleep(seconds)
@@ -35,7 +45,7 @@ class Slow(TrainerCallback):  # type: ignore[misc]
 
 case: dict[str, Any] = json.loads(os.environ["CASE"])
 noise, seconds = case.pop("noise", ""), case.pop("evaluation", 0.0)
-let_cpus_shard()
+(let_deepspeed if "deepspeed" in case else let_fsdp)()
 trainer = Trainer(
     model=bits.model(),
     args=bits.arguments(**case),
@@ -45,4 +55,5 @@ trainer = Trainer(
     callbacks=[Slow()],
 )
 bits.train(trainer)
-assert isinstance(trainer.model, FSDPModule), "this was not sharded: nothing would be shown by it"
+sharded = trainer.is_deepspeed_enabled or isinstance(trainer.model, FSDPModule)
+assert sharded, "nothing was sharded: nothing would be shown by this"
