@@ -374,8 +374,9 @@ def _over(job: Job, patience: float) -> bool:
 
 
 def _still(plan: Plan) -> Plan:
-    """The same training without any sleep."""
-    return dataclasses.replace(plan, **{entry.name: 0.0 for entry in dataclasses.fields(Plan) if entry.name.endswith("seconds")})
+    """The same training without any sleep, and without what goes wrong in one life only."""
+    quick = {entry.name: 0.0 for entry in dataclasses.fields(Plan) if entry.name.endswith("seconds")}
+    return dataclasses.replace(plan, **quick, long=None, raises=None)
 
 
 def _environment(plan: Plan, mode: str) -> dict[str, str]:

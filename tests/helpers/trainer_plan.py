@@ -52,6 +52,9 @@ class Plan:
     slow_rank: int | None = None  # only this rank writes slowly; None: all
     eio: bool = False  # the first write of a checkpoint fails, once in the life of the run
     chatty: bool = False  # log lines all the time
+    long: int | None = None  # a step that takes so long that it is not waited for
+    raises: int | None = None  # a step that raises on one of the ranks, in the first life
+    no_space: bool = False  # every write of a checkpoint fails
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -72,7 +75,7 @@ class Disk:
         self._met: set[str] = set()
 
     def install(self, ours: bool) -> None:
-        if not self._plan.save_seconds and not self._plan.eio:
+        if not self._plan.save_seconds and not self._plan.eio and not self._plan.no_space:
             return
         if ours:
             self._below_lastcall()
@@ -110,6 +113,9 @@ class Disk:
         files.Files.fsync = fsync  # type: ignore[method-assign]
 
     def _meet(self, step: int) -> None:
+        if self._plan.no_space:
+            self._met.clear()  # the next attempt meets it again
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._plan.eio and self._journal.first_time("eio"):
             self._journal.say("eio", step=step)
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -54,6 +54,10 @@ class Watched(Trainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         journal.say("training", step=self.state.global_step)
         time.sleep(plan.seconds)
+        if self.state.global_step == plan.long:
+            time.sleep(2.0)
+        if self.state.global_step == plan.raises and journal.first_time("raised"):
+            raise ValueError("a bad batch")
         loss = super().training_step(model, inputs, num_items_in_batch)
         data = zlib.crc32(inputs["input_ids"].numpy().tobytes())
         journal.say("micro", step=self.state.global_step, data=f"{data:08x}", state={"loss": loss.item().hex()})
