@@ -1,18 +1,19 @@
 """A loop of one's own around an Accelerator: accumulation, a scheduler, a registered object, data that is changed at random.
 
-LOOP: epochs | steps | tick      LOADER: plain | workers | stateful      STUCK: the pass that does not end
+LOOP: epochs | steps | tick      LOADER: plain | workers | stateful | stream | dispatched      STUCK: the pass that does not end
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import lastcall
 from helpers import training
@@ -20,6 +21,18 @@ from helpers import training
 EPOCHS, STEPS = int(os.environ.get("EPOCHS", "3")), int(os.environ.get("STEPS", "48"))
 LOOP, LOADER = os.environ.get("LOOP", "epochs"), os.environ.get("LOADER", "plain")
 STUCK = int(os.environ.get("STUCK", "-1"))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """The same sentences, of which nobody knows how many there are."""
+
+    def __init__(self, sentences: training.Sentences) -> None:
+        self.sentences = sentences
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        # Where one rank reads for all, batches are read again on resume: what reading draws at random is then drawn twice.
+        read = self.sentences.tokens.__getitem__ if LOADER == "dispatched" else self.sentences.__getitem__
+        return map(read, range(len(self.sentences)))
 
 
 class Seen:
@@ -38,9 +51,14 @@ class Seen:
 
 def main() -> None:
     training.seed()
-    data = DataLoaderConfiguration(use_stateful_dataloader=LOADER == "stateful")
+    dispatched = LOADER == "dispatched" if LOADER in ("stream", "dispatched") else None
+    data = DataLoaderConfiguration(use_stateful_dataloader=LOADER == "stateful", dispatch_batches=dispatched)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=data)
-    loader = DataLoader(training.Sentences(44), batch_size=4, shuffle=True, num_workers=2 * (LOADER == "workers"))
+    sentences: Any = training.Sentences(44)
+    if LOADER in ("stream", "dispatched"):
+        loader: Any = DataLoader(Stream(sentences), batch_size=4)
+    else:
+        loader = DataLoader(sentences, batch_size=4, shuffle=True, num_workers=2 * (LOADER == "workers"))
     model: Any = training.Block()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
