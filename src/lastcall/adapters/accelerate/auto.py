@@ -11,6 +11,9 @@ has. A Trainer and protect() have better ways: under them nothing is done here.
 
 from __future__ import annotations
 
+import ast
+import atexit
+import dataclasses
 import functools
 import logging
 import os
@@ -18,22 +21,24 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 from lastcall import errors
 from lastcall.adapters.accelerate import atomic
+from lastcall.adapters.accelerate.company import Company
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.protection import Guarded
-from lastcall.adapters.torch.script import branches
-from lastcall.adapters.torch.script.entering import Entering
-from lastcall.core import exits
+from lastcall.adapters.torch.script import Script, find
+from lastcall.core import exits, registry
 from lastcall.core.store import Store
 from lastcall.settings import JITCheckpointConfig
-from lastcall.types import Notice
+from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
+_LOOK = 0.25  # seconds between two looks at what the launcher says
 _POLL = 0.05  # seconds between two looks at what the other ranks say
 _MARGIN = 0.5  # seconds of steps between the word and the step it is about: all ranks have heard it by then
 _READING = 5.0  # seconds that rank 0 gives the others to read the last word
@@ -53,8 +58,10 @@ def protect_all(module: ModuleType) -> None:
     def save(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
         if watch.idle:
             return save_state(self, output_dir, *args, **kwargs)
-        saved = atomic.save(save_state, self, output_dir, *args, **kwargs)
+        company = watch.company.called_from(sys._getframe(1))
+        saved = atomic.save(lambda folder: save_state(self, folder, *args, **kwargs), self, output_dir, company, watch.answering)
         watch.saved += 1
+        watch.tell(root=str(Path(str(saved)).absolute().parent), checkpoint=Path(str(saved)).name)
         return saved
 
     @functools.wraps(step)
@@ -68,6 +75,16 @@ def protect_all(module: ModuleType) -> None:
     kind.save_state, optimizer.step = save, stepped
 
 
+class _StateSaves:
+    """accelerator.save_state(): known by its name, since the accelerator may come from anywhere."""
+
+    def is_save(self, call: ast.Call, target: object | None) -> bool:
+        return isinstance(call.func, ast.Attribute) and call.func.attr == "save_state"
+
+    def payload(self, call: ast.Call) -> None:
+        return None
+
+
 class Watch:
     """One a process. `idle`: there is nothing to be done here."""
 
@@ -78,14 +95,27 @@ class Watch:
         self._pid = os.getpid()
         self._steps = 0
         self._began = time.monotonic()
-        self._branches: list[branches.Branch] = []
+        self._script: Script | None = None
         self._notice: Notice | None = None
         self._target: int | None = None  # the step to save at
-        self._entering: Entering | None = None
+        self._entering = False
         self._saved_before = 0
         self._through = False  # the branch was run
+        self._lock = threading.Lock()
         self._guarded = Guarded(jit, self._on_signal)
         self._store: Store | None = None
+        self.company = Company()
+        self._membership: registry.Membership | None = None  # in what `lastcall run` knows of
+
+    @property
+    def answering(self) -> Notice | None:
+        """What the save that is under way is made for."""
+        return self._notice if self._entering else None
+
+    def tell(self, **changes: object) -> None:
+        """Keep the launcher informed. A forked child is not this process, whatever it inherits."""
+        if self._membership is not None and os.getpid() == self._pid:
+            self._membership.update(**changes)
 
     # ---- the training thread ---------------------------------------------------------------------------------------------------
 
@@ -95,12 +125,11 @@ class Watch:
             self._begin(frame)
         self._steps += 1
         target = self._target
-        if target is not None and self._steps >= target and self._entering is None:
+        if target is not None and self._steps >= target and not self._entering:
             log.info("Step %d of this process is complete: the script's own save comes next", self._steps)
             self._saved_before = self.saved
-            self._entering = Entering(self._branches, self._leave, wait=self._store is None)
-            if not self._entering.begin(frame):
-                self._entering = None  # called from elsewhere this time
+            assert self._script is not None
+            self._entering = self._script.enter(frame, self._leave, wait=self._store is None)  # False: from elsewhere
 
     def _begin(self, frame: FrameType) -> None:
         self._began = time.monotonic()
@@ -112,22 +141,37 @@ class Watch:
         except errors.BusyError:  # protect() is at work
             self.idle = True
             return
-        self._branches, because = branches.find(frame)
-        if not self._branches:
+        self._script = find(frame, _StateSaves())
+        if not self._script.points:
             log.warning(
                 "This script is not protected: %s. Save in the training loop under a condition on the step (if step %% 500 == 0: "
                 "accelerator.save_state(...)), or use lastcall.protect(directory, accelerator=accelerator)",
-                because,
+                self._script.because,
             )
             self._end()
             if self._notice is not None:  # it came in this very moment
                 exits.die_of(self._notice.signum or signal.SIGTERM)
             return
-        log.info("A notice will run the script's own save: %s", " or ".join(branch.place for branch in self._branches))
+        log.info("A notice will run the script's own save: %s", self._script.place)
+        self._join()
         self._world = worlds.find(self._jit)
         if self._world.many:
             self._store = self._world.meet()
+            self.company = Company(self._world.rank, self._world.size, self._store)
             threading.Thread(target=self._follow, args=(self._store.clone(),), name="lastcall-ranks", daemon=True).start()
+
+    def _join(self) -> None:
+        """`lastcall run` must know whom to wait for, and how this process ends: what lies between turns every code into 1."""
+        self._membership = registry.Membership.of_environment(Path.cwd())
+        if self._membership is not None:
+            self.tell(step=0)
+            atexit.register(self._ended)
+            threading.Thread(target=self._look, name="lastcall-launcher", daemon=True).start()
+
+    def _ended(self) -> None:
+        if not self.idle:
+            failed = getattr(sys, "last_value", None) is not None
+            self.tell(step=self._steps, outcome=(Outcome.FAILED if failed else Outcome.FINISHED).value)
 
     @staticmethod
     def _is_ours(frame: FrameType | None) -> bool:
@@ -151,9 +195,11 @@ class Watch:
             done = self._wait_for_the_others(self._store, notice, done)
         if not done:
             log.error("The script's own save did not call save_state(): nothing was saved")
+            self.tell(step=self._steps, outcome=Outcome.NOT_SAVED.value)
             self._end()
             exits.die_of(notice.signum or signal.SIGTERM)
         log.info("JIT checkpoint completed in %.1fs, by the script's own save", time.monotonic() - notice.at)
+        self.tell(step=self._steps, outcome=Outcome.SAVED.value)
         self._end(ignore=True)
         raise errors.Preempted(exits.code(notice, True, self._jit.exit_code), f"saved and stopped after {notice.reason}")
 
@@ -184,15 +230,31 @@ class Watch:
     def _on_signal(self, signum: int, count: int) -> None:
         if count > 1 and signum == signal.SIGINT:
             exits.die_of(signum)
-        if self._notice is not None:
-            return
         now = time.monotonic()
-        self._notice = Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum)
+        self._take(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
+
+    def _look(self) -> None:
+        """What the launcher posts: a notice without a signal, or a deadline that no signal can bring."""
+        assert self._membership is not None
+        while not self.idle:
+            if (notice := self._membership.notice()) is not None:
+                self._take(dataclasses.replace(notice, deadline=notice.deadline or notice.at + self._jit.grace))
+            time.sleep(_LOOK)
+
+    def _take(self, notice: Notice) -> None:
+        with self._lock:
+            if self._notice is not None:
+                assert self._notice.deadline is not None and notice.deadline is not None
+                self._notice = dataclasses.replace(self._notice, deadline=min(self._notice.deadline, notice.deadline))
+                return
+            self._notice = notice
         wait = max(0.0, min(self._jit.kill_wait, self._jit.grace / 3))
         log.info("%s received, initiating JIT checkpoint in %.1fs", self._notice.reason, wait)
-        threading.Thread(target=self._serve, args=(self._notice, wait), name="lastcall-notice", daemon=True).start()
+        threading.Thread(target=self._serve, args=(wait,), name="lastcall-notice", daemon=True).start()
 
-    def _serve(self, notice: Notice, wait: float) -> None:
+    def _serve(self, wait: float) -> None:
+        notice = self._notice
+        assert notice is not None
         time.sleep(wait)
         if self._store is None:
             self._target = self._steps + 1
@@ -201,10 +263,11 @@ class Watch:
             word = f"{self._steps + 2 + int(_MARGIN / max(usual, 1e-3))} {notice.reason}"
             with_store = self._store.clone()
             self._hear(with_store.claim("target", word.encode()))
-        assert notice.deadline is not None
-        time.sleep(max(0.0, notice.deadline - time.monotonic() - 0.5))
+        while (notice := self._notice or notice).deadline is not None and time.monotonic() < notice.deadline - 0.5:
+            time.sleep(_POLL)
         if not self.idle and not self._through:
             log.error("The training loop did not come to its own save in time: nothing was saved")
+            self.tell(step=self._steps, outcome=Outcome.NOT_SAVED.value)
             exits.die_of(notice.signum or signal.SIGTERM)
 
     def _follow(self, store: Store) -> None:

@@ -1,61 +1,93 @@
-"""Enters the user's own branch as though its condition had been true, with the user's variables, at its place in the loop.
+"""Takes the script's own save as though its condition had been true, with the script's variables, at its place in the loop.
 
-A local trace function on the user's frame waits for the line of the condition, sets `f_lineno` to the first line of the body, and
-calls `after` when the frame has left the body. Nothing is traced before that is asked for, and no other frame is.
+Local trace functions on the script's frames wait for the lines of the conditions and set `f_lineno` to where they should lead.
+Nothing is traced before that is asked for, and no frame that has nothing to do with the save. Where a condition has no line of its
+own (`if due: save()`), its statement is run here, with the condition as needed, and the frame goes on behind it.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-from lastcall.adapters.torch.script.branches import Branch
-
-log = logging.getLogger("lastcall")
+from lastcall.adapters.torch.script import forcing
+from lastcall.adapters.torch.script.forcing import Force
+from lastcall.adapters.torch.script.points import Point
 
 
 class Entering:
-    def __init__(self, branches: Sequence[Branch], after: Callable[[], None], *, wait: bool) -> None:
-        """Whichever branch of the same frame is reached first. `after` may raise: that is raised in the user's frame. `wait`: where a
-        branch is not for this process, another one may be; otherwise that is all there was to do."""
-        self._branches = branches
+    def __init__(self, points: Sequence[Point], after: Callable[[], None], *, wait: bool) -> None:
+        self.inside = False
         self._after = after
         self._wait = wait
-        self._inside: Branch | None = None
+        self._anchor = points[0].scope.code
+        self._regions = [point.lines for point in points]
+        self._open = not any(need.assumed is not None for point in points for need in point.needs)  # nothing but to wait for it
+        self._forces: dict[CodeType, list[Force]] = {self._anchor: []}
+        for force in forcing.of(points):
+            self._forces.setdefault(force.code, []).append(force)
+        self._frame: FrameType | None = None
+        self._taken = False
+        self._raising = False
+        self._before: Any = None  # the trace function of somebody else
 
     def begin(self, frame: FrameType | None) -> bool:
-        """In the training thread, from below the frame. False if the frame is not there."""
-        while frame is not None and frame.f_code is not self._branches[0].code:
+        """False if the frame is not there."""
+        while frame is not None and frame.f_code != self._anchor:
             frame = frame.f_back
         if frame is None:
             return False
+        self._frame = frame
         frame.f_trace = self._trace
         frame.f_trace_lines = True
-        if sys.gettrace() is None:
-            sys.settrace(_no_other)
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
         return True
 
+    def cancel(self) -> None:
+        if self._frame is not None:
+            self._frame.f_trace = None
+            self._frame = None
+            sys.settrace(self._before)
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code in self._forces:
+            return self._trace
+        return self._before(frame, event, arg) if self._before is not None else None
+
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and self._inside is None:
-            branch = next((branch for branch in self._branches if frame.f_lineno in branch.test), None)
-            if branch is not None and branch.allowed(frame):
-                self._inside = branch
-                frame.f_lineno = branch.body.start  # type: ignore[misc]  # a trace function may
-            elif branch is not None and not self._wait:
-                self._leave(frame)
-        elif self._inside is not None and (event == "return" or (event == "line" and frame.f_lineno not in self._inside.body)):
-            self._leave(frame)
+        if self._frame is None:
+            return None
+        if event == "exception":
+            self._raising = True
+        elif event == "line":
+            self._raising = False
+            self._line(frame)
+        elif event == "return" and frame is self._frame and self.inside:
+            if self._raising:  # an exception of the script's own, on its way out
+                self.cancel()
+            else:
+                self._left()
         return self._trace
 
-    def _leave(self, frame: FrameType) -> None:
-        frame.f_trace = None
-        if sys.gettrace() is _no_other:
-            sys.settrace(None)
-        self._after()
+    def _line(self, frame: FrameType) -> None:
+        if frame.f_code == self._anchor:
+            self._frame = frame  # a function that is called once a pass has a new frame each time
+            if any(frame.f_lineno in region for region in self._regions):
+                self.inside = True
+                self._taken = self._taken or self._open
+            elif self.inside:
+                self._left()
+                return
+        met, line = forcing.follow(frame, self._forces.get(frame.f_code, ()))
+        self._taken = self._taken or met
+        if line is None:
+            self._left()
 
-
-def _no_other(frame: FrameType, event: str, arg: Any) -> None:
-    """Tracing is on, and no new frame wants it."""
+    def _left(self) -> None:
+        self.inside = False
+        if self._taken or not self._wait:
+            self.cancel()
+            self._after()

@@ -1,0 +1,63 @@
+"""Looks for the script's own save in the frames that led to an optimizer step. Works before the first save was ever reached."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from types import FrameType
+
+from lastcall.adapters.torch.script import points, scopes
+from lastcall.adapters.torch.script.points import Point, Saves
+from lastcall.adapters.torch.script.scopes import Loop, Scope, below, spans
+
+
+@dataclass(frozen=True)
+class Found:
+    """`because`: why there are no points. `chain`: the script's frames, from the optimizer's step outward."""
+
+    points: list[Point]
+    chain: list[Scope]
+    because: str = ""
+
+
+def look(frame: FrameType | None, saves: Saves) -> Found:
+    """From the caller of optimizer.step() outward, up to the first frame that has a save."""
+    chain = _chain(frame)
+    because = "no frame of the training loop has its source at hand"
+    deep = False
+    for index, scope in enumerate(chain):
+        looped = any(_in_loop(outer) for outer in chain[index + 1 :])
+        ways = list(points.ways(scope, scope.node, saves, set()))
+        found = [point for way in ways if (point := points.point(way, saves, looped=looped, deep=deep)) is not None]
+        if found:
+            return Found([point for point in found if not point.metric] or found, chain)
+        because = "it saves only when training is over" if ways else "no frame of the training loop calls a function that saves"
+        deep = deep or _in_loop(scope)
+    return Found([], chain, because)
+
+
+def _chain(frame: FrameType | None) -> list[Scope]:
+    """The script's frames, each bound to the call that made it."""
+    found: list[Scope] = []
+    while frame is not None:
+        scope = None if scopes.is_library(frame.f_globals) else scopes.of_frame(frame)
+        if scope is not None:
+            if found:
+                _bind(found[-1], scope)
+            found.append(scope)
+        frame = frame.f_back
+    return found
+
+
+def _bind(inner: Scope, outer: Scope) -> None:
+    """What the parameters of a running function were given. Its first parameter has its value already."""
+    for node in below(outer.node):
+        if isinstance(node, ast.Call) and spans(scopes.statement(node, outer), outer.line or 0):
+            callee = outer.called(node)
+            if callee is not None and callee.code == inner.code:
+                inner.bound = callee.bound
+                return
+
+
+def _in_loop(scope: Scope) -> bool:
+    return any(isinstance(node, Loop) and spans(node, scope.line or 0) for node in below(scope.node))

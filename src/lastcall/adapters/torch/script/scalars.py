@@ -1,0 +1,98 @@
+"""The counts of a script as they were when it last passed its save point: from what it has done since, or from the last report."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from lastcall.adapters.torch.script import zones
+from lastcall.adapters.torch.script.past import Past
+from lastcall.adapters.torch.script.points import Point
+from lastcall.adapters.torch.script.scopes import Scope, is_library
+
+PLAIN = (int, float, str, bool, type(None))
+_ATTRIBUTES = 64  # of an object; more is not a record of a run's progress
+
+
+class Memory:
+    """Plain variables of the script's frames, and plain attributes of the objects in them, by the frame's code."""
+
+    def __init__(self) -> None:
+        self.plain: dict[CodeType, dict[str, Any]] = {}
+
+    def remember(self, frame: FrameType | None) -> None:
+        while frame is not None:
+            if not is_library(frame.f_globals):
+                own = frame.f_locals if frame.f_locals is not frame.f_globals else {}
+                self.plain[frame.f_code] = dict(_plain(own))
+            frame = frame.f_back
+
+
+def _plain(own: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in list(own.items()):
+        if isinstance(value, PLAIN):
+            yield name, value
+        elif not is_library({"__name__": type(value).__module__}):
+            attributes = getattr(value, "__dict__", {})
+            if len(attributes) <= _ATTRIBUTES:
+                yield from ((f"{name}.{key}", each) for key, each in attributes.items() if isinstance(each, PLAIN))
+
+
+@dataclass
+class Changes:
+    """`names`: variables that are to have another value. `attributes`: the same for objects, which must be put back."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+    attributes: list[tuple[Any, str, Any]] = field(default_factory=list)
+    _old: list[tuple[Any, str, Any]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        changed = [*self.names.items(), *((f".{name}", value) for _, name, value in self.attributes)]
+        return ", ".join(f"{name}={value!r}" for name, value in changed)
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.attributes)
+
+    def apply(self) -> None:
+        for owner, name, value in self.attributes:
+            self._old.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+
+    def undo(self) -> None:
+        while self._old:
+            setattr(*self._old.pop())
+
+
+def back(point: Point, chain: list[Scope], memory: Memory) -> Changes:
+    """For a point that is not passed at every step."""
+    at = next(index for index, scope in enumerate(chain) if scope.code == point.scope.code)
+    anchor, inner = chain[at], chain[:at][::-1]
+    past = Past()
+    since = zones.since(point, anchor)
+    if since.anew:
+        _outside(chain[at + 1 :], past)
+    past.step(anchor, since.loop, since.statements, memory.plain.get(anchor.code, {}))
+    for scope in inner:  # what they have done before their loops
+        past.step(scope, None, zones.before_loops(scope), {})
+    changed = {node.attr for scope in [anchor, *inner] for node in zones.in_loops(scope) if isinstance(node, ast.Attribute)}
+    changes = Changes({name: value for name, value in past.of(anchor).items() if name.isidentifier()}, list(past.attributes()))
+    for text, value in memory.plain.get(anchor.code, {}).items():
+        name, _, attribute = text.partition(".")
+        owner = anchor.own.get(name)
+        if attribute and attribute not in changed and not past.knows(owner, attribute) and getattr(owner, attribute, value) != value:
+            changes.attributes.append((owner, attribute, value))
+    return changes
+
+
+def _outside(chain: list[Scope], past: Past) -> None:
+    """The save point is passed once in each call of the function: what counts is the loop that calls it."""
+    if not chain:
+        return
+    scope = chain[0]
+    since = zones.around_call(scope)
+    if since.anew:
+        _outside(chain[1:], past)
+    past.step(scope, since.loop, since.statements, {})
