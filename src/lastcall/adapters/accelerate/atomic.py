@@ -1,45 +1,105 @@
-"""save_state() of one process, made atomic: written beside where it belongs, made durable, and then renamed.
+"""save_state(), made atomic: written beside where it belongs, made durable, and then renamed. Saves that a notice asked for get a
+commit record, so that `lastcall ls` and `lastcall verify` know them.
 
-The scratch folder is not among the user's own: scripts that resume take the newest folder that they find there. Saves of many ranks
-stay as they are: who takes part in them is known to the script only.
+The scratch folder is not among the user's own: scripts that resume take the newest folder that they find there. Who takes part in a
+save of many ranks is known to the script only; `company` is what is known of it here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lastcall.core.record import SENTINEL
+from lastcall.adapters.accelerate.company import Company
+from lastcall.core import digest
+from lastcall.core import record as records
+from lastcall.core.record import SENTINEL, Record
+from lastcall.core.writer import CHUNK
 from lastcall.storage import files as storage
+from lastcall.types import FileRecord, Kind, Notice
+
+_NOT_EXACT = "the script's own save: how exactly it goes on is the script's own affair"
 
 
-def save(original: Callable[..., Any], accelerator: Any, output_dir: Any, *args: Any, **kwargs: Any) -> Any:
-    if output_dir is None or accelerator.num_processes > 1 or accelerator.project_configuration.automatic_checkpoint_naming:
-        return original(accelerator, output_dir, *args, **kwargs)
-    files = storage.Files()
+def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, company: Company, notice: Notice | None) -> Any:
+    """`original` is save_state() of this accelerator; `notice` is what it answers, if it answers one."""
+    if output_dir is None or accelerator.project_configuration.automatic_checkpoint_naming:
+        return original(output_dir)
     target = Path(os.path.abspath(os.path.expanduser(output_dir)))
+    meeting = company.meet()
+    if meeting is None:
+        return original(output_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
+    staging = _beside(target, meeting.token)
+    try:
+        meeting.take_part(lambda: _write(original, staging), lambda: _publish(staging, target, notice, accelerator.num_processes))
+        if staging.exists():  # the ranks of this host have a disk of their own
+            with contextlib.suppress(FileNotFoundError):
+                _publish(staging, target, notice, accelerator.num_processes)
+    finally:
+        if meeting.leads:
+            _clear(storage.Files(), staging)
+    return Path(output_dir)
+
+
+def _beside(target: Path, token: str) -> Path:
     above = target.parent.parent
     home = above if os.stat(above).st_dev == os.stat(target.parent).st_dev and os.access(above, os.W_OK) else target.parent
-    staging = home / f".{target.parent.name}-lastcall-{os.getpid()}"
-    _clear(files, staging)
-    staging.mkdir()
-    try:
-        storage.write_small(files, staging / SENTINEL, b"being written\n")
-        original(accelerator, str(staging), *args, **kwargs)
-        for folder, _, names in os.walk(staging):
-            for name in names:
-                _make_durable(files, Path(folder, name))
-            files.sync_directory(Path(folder))
-        files.unlink(staging / SENTINEL)
-        files.sync_directory(staging)
-        _put(files, staging, target)
-        files.sync_directory(target.parent)
-    finally:
-        _clear(files, staging)
-    return Path(output_dir)
+    return home / f".{target.parent.name}-lastcall-{token}"
+
+
+def _write(original: Callable[[str], Any], staging: Path) -> None:
+    staging.mkdir(exist_ok=True)
+    storage.write_small(storage.Files(), staging / SENTINEL, b"being written\n")
+    original(str(staging))
+
+
+def _publish(staging: Path, target: Path, notice: Notice | None, world: int) -> None:
+    """All have written."""
+    files = storage.Files()
+    for folder, _, names in os.walk(staging):
+        for name in names:
+            _make_durable(files, Path(folder, name))
+        files.sync_directory(Path(folder))
+    if notice is not None:
+        _put_on_record(files, staging, target, notice, world)
+    files.unlink(staging / SENTINEL)
+    files.sync_directory(staging)
+    _put(files, staging, target)
+    files.sync_directory(target.parent)
+
+
+def _put_on_record(files: storage.Files, staging: Path, target: Path, notice: Notice, world: int) -> None:
+    paths = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != SENTINEL)
+    found = [_file_record(path, path.relative_to(staging).as_posix()) for path in paths]
+    if not all(records.is_plain(file.name) for file in found):
+        return  # a hook of the script's has names that no record may have
+    number = re.search(r"(\d+)\D*$", target.name)
+    record = Record(
+        sequence=int(time.time()),
+        step=int(number[1]) if number else 0,
+        kind=Kind.JIT,
+        reason=notice.reason,
+        exact=False,
+        because=_NOT_EXACT,
+        files=tuple(found),
+        world=world,
+        created=time.time(),
+        seconds=round(time.monotonic() - notice.at, 4),
+        written=sum(file.size for file in found),
+    )
+    storage.write_small(files, staging / records.NAME, record.to_json())
+
+
+def _file_record(path: Path, name: str) -> FileRecord:
+    with open(path, "rb") as file:
+        chunks = tuple(digest.of(piece) for piece in iter(lambda: file.read(CHUNK), b""))
+    return FileRecord(name, path.stat().st_size, digest.over(chunks), CHUNK, chunks)
 
 
 def _make_durable(files: storage.Files, path: Path) -> None:
