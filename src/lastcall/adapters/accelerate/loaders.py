@@ -21,7 +21,7 @@ from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, Seed
 from lastcall import errors
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data import randomness as rng
-from lastcall.adapters.torch.rng import Captured, Randomness
+from lastcall.adapters.torch.rng import Captured, Noted, Randomness
 
 log = logging.getLogger("lastcall")
 VERSION = 1
@@ -47,7 +47,7 @@ class AheadTracker:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self._inner = data.track(loader.base_dataloader)
+        self._inner = data.track_own(loader.base_dataloader)
         self._stateful = isinstance(self._inner, data.StatefulTracker)
         self._randomness = Randomness()
         self._pass: weakref.ref[_Pass] | None = None  # gone when the loader's own generator is
@@ -74,15 +74,15 @@ class AheadTracker:
         if self._loaded is not None:
             return self._loaded
         running = self._pass() if self._pass is not None else None
-        before = running.before if running is not None else None
+        before = running.before if running is not None else None  # read once: the training thread may put another in its place
         return {
             "kind": AHEAD,
             "version": VERSION,
             "iteration": self.loader.iteration,
             "seeds": tuple(sampler.initial_seed for sampler in self._seedable()),
-            "base": self._inner.state() if before is None else before[0],
+            "base": self._inner.state() if before is None else self._inner.state_of(before[0]),
             "began": running.began if running is not None else None,
-            "randomness": None if before is None else self._randomness.to_document(before[1]),
+            "randomness": None if before is None else self._randomness.to_document(self._randomness.captured(before[1])),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -155,26 +155,30 @@ class _Pass:
 
     def __init__(self, tracker: AheadTracker, iterator: Iterator[Any], began: rng.State | None, made_with: Captured | None) -> None:
         self.began = began  # all generators, before the order of the samples was drawn; for torchdata only
-        self.before: tuple[dict[str, Any], Captured] | None = None  # the latest draw: position and randomness
+        self.before: tuple[Any, Noted] | None = None  # the latest draw: position and randomness, noted
         self._tracker = tracker
-        self._iterator = iterator
         self._made_with = made_with  # the randomness for the first batch of a pass that was interrupted
+        self._draw = iterator.__next__
+        self._position, self._randomness = tracker._inner.note, tracker._randomness.note
 
     def __iter__(self) -> _Pass:
         return self
 
     def __next__(self) -> Any:
+        if self._made_with is not None:
+            return self._make_again(self._made_with)
+        self.before = (self._position(), self._randomness())
+        return self._draw()
+
+    def _make_again(self, made_with: Captured) -> Any:
         tracker = self._tracker
         randomness = tracker._randomness
-        if self._made_with is None:
-            self.before = (tracker._inner.state(), randomness.capture())
-            return next(self._iterator)
-        made_with, self._made_with = self._made_with, None
+        self._made_with = None
         now = randomness.capture()
         randomness.restore(made_with)
-        self.before = (tracker._inner.state(), made_with)
+        self.before = (self._position(), made_with)
         try:
-            return next(self._iterator)
+            return self._draw()
         except StopIteration:
             tracker.loader.iteration += 1  # all batches had been handed out: for Accelerate it looks like an empty pass
             raise
@@ -192,6 +196,7 @@ class SkippingTracker:
         self.delivered = 0
         self.exhausted = False
         self._skip = 0
+        self._randomness = Randomness()
 
     def attach(self) -> None:
         pass
@@ -212,11 +217,18 @@ class SkippingTracker:
     def iterate(self) -> Iterator[Any]:
         loader, usual = self.loader, self.loader.skip_batches
         loader.skip_batches = usual + self._skip
+        # To open a pass draws a seed, which was drawn when the interrupted one began.
+        before = self._randomness.capture() if self._skip else None
         self.delivered, self._skip = self._skip, 0
         try:
             for batch in loader:
+                if before is not None:
+                    self._randomness.restore(before)
+                    before = None
                 self.delivered += 1
                 yield batch
+            if before is not None:  # all of its batches had been handed out
+                self._randomness.restore(before)
         finally:
             loader.skip_batches = usual
             self.delivered = 0

@@ -139,8 +139,9 @@ class TorchSubject:
         self.due = 0
 
     def attend_from(self, due: int) -> None:
-        """Look at the boundary of this step, and at all before it whose copy is affordable."""
-        self.due = self.step + 1 if self._every_boundary else due
+        """Look at the boundary of this step, and at all before it whose copy is affordable, or that the hooks learn from."""
+        learning = self._hooks is not None and self._hooks.learning
+        self.due = self.step + 1 if self._every_boundary or learning else due
 
     def nudge(self) -> None:
         if self.due > self.step and time.perf_counter() >= self._copy_at:

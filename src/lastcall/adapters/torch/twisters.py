@@ -105,6 +105,11 @@ class Numpy:
             self._view = None
 
 
+def apart(words: bytes, gauss: float | None) -> tuple[PythonRaw, NumpyRaw]:
+    """The words of python's, of numpy's, and numpy's spare number, which were copied in one piece."""
+    return PythonRaw(words[:_SIZE], gauss), NumpyRaw(words[_SIZE : 2 * _SIZE], words[2 * _SIZE :])
+
+
 def _find_spare(np: Any) -> int:
     """Where a RandomState keeps its spare normal number, or 0. Two different numbers must turn up at the same place."""
     found = []

@@ -13,7 +13,7 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.adapters.torch.data import randomness as rng
-from lastcall.adapters.torch.rng import Captured, Randomness
+from lastcall.adapters.torch.rng import Captured, Noted, Randomness
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "accelerate-dispatched", 1
@@ -62,7 +62,7 @@ class DispatchedTracker:
             "iteration": self.loader.iteration,
             "generators": rng.take_generators(rng.find_generators(self.loader.base_dataloader)),
             "begin": None if self.exhausted else self._begin,
-            "ahead": None if ahead is None else self.randomness.to_document(ahead),
+            "ahead": None if ahead is None else self.randomness.to_document(self.randomness.captured(ahead)),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class _Round:
         now: Captured | None = None,
     ) -> None:
         self.made = 0
-        self.ahead: Captured | None = None  # the randomness before the latest round
+        self.ahead: Noted | None = None  # the randomness before the latest round
         self._tracker = tracker
         self._iterator = iterator
         self._skipped = skipped
@@ -131,7 +131,7 @@ class _Round:
         if self._now is not None and self.made == self._skipped and self._made_with is not None:
             randomness.restore(self._made_with)
         if self.made % size == 0:
-            self.ahead = randomness.capture()
+            self.ahead = randomness.note()
         try:
             batch = next(self._iterator)
         except StopIteration:

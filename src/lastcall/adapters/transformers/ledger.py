@@ -21,7 +21,7 @@ _APART = ("log_history", "stateful_callbacks")  # kept in another form
 _HERE = ("is_local_process_zero", "is_world_process_zero")  # of this process, and not of the run
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Pending:
     """What follows the optimizer step and has not been done yet. A resumed run does it first."""
 
@@ -35,12 +35,15 @@ class Pending:
     learning_rate: float | None = None
 
 
+NOTHING, AFTER_STEP = Pending(), Pending("step")  # what most steps leave: made once, since making one costs a microsecond or two
+
+
 class Ledger:
     """With state_dict() and load_state_dict(), so that it is a value like any other in the protected state."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.pending = Pending()
+        self.pending = NOTHING
         self.origin = ""  # the checkpoint that the user named, and that this run began from
         self.first = 0  # the step that the run began at
 

@@ -153,7 +153,7 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str, Any]]:
             return former["_run_epoch"](*args, **kwargs)
 
     def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-        return run.subject.position.take(lambda: former["get_batch_samples"](*args, **kwargs))
+        return run.subject.position.take(former["get_batch_samples"], *args, **kwargs)
 
     def get_eval_dataloader(*args: Any, **kwargs: Any) -> Any:
         loader = former["get_eval_dataloader"](*args, **kwargs)

@@ -73,16 +73,19 @@ class Position:
         if isinstance(getattr(loader, "dataset", None), IterableDataset) and not loader.num_workers:
             self._looks = _LOOKED_AT
 
-    def take(self, fetch: Callable[[], Any]) -> Any:
-        """Around Trainer.get_batch_samples: all batches of an optimizer step at once."""
-        before = rng.take_parts() if self._looks and self._batches else None
-        taken = fetch()
-        if self._looks:
-            after = rng.take_parts()
-            if before is not None and self._fetched is not None:
-                self._look(self._fetched, before, after)
-            self._fetched = after
+    def take(self, fetch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around Trainer.get_batch_samples, with its arguments: all batches of an optimizer step at once."""
+        taken = self._looked_at(fetch, *args, **kwargs) if self._looks else fetch(*args, **kwargs)
         self._batches += len(taken[0])
+        return taken
+
+    def _looked_at(self, fetch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = rng.take_parts() if self._batches else None
+        taken = fetch(*args, **kwargs)
+        after = rng.take_parts()
+        if before is not None and self._fetched is not None:
+            self._look(self._fetched, before, after)
+        self._fetched = after
         return taken
 
     def _look(self, former: rng.Parts, before: rng.Parts, after: rng.Parts) -> None:
@@ -101,9 +104,10 @@ class Position:
     @property
     def ended(self) -> bool:
         """All of the epoch's data was taken, or what is left of it never will be."""
-        seen = self._tracker is not None and not self._apart and self._batches > 0 and self._tracker.exhausted
-        if self._over or seen:
+        if self._over or (self._tracker is not None and not self._apart and self._batches > 0 and self._tracker.exhausted):
             return True
+        if self._batches < self.steps_per_epoch:  # a window has at least one batch
+            return False
         window = max(1, self._trainer.args.gradient_accumulation_steps)
         return self.steps_per_epoch > 0 and -(-self._batches // window) >= self.steps_per_epoch
 

@@ -19,7 +19,7 @@ from lastcall.adapters.torch import pinned
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.protection import Protection
 from lastcall.adapters.transformers import arguments, choosing
-from lastcall.adapters.transformers.ledger import Pending
+from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
 from lastcall.core import exits, restore
 from lastcall.core.catalog import PRIVATE, Entry, Keep
@@ -103,7 +103,7 @@ class TrainerRun:
         trainer, subject, session = self.trainer, self.subject, self.session
         subject.take_up(session.gate)
         subject.step = trainer.state.global_step
-        subject.ledger.pending = Pending()
+        subject.ledger.pending = NOTHING
         subject.tally.began, subject.ledger.first = time.monotonic(), trainer.state.global_step
         session.progress.total = trainer.state.max_steps
         session.progress.total_epochs = trainer.state.num_train_epochs
@@ -137,7 +137,9 @@ class TrainerRun:
             if pending.log or pending.evaluate or pending.save:
                 log.info("Step %d: what had not been done after it is done now", trainer.state.global_step)
             self._follow_up(pending)
-            if pending.phase == "step" and (self._at_end_of_epoch() or pending.stop_epoch or pending.stop):
+            told = trainer.control  # an evaluation may have said so just now
+            stops = pending.stop_epoch or pending.stop or told.should_epoch_stop or told.should_training_stop
+            if pending.phase == "step" and (stops or self.subject.position.ended):
                 trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
                 self._follow_up(_asked(trainer.control, "epoch"))
             self._over = trainer.control.should_training_stop
@@ -154,9 +156,6 @@ class TrainerRun:
             learning_rate=pending.learning_rate,
         )  # fmt: skip
         control._new_step()
-
-    def _at_end_of_epoch(self) -> bool:
-        return self.subject.position.ended
 
     def _set_bars(self) -> None:
         """A bar that begins at 0 takes all former steps for those of the first second."""
@@ -178,17 +177,21 @@ class TrainerRun:
         trainer, subject = self.trainer, self.subject
         control = trainer.control
         self.leave_if_saved()
-        phase, self.stepped = ("step" if self.stepped else "epoch"), False
-        pending = subject.ledger.pending = _asked(control, phase)
-        if control.should_log:
-            pending.grad_norm = None if grad_norm is None else float(grad_norm)
-            pending.learning_rate = learning_rate
+        stepped, self.stepped = self.stepped, False
+        pending = AFTER_STEP if stepped else Pending("epoch")
+        follows = control.should_log or control.should_evaluate or control.should_save
+        if follows or control.should_epoch_stop or control.should_training_stop:
+            pending = _asked(control, pending.phase)
+            if control.should_log:
+                norm = None if grad_norm is None else float(grad_norm)
+                pending = dataclasses.replace(pending, grad_norm=norm, learning_rate=learning_rate)
+        subject.ledger.pending = pending
         subject.step = step = trainer.state.global_step
-        if phase == "step" and step < subject.due and not control.should_evaluate and not control.should_save:
+        if stepped and step < subject.due and not pending.evaluate and not pending.save:
             subject.mark = self.session.gate.steps
             return
         subject.in_pass = False
-        subject.arrive(time.perf_counter(), passed=phase == "step")
+        subject.arrive(time.perf_counter(), passed=stepped)
         if control.should_evaluate:
             subject.refresh_now()
         self._at_boundary()
@@ -208,7 +211,7 @@ class TrainerRun:
         """What was logged is logged: an evaluation that is interrupted is begun again, and nothing else."""
         subject = self.subject
         if subject.training and subject.ledger.pending.phase:
-            subject.ledger.pending.log = False
+            subject.ledger.pending = dataclasses.replace(subject.ledger.pending, log=False)
             if subject.settled:
                 subject.refresh_now()
 
@@ -216,8 +219,11 @@ class TrainerRun:
         """All that follows a step, or an epoch, is done."""
         control, ledger = self.trainer.control, self.subject.ledger
         stop, stop_epoch = control.should_training_stop, control.should_epoch_stop  # an evaluation may have said so
-        ends = ledger.pending.phase == "step" and (stop or stop_epoch or self._at_end_of_epoch())
-        ledger.pending = Pending("step" if ends else "", stop=stop, stop_epoch=stop_epoch)
+        ends = ledger.pending.phase == "step" and (stop or stop_epoch or self.subject.position.ended)
+        if stop or stop_epoch:
+            ledger.pending = Pending("step" if ends else "", stop=stop, stop_epoch=stop_epoch)
+        else:
+            ledger.pending = AFTER_STEP if ends else NOTHING
 
     def logged(self, logs: dict[str, Any]) -> None:
         """Progress, for whoever watches."""
@@ -242,9 +248,11 @@ class TrainerRun:
         trainer, session = self.trainer, self.session
         self.leave_if_saved()
         state = trainer.state
-        pending = self.subject.ledger.pending
-        pending.log = pending.evaluate = pending.save = False  # done, or by this save
-        pending.stop, pending.stop_epoch = trainer.control.should_training_stop, trainer.control.should_epoch_stop
+        self.subject.ledger.pending = dataclasses.replace(
+            self.subject.ledger.pending,
+            log=False, evaluate=False, save=False,  # done, or by this save
+            stop=trainer.control.should_training_stop, stop_epoch=trainer.control.should_epoch_stop,
+        )  # fmt: skip
         root = session.catalog.root
         if trainer.args.save_strategy in _STRATEGIES and state.best_global_step:
             best = root / f"checkpoint-{state.best_global_step}"

@@ -86,11 +86,6 @@ def test_numbers_of_libraries_become_plain_ones(value: object, plain: object) ->
     assert found == plain and type(found) is type(plain)
 
 
-def test_loading_is_not_its_own_business() -> None:
-    with pytest.raises(NotImplementedError):
-        Ledger(trainer()).load_state_dict({})
-
-
 # ---- callbacks -------------------------------------------------------------------------------------------------------------
 
 

@@ -165,6 +165,8 @@ class _Followed:
 class FollowedSingle(_Followed, _Single):  # type: ignore[misc]
     """num_workers=0."""
 
+    _lc_take: Any = getattr(_Single, "__next__", None)  # without a call in between: this runs at every batch
+
     def __init__(self, loader: Any, ledger: position.Ledger, passage: position.Pass, resumed: bool) -> None:
         self._lc_ledger = ledger
         self._lc_start(passage, loader)

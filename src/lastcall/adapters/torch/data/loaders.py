@@ -26,7 +26,7 @@ from lastcall.adapters.torch.data import facts, iterators, opening, position, re
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 
-__all__ = ["Followed", "LoaderTracker", "StatefulTracker", "Tracker", "is_loader", "register", "track"]
+__all__ = ["Followed", "LoaderTracker", "Noting", "StatefulTracker", "Tracker", "is_loader", "register", "track", "track_own"]
 
 log = logging.getLogger("lastcall")
 
@@ -94,7 +94,13 @@ class LoaderTracker:
 
     def state(self) -> dict[str, Any]:
         """The position: as many batches delivered as the training loop was given. Nothing in it changes afterwards."""
-        return self._ledger.state()
+        return position.state_of(self._ledger.note())
+
+    def note(self) -> position.Noted:
+        return self._ledger.note()
+
+    def state_of(self, noted: position.Noted) -> dict[str, Any]:
+        return position.state_of(noted)
 
     def load(self, state: dict[str, Any]) -> None:
         """The next iterator continues from `state`. The generators of the loader and its samplers are set at once."""
@@ -119,7 +125,10 @@ class LoaderTracker:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the latest pass came to its end, and its end was seen."""
+        """Whether the latest pass came to its end, and its end was seen. Asked at every step of a Trainer."""
+        latest = self._ledger.latest
+        if latest is not None and self._ledger.pending is None:
+            return latest.phase == position.BETWEEN
         return self._where()[1] == position.BETWEEN
 
     def _where(self) -> tuple[int, str]:
@@ -206,6 +215,16 @@ class Tracker(Followed, Protocol):
     def iterate(self) -> Iterator[Any]: ...
 
 
+class Noting(Tracker, Protocol):
+    """One that others follow a loader with, who must know where it stood before each batch."""
+
+    def note(self) -> Any:
+        """This moment, as cheap as it can be: it is noted at every batch."""
+
+    def state_of(self, noted: Any) -> dict[str, Any]:
+        """What state() was at that moment."""
+
+
 _kinds: list[tuple[Callable[[object], bool], Callable[[Any], Tracker]]] = []  # loaders of other libraries, wrapped around ours
 
 
@@ -224,6 +243,11 @@ def track(loader: object) -> Tracker:
     for is_one, make in _kinds:
         if is_one(loader):
             return make(loader)
+    return track_own(loader)
+
+
+def track_own(loader: object) -> Noting:
+    """For a loader of torch's, or of torchdata's: what those of other libraries are wrapped around."""
     if is_stateful(loader):
         return StatefulTracker(loader)
     if isinstance(loader, torch_data.DataLoader):

@@ -24,6 +24,9 @@ LEFT = "left"  # the latest pass was left before its end (`break`), and its iter
 
 Facts = tuple[int | None, int | None, int, bool]  # batches, batch size, workers, iterable
 Sampler = tuple[int, int, int, bool, bool]  # of a DistributedSampler: replicas, samples, seed, shuffle, drop_last
+# A moment of a loader: what may have changed a batch later. Resume, passes begun, pass; phase, delivered, failed, draw, workers of the
+# pass; generators. A plain tuple: one is made at every batch, and a class would double what that costs.
+Noted = tuple[Any, ...]
 
 
 class Pool:
@@ -149,45 +152,39 @@ class Ledger:
         if self.latest is passage and self._alive:
             self.latest = self._alive[-1]
 
-    def state(self) -> dict[str, Any]:
-        generators = rng.take_generators(self.generators)
-        if self.pending is not None:
-            return {**self.pending.state, "generators": generators}
+    def note(self) -> Noted:
+        """This moment, for state_of(): taken at every batch, and told only when somebody asks."""
+        held = rng.hold_generators(self.generators) if self.generators else ()
         passage = self.latest
         if passage is None:
-            return self._entry(FRESH, 0, 0, generators)
-        remembered = passage.phase == INSIDE or (passage.phase == LEFT and _persistent(passage))
-        return self._entry(
-            passage.phase,
-            passage.delivered,
-            passage.failed,
-            generators,
-            facts=passage.facts,
-            epochs=passage.epochs,
-            begin=passage.begin if remembered else None,
-            draw=passage.draw if remembered else None,
-            pool=_pool_entry(passage, remembered),
-            sampler=passage.sampler,
-        )
+            return (self.pending, self.begun, None, FRESH, 0, 0, None, (), held)
+        pool = passage.pool
+        workers = () if pool is None else tuple(pool.workers)
+        return (self.pending, self.begun, passage, passage.phase, passage.delivered, passage.failed, passage.draw, workers, held)
 
-    def _entry(self, phase: str, delivered: int, failed: int, generators: Any, **more: Any) -> dict[str, Any]:
-        entry = {
-            "kind": KIND,
-            "version": VERSION,
-            "begun": self.begun,
-            "phase": phase,
-            "delivered": delivered,
-            "failed": failed,
-            "generators": generators,
-            "facts": None,
-            "epochs": (),
-            "begin": None,
-            "draw": None,
-            "pool": None,
-            "sampler": None,  # absent from positions of version 1 that were saved before worlds could change
-        }
-        entry.update(more)
-        return entry
+
+def state_of(noted: Noted) -> dict[str, Any]:
+    """The position at that moment. Nothing in it changes afterwards."""
+    pending, begun, passage, phase, delivered, failed, draw, workers, held = noted
+    generators = rng.told_generators(held)
+    if pending is not None:
+        return {**pending.state, "generators": generators}
+    remembered = passage is not None and (phase == INSIDE or (phase == LEFT and _persistent(passage)))
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "begun": begun,
+        "phase": phase,
+        "delivered": delivered,
+        "failed": failed,
+        "generators": generators,
+        "facts": None if passage is None else passage.facts,
+        "epochs": () if passage is None else passage.epochs,
+        "begin": passage.begin if remembered else None,
+        "draw": draw if remembered else None,
+        "pool": None if passage is None else _pool_entry(passage, workers, remembered),
+        "sampler": None if passage is None else passage.sampler,  # absent where it was saved before worlds could change
+    }
 
 
 def check(state: dict[str, Any]) -> None:
@@ -204,10 +201,10 @@ def _persistent(passage: Pass) -> bool:
     return passage.pool is not None and passage.pool.persistent
 
 
-def _pool_entry(passage: Pass, remembered: bool) -> tuple[Any, ...] | None:
+def _pool_entry(passage: Pass, delivered: tuple[Any, ...], remembered: bool) -> tuple[Any, ...] | None:
     pool = passage.pool
     if pool is None or not (remembered or pool.persistent):
         return None
     # The batches of an iterable dataset are made again from the start of the pass, so its workers start from there.
     replayed = remembered and passage.iterable
-    return (pool.created, pool.persistent, passage.workers_at_begin if replayed else tuple(pool.workers))
+    return (pool.created, pool.persistent, passage.workers_at_begin if replayed else delivered)

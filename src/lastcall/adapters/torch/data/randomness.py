@@ -22,7 +22,7 @@ _SAMPLER_DEPTH = 4  # loader.batch_sampler.sampler.sampler: wrappers around wrap
 
 def take_parts() -> Parts:
     """The process-wide generators of torch (CPU), python and numpy."""
-    return (_take_torch(torch.default_generator), _take_python(random), _freeze(np.random.get_state(legacy=False)))
+    return (_bytes(torch.default_generator.get_state()), _take_python(random), _freeze(np.random.get_state(legacy=False)))
 
 
 def put_parts(parts: Parts) -> None:
@@ -46,7 +46,16 @@ def put(state: State, generators: Iterable[Any]) -> None:
 
 
 def take_generators(generators: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(_take_own(generator) for generator in generators)
+    return told_generators(hold_generators(generators))
+
+
+def hold_generators(generators: Iterable[Any]) -> tuple[Any, ...]:
+    """What take_generators() gives, once it is told: for every batch, most of which nobody asks about."""
+    return tuple(generator.get_state() if isinstance(generator, torch.Generator) else _take_own(generator) for generator in generators)
+
+
+def told_generators(held: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(_bytes(one) if isinstance(one, torch.Tensor) else one for one in held)
 
 
 def put_generators(states: Iterable[Any], generators: Iterable[Any]) -> None:
@@ -93,8 +102,6 @@ def _candidates(loader: Any) -> Iterator[Any]:
 
 
 def _take_own(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return _take_torch(generator)
     if isinstance(generator, random.Random):
         return _take_python(generator)
     if isinstance(generator, np.random.Generator):
@@ -113,8 +120,8 @@ def _put_own(generator: Any, state: Any) -> None:
         generator.set_state(_thaw(state))
 
 
-def _take_torch(generator: torch.Generator) -> bytes:
-    return generator.get_state().numpy().tobytes()
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
 
 
 def _put_torch(generator: torch.Generator, state: bytes) -> None:

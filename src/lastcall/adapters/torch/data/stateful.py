@@ -57,6 +57,13 @@ class StatefulTracker:
         generators = rng.take_generators(rng.find_generators(loader))
         return {"kind": KIND, "version": VERSION, "inner": inner, "generators": generators}
 
+    def note(self) -> dict[str, Any]:
+        """torchdata's own state changes with the next batch: it must be taken now."""
+        return self.state()
+
+    def state_of(self, noted: dict[str, Any]) -> dict[str, Any]:
+        return noted
+
     def load(self, state: dict[str, Any]) -> None:
         if state.get("kind") != KIND or state.get("version") != VERSION:
             raise errors.MismatchError(
