@@ -6,18 +6,14 @@ Where lastcall is not installed on the cluster, the copy is a callback of Ray's 
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerCallback, WorkerGroupCallback
 
 from lastcall.adapters.ray.controller import Controller
+from lastcall.adapters.ray.harmless import harmless
 from lastcall.settings import JIT, JITCheckpointConfig
-
-log = logging.getLogger("lastcall")
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 # Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no module.
 _REBUILD = """
@@ -41,20 +37,6 @@ def _rebuilder() -> Callable[..., Any]:
     exec(_REBUILD, names)
     rebuild: Callable[..., Any] = names["rebuild"]
     return rebuild
-
-
-def harmless(method: _Method) -> _Method:
-    """What goes wrong is logged, and the run goes on without us."""
-
-    @functools.wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception:
-            log.exception("lastcall failed in %s; the run goes on", method.__name__)
-            return {} if method.__name__ == "before_init_train_context" else None
-
-    return guarded  # type: ignore[return-value]
 
 
 class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, ReportCallback):  # type: ignore[misc]
@@ -85,11 +67,15 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
         controller.start()
         self._controller = controller
 
-    @harmless
     def before_init_train_context(self, workers: Any) -> dict[str, Any]:
+        """Ray asks for more arguments of the train context; ours travel in this object."""
+        self._next_incarnation()
+        return {}
+
+    @harmless
+    def _next_incarnation(self) -> None:
         if self._controller is not None:
             self._place = self._controller.next_incarnation()
-        return {}
 
     @harmless
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:

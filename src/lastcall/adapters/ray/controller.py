@@ -73,7 +73,7 @@ class Controller:
             death = internals.actor_death(worker.error)
             if death is not None and self._line is not None:
                 self._line.bury(rank)
-            if not self._notice():
+            if not hasattr(status, "has_preempted_worker") or not self._notice():  # an older Ray has no budget for preemptions
                 continue
             if death is None:
                 log.warning("Rank %d failed after the notice, and the run is about to be restarted: %s", rank, worker.error)

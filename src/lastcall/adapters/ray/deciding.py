@@ -12,7 +12,7 @@ from typing import Any
 
 from lastcall.core import messages
 
-OWN, REPLAY, STATE = "own", "replay", "state"
+FRAMEWORK, OWN, REPLAY, STATE = "framework", "own", "replay", "state"
 _SLACK = 1.5  # a pass may take that much longer than the one before
 _LEAST = 2.0  # seconds that the script's own save point gets in any case
 
@@ -22,8 +22,12 @@ Said = Mapping[int, Mapping[str, Any]]
 def first(said: Said, left: float) -> dict[str, Any]:
     """`left`: seconds in which the save must have begun."""
     step = max(int(word["step"]) for word in said.values()) + 1
+    if all(word.get("framework") for word in said.values()):
+        return {"step": step, "how": FRAMEWORK, "within": left, "because": "the Trainer saves at the end of a step"}
+    if not all(word.get("looked") for word in said.values()):
+        return _own(step, max(left / 2, min(left, _LEAST)), "training has not come to its first step yet")
     if not all(word.get("points") for word in said.values()):
-        return {"step": step, "how": STATE, "within": left, "because": _why_not(said)}
+        return _state(step, left, said)
     if all(word.get("near") for word in said.values()):
         return _own(step, left, "the script's own save point is passed at every step")
     known = [float(word["seconds"]) for word in said.values() if word.get("seconds") is not None]
@@ -40,6 +44,8 @@ def again(said: Said, left: float) -> dict[str, Any]:
     step = max(int(word["step"]) for word in said.values()) + 1
     if any(word.get("inside") for word in said.values()):
         return _own(step, left, "a rank is in the script's own save already")
+    if not all(word.get("points") for word in said.values()):
+        return _state(step, left, said)
     return _replay(step, left, "the script's own save point was not reached in time")
 
 
@@ -78,5 +84,6 @@ def _replay(step: int, left: float, because: str) -> dict[str, Any]:
     return {"step": step, "how": REPLAY, "within": left, "because": because}
 
 
-def _why_not(said: Said) -> str:
-    return next((str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")), "no save was found")
+def _state(step: int, left: float, said: Said) -> dict[str, Any]:
+    reasons = [str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")]
+    return {"step": step, "how": STATE, "within": left, "because": reasons[0] if reasons else "no save was found"}

@@ -12,6 +12,7 @@ from typing import Any
 
 from lastcall.adapters.ray import internals, leftover
 from lastcall.adapters.ray.committing import Committing
+from lastcall.adapters.ray.harmless import harmless
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.serving import Serving
 
@@ -32,6 +33,7 @@ class Fallback:
 
     # ---- the start of an incarnation -----------------------------------------------------------------------------------------------
 
+    @harmless
     def restore(self) -> None:
         """If the last incarnation has left a state, have it put back."""
         folder, facts = leftover.find_state(self._storage, self._context.checkpoint)

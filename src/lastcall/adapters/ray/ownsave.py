@@ -1,4 +1,4 @@
-"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed."""
+"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed; or that of a Trainer which it uses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ray.train import report
 
+from lastcall.adapters.ray import trainers
 from lastcall.adapters.torch import script as scripts
 
 log = logging.getLogger("lastcall")
@@ -38,10 +39,17 @@ class OwnSave:
 
     def __init__(self) -> None:
         self._script: scripts.Script | None = None
+        self._trainer: Any = None
+        self._looked = False
         self._because = "no optimizer has stepped yet"
 
     def look(self, frame: FrameType) -> None:
         """At the first step: the source is read once, before there is any hurry."""
+        self._looked = True
+        self._trainer = trainers.trainer_in(frame)
+        if self._trainer is not None:
+            log.info("A notice will have the %s save by itself, and Ray's callback report it", type(self._trainer).__name__)
+            return
         self._script = scripts.find(frame, Reports())
         if self._script.points:
             log.info("A notice will run the script's own save: %s", self._script.place)
@@ -55,7 +63,13 @@ class OwnSave:
 
     def position(self) -> dict[str, Any]:
         points = self._script is not None and bool(self._script.points)
-        return {"points": points, "near": self.near, "because": self._because}
+        return {
+            "looked": self._looked,
+            "points": points,
+            "near": self.near,
+            "framework": self._trainer is not None,
+            "because": self._because,
+        }
 
     @property
     def near(self) -> bool:
@@ -65,9 +79,12 @@ class OwnSave:
     def inside(self) -> bool:
         return self._script is not None and self._script.inside
 
+    def ask_trainer(self) -> None:
+        trainers.ask(self._trainer)
+
     def enter(self, frame: FrameType) -> bool:
         """False where the frame is not there this time."""
-        return self._script is not None and self._script.enter(frame, _nothing, wait=True)
+        return self._script is not None and bool(self._script.points) and self._script.enter(frame, _nothing, wait=True)
 
     def replay(self, frame: FrameType) -> str:
         """Returns, if it does, why nothing was reported."""

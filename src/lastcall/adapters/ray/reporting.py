@@ -17,6 +17,7 @@ from typing import Any
 from lastcall import errors
 from lastcall.adapters.ray import deciding, internals
 from lastcall.adapters.ray.committing import Committing
+from lastcall.adapters.ray.harmless import harmless
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.ownsave import OwnSave
 from lastcall.adapters.ray.serving import Serving
@@ -98,24 +99,22 @@ class Reporting:
             self._serving.begun.set()
         return found
 
+    @harmless
     def _passed(self, frame: FrameType, saved: bool, seconds: float) -> None:
         """Learn from a report that is over: how long a save takes, when the next report is due, where the script is."""
-        try:
-            serving, now = self._serving, time.monotonic()
-            if saved:
-                serving.save_seconds = seconds
-                self._committing.reported(self._context.checkpoint)
-            self._plain = self._plain or not saved
-            # Where every report so far had a checkpoint, the save point may be passed much more often than it is taken.
-            serving.expected = now + (now - self._last) if self._plain and self._committing.number() > 1 else None
-            self._last = now
-            self._own.remember(frame)
-            if not serving.boundary.installed and "torch" in sys.modules:
-                serving.boundary.install()  # at the same report on all ranks, so that they count alike
-            if not serving.boundary.optimizers:
-                serving.boundary.passed(frame)
-        except Exception:
-            log.exception("lastcall failed after a report; the run goes on")
+        serving, now = self._serving, time.monotonic()
+        if saved:
+            serving.save_seconds = seconds
+            self._committing.reported(self._context.checkpoint)
+        self._plain = self._plain or not saved
+        # Where every report so far had a checkpoint, the save point may be passed much more often than it is taken.
+        serving.expected = now + (now - self._last) if self._plain and self._committing.number() > 1 else None
+        self._last = now
+        self._own.remember(frame)
+        if not serving.boundary.installed and "torch" in sys.modules:
+            serving.boundary.install()  # at the same report on all ranks, so that they count alike
+        if not serving.boundary.optimizers:
+            serving.boundary.passed(frame)
 
 
 class _Spoken:

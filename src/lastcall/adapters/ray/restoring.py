@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lastcall.adapters.ray import state
+from lastcall.adapters.ray.harmless import harmless
 
 log = logging.getLogger("lastcall")
 _NOT = "the script's own counts (epoch, step), schedulers, random numbers and the position in the data: they begin anew"
@@ -51,6 +52,7 @@ class Restoring:
         if self._done:
             log.info("Restored what was saved after %s: %s", self._reason, ", ".join(self._done))
 
+    @harmless
     def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
         if not any(entry["class"] == state.kind(module) for entry in self._modules):
             return
@@ -62,6 +64,7 @@ class Restoring:
                 self._done.append(type(module).__name__)
                 return
 
+    @harmless
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         shapes = state.shapes(state.parameters(optimizer))
         for entry in self._optimizers:
@@ -71,6 +74,7 @@ class Restoring:
                 self._done.append(type(optimizer).__name__)
                 return
 
+    @harmless
     def _after_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         self._patience -= 1
         if self._optimizers and self._patience > 0:

@@ -14,6 +14,7 @@ from lastcall import errors
 from lastcall.adapters.ray import deciding, internals
 from lastcall.adapters.ray.boundary import Boundary
 from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.harmless import harmless
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.ownsave import OwnSave
 from lastcall.core.latch import Latch
@@ -169,38 +170,34 @@ class Serving:
 
     # ---- the training thread -----------------------------------------------------------------------------------------------------
 
+    @harmless
     def arrived(self, frame: FrameType) -> None:
-        """A step is complete, in this frame. Nothing of ours is raised there."""
-        try:
-            self._act(frame)
-        except Exception:
-            log.exception("lastcall failed at a step; the run goes on")
-
-    def _act(self, frame: FrameType) -> None:
+        """A step is complete, in this frame."""
         if not self._looked:
             self._looked = True
             self._own.look(frame)
         plan = self._plan
         if plan is None or self.boundary.steps < plan["step"] or self.begun.is_set():
             return
-        if plan["how"] == deciding.OWN:
+        if plan["how"] == deciding.FRAMEWORK:
+            self._own.ask_trainer()
+        elif plan["how"] == deciding.OWN:
             self._entered = self._entered or self._own.enter(frame)
         elif plan["how"] == deciding.REPLAY and self._own.near:
             self._replay(frame)
         else:
             self.boundary.before = self._replay if plan["how"] == deciding.REPLAY else self._save_state
 
+    @harmless
     def _replay(self, frame: FrameType) -> None:
         self.boundary.before = None
-        try:
-            because = self._own.replay(frame)
-            if not self.begun.is_set():
-                log.error("The script's own save could not be replayed: %s", because)
-                self.failed(because)
-                self.fall_back(because)
-        except Exception:
-            log.exception("lastcall failed at a step; the run goes on")
+        because = self._own.replay(frame)
+        if not self.begun.is_set():
+            log.error("The script's own save could not be replayed: %s", because)
+            self.failed(because)
+            self.fall_back(because)
 
+    @harmless
     def _save_state(self, _frame: FrameType) -> None:
         self.boundary.before = None
         assert self._plan is not None

@@ -16,6 +16,7 @@ from lastcall.adapters.ray.fallback import Fallback
 from lastcall.adapters.ray.ownsave import OwnSave
 from lastcall.adapters.ray.reporting import Reporting
 from lastcall.adapters.ray.serving import Serving
+from lastcall.adapters.torch import protection
 from lastcall.adapters.torch.protection import Guarded
 from lastcall.settings import JITCheckpointConfig
 
@@ -44,21 +45,28 @@ class Worker:
         self._former: dict[int, Any] = {}
 
     def begin(self) -> None:
-        for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
-            self._former[signum] = signal.signal(signum, _nothing)
-        self._guarded.begin()
+        """Signals last: one that we hear and cannot serve would be worse than one that kills."""
         fallback.install(self._context, self._fallback)
         self._fallback.restore()
         leftover.inject(self._context)
-        if internals.trains_with_torch(self._context):
-            self._serving.boundary.install()
-        self._reporting.begin()
+        try:
+            if internals.trains_with_torch(self._context):
+                self._serving.boundary.install()
+            self._reporting.begin()
+            threading.Thread(target=self._serving.listen, name="lastcall-ear", daemon=True).start()
+            for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
+                self._former[signum] = signal.signal(signum, _nothing)
+            self._guarded.begin()
+        except BaseException:
+            self.end()
+            raise
+        protection.taken = "Ray Train"
         self._echo.begin(self._serving.on_drain)
-        threading.Thread(target=self._serving.listen, name="lastcall-ear", daemon=True).start()
 
     def end(self) -> None:
         """Handlers first: the next SIGTERM is Ray's own."""
         self._guarded.let_go()
+        protection.taken = ""
         for signum, former in self._former.items():
             if signal.getsignal(signum) is _nothing:
                 signal.signal(signum, former)

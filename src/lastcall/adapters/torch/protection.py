@@ -17,6 +17,7 @@ from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
+taken = ""  # who else gets the notices of this process: a framework's adapter above ours. Zero-code runs then stand back
 
 
 class Guarded:

@@ -56,7 +56,7 @@ def test_nothing_of_ours_is_raised_into_ray(method: str, arguments: tuple[Any, .
     one = JITCallback.of(JITCheckpointConfig())
     one._controller = one._worker = Broken()  # type: ignore[assignment]
     assert getattr(one, method)(*arguments) in (None, {})
-    assert f"lastcall failed in {method}; the run goes on" in caplog.text
+    assert "lastcall failed in" in caplog.text and "; the run goes on" in caplog.text
 
 
 def test_a_worker_that_cannot_be_protected_trains_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

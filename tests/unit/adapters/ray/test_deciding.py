@@ -5,8 +5,10 @@ from typing import Any
 from lastcall.adapters.ray import deciding
 
 
-def at(step: int, *, points: bool = True, near: bool = False, seconds: float | None = None, **more: Any) -> dict[str, Any]:
-    return {"step": step, "points": points, "near": near, "seconds": seconds, **more}
+def at(
+    step: int, *, looked: bool = True, points: bool = True, near: bool = False, seconds: float | None = None, **more: Any
+) -> dict[str, Any]:
+    return {"step": step, "looked": looked, "points": points, "near": near, "seconds": seconds, **more}
 
 
 def test_the_step_is_one_that_no_rank_has_passed() -> None:
@@ -45,6 +47,19 @@ def test_a_rank_that_is_in_its_save_when_time_is_up_is_joined_by_the_others() ->
 def test_when_no_rank_has_reached_its_save_in_time_it_is_replayed() -> None:
     found = deciding.again({0: at(5, inside=False), 1: at(6, inside=False)}, 6.0)
     assert (found["how"], found["step"]) == ("replay", 7)
+
+
+def test_before_the_first_step_nobody_knows_and_the_script_gets_half_of_the_time_to_come_to_it() -> None:
+    found = deciding.first({0: at(0, looked=False, points=False), 1: at(0, looked=False, points=False)}, 20.0)
+    assert (found["how"], found["within"], found["step"]) == ("own", 10.0, 1)
+
+
+def test_a_script_that_turns_out_to_have_no_save_has_its_state_saved() -> None:
+    assert deciding.again({0: at(3, points=False, because="no source"), 1: at(3)}, 6.0)["how"] == "state"
+
+
+def test_a_trainer_saves_by_itself() -> None:
+    assert deciding.first({0: at(3, points=False, framework=True)}, 20.0)["how"] == "framework"
 
 
 def reported(*, checkpoint: bool, step: int = 3, files: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""Where the script's own save point cannot be waited for, or there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import task
+
+from helpers import ray_runs
+from helpers.ray_cluster import Cluster
+from helpers.ray_runs import NOTICES, Life, Run
+
+STEPS = 120
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[str]:
+    return task.reference(2 * STEPS, world=2)
+
+
+def interrupted(cluster: Cluster, folder: Path, script: str, **env: str) -> tuple[Run, Life, Life, str]:
+    run = Run(folder, script, **env)
+    run.start(cluster)
+    run.until_step(6)
+    NOTICES["one worker"](run)
+    run.until_life(2)
+    run.until_step(run.lives()[0].reached + 2, life=2)
+    said = run.finish()
+    first, second = run.lives()
+    return run, first, second, said
+
+
+def test_a_save_that_is_too_far_away_is_replayed_at_a_step_and_the_record_says_that_batches_repeat(
+    cluster: Cluster, tmp_path: Path, reference: list[str]
+) -> None:
+    run, first, second, said = interrupted(cluster, tmp_path, "long_epochs", LASTCALL_GRACE_SECONDS="12")
+    assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {reference[first.reached]}
+    assert {start["epoch"] for start in second.starts} == {0}  # which was not complete
+    (record,) = run.records()
+    assert (record["how"], record["exact"]) == ("replay", False) and "none is skipped" in record["because"]
+    assert "JIT checkpoint completed in" in said
+
+
+def test_one_line_of_code_saves_what_it_names_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    run, *_, said = interrupted(cluster, tmp_path, "protected")
+    ray_runs.assert_nothing_lost(run, said, task.reference(STEPS, world=2))
+
+
+def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    run, first, second, said = interrupted(cluster, tmp_path, "without_save")
+    last = max(first.steps, key=lambda step: step["updates"])
+    begun = [step for step in second.steps if step["updates"] == first.reached + 1]
+    assert {step["before"] for step in begun} == {last["weights"]} and len(begun) == run.workers
+    assert "Restored what was saved after SIGTERM: Sequential, AdamW. Not restored:" in said
+    assert run.folders() == []  # nothing that the script's own code would be handed
+
+
+def test_a_hugging_face_trainer_saves_its_own_checkpoint_at_the_end_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
+    run, first, second, said = interrupted(cluster, tmp_path, "huggingface")
+    last = max(first.steps, key=lambda step: step["updates"])
+    assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {last["digest"]}
+    (folder,) = run.folders()
+    state = json.loads((run.experiment / folder / "checkpoint" / "trainer_state.json").read_text())
+    assert state["global_step"] == first.reached
+    assert "JIT checkpoint completed in" in said
