@@ -17,7 +17,10 @@ from lastcall.types import FileRecord, Kind
 NAME = "lastcall.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
 FORMAT = 1
-_SAFE_NAME = re.compile(r"\.?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")  # with a dot in front: `.metadata` of torch's distributed checkpoints
+# A dot in front: `.metadata` of torch's distributed checkpoints. Spaces, letters of all languages: a PEFT adapter has the name that
+# its user gave it.
+_SAFE_NAME = re.compile(r"\.?\w(?:[\w .+,=@#%&'()\[\]\-]*[\w.+,=@#%&'()\[\]\-])?")
+_LONGEST_NAME = 200  # bytes, of 255 that file systems have
 _LARGEST = 512 * 1024 * 1024
 
 
@@ -110,7 +113,9 @@ def read_regular(path: Path, largest: int) -> bytes:
 def is_plain(name: str) -> bool:
     """Whether a file of this name may be part of a checkpoint."""
     parts = name.split("/")
-    return all(map(_SAFE_NAME.fullmatch, parts)) and parts[0] not in (NAME, SENTINEL) and ".." not in name and len(parts) <= 8
+    if parts[0] in (NAME, SENTINEL) or ".." in name or len(parts) > 8:
+        return False
+    return all(_SAFE_NAME.fullmatch(part) and len(part.encode(errors="replace")) <= _LONGEST_NAME for part in parts)
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

@@ -124,10 +124,10 @@ def test_a_wrong_value_is_refused_though_the_digest_is_right(field: str, value: 
 
 
 NAMES = [
-    "../x", "a/../b", "a/..", "a//b", "/a", "a/", "/", "a/./b", "a/..b", "a/.-b", "a/-b", "a/b c",
+    "../x", "a/../b", "a/..", "a//b", "/a", "a/", "/", "a/./b", "a/..b", "a/.-b", "a/-b", "a/ b", "a/b ",
     f"{records.NAME}/x", f"{records.SENTINEL}/x", "/".join("abcdefghi"), "a/" + "x" * 201,
     "", ".", "..", "/etc/passwd", "a\x00b", records.NAME, records.SENTINEL, "..x", "x..", "a\\b", "-rf", ".-x",
-    "a b", "a\n", "é", "x" * 201, "C:x", "~", "*", None, 1, ["x"], {"x": 1},
+    " a", "a ", "a\n", "a\tb", "é" * 101, "\ud800", "x" * 201, "C:x", "~", "*", None, 1, ["x"], {"x": 1},
 ]  # fmt: skip
 
 
@@ -151,6 +151,7 @@ def test_a_name_that_is_not_a_plain_name_in_the_folder_is_refused(name: object) 
         "a/b",
         "a/b.c/d",
         "a/.metadata",
+        "my adapter (2)/é.bin",
         f"a/{records.NAME}",
         "/".join("abcdefgh"),
     ],
