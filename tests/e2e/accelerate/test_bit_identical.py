@@ -30,7 +30,7 @@ def test_interruptions_leave_no_trace(accelerated: Nursery, tmp_path: Path, loop
     assert history.interruptions == 5, history.codes
 
 
-@pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "stateful", "stream"])
+@pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "stateful", "stream", "dispatched"])
 def test_other_loaders_leave_no_trace(accelerated: Nursery, tmp_path: Path, loader: str) -> None:
     history = compare(accelerated, tmp_path, chain.blows(7, 3, 30), LOADER=loader)
     assert history.interruptions == 3, history.codes

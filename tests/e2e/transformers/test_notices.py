@@ -14,8 +14,10 @@ def test_a_step_that_is_saved_periodically_is_not_saved_again_for_a_notice(stage
     """The notice comes in the evaluation of a save step; the next step takes long, so the ranks agree on the one before it."""
     plan = Plan(steps=9, save="steps", save_steps=4, evaluate="steps", eval_batches=8, eval_seconds=0.2, long=4, save_seconds=0.8)
     strikes = (Strike("evaluating", 4, ranks=(1,)),)
-    result = stage.result(Play(plan, strikes, ranks=2, lost=1), "lastcall")  # the long step itself
+    result = stage.result(Play(plan, strikes, ranks=2, on_save=True, lost=1), "lastcall")  # the long step itself
     assert not result.complaints, result.story()
+    for rank in range(2):
+        assert result.lives[0].steps("on_save", rank) == [4], result.story()
     assert "Notice answered: step 4 is already committed" in result.lives[0].log, result.story()
 
 

@@ -324,8 +324,8 @@ class TrainerRun:
                 left = errors.Preempted(
                     exits.code(session.serving.notice(), session.outcome is Outcome.SAVED, self.jit.exit_code), "saved"
                 )
-            if session.outcome is Outcome.SAVED and isinstance(left, errors.Preempted) and self.subject.training:
-                self._last_word(int(left.code or 1))
+            if session.outcome is Outcome.SAVED and self.subject.training:
+                self._last_word(int(left.code or 1) if isinstance(left, errors.Preempted) else 1)
         finally:
             saved = session.outcome is Outcome.SAVED
             if session.outcome is Outcome.FINISHED and session.latch.raised:
@@ -337,17 +337,18 @@ class TrainerRun:
         return left
 
     def _last_word(self, code: int) -> None:
-        """on_save for the checkpoint of a notice, for as long as there is time."""
+        """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one may have, and then it is
+        among those that are still to be told."""
         entry = self.session.saver.last
-        if entry is None or entry.record.kind not in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS):
-            return
+        for_it = entry is not None and entry.record.kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS)
         deadline = self.session.serving.deadline()
         watchdog = threading.Timer(max(1.0, deadline - self.session.clock.now() - 0.5), exits.leave, [code])
         watchdog.daemon = True
         watchdog.start()
         try:
             self._tell_callbacks(wait=True)
-            self._on_save(self.trainer.state)
+            if for_it:
+                self._on_save(self.trainer.state)
         except Exception:
             log.exception("A callback's on_save failed; the checkpoint is committed all the same")
         finally:
