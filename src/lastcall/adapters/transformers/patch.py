@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from lastcall import errors
+from lastcall.adapters.torch import protection
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.adapters.transformers.run import TrainerRun
 from lastcall.core import exits
@@ -75,7 +76,7 @@ def _train(original: Any) -> Any:
         if (callback is None and not _everywhere) or getattr(self, "_lastcall_run", None) is not None:
             return original(*call.args, **call.kwargs)
         jit = _settings(callback)
-        if not jit.enabled:
+        if not jit.enabled or protection.taken:  # in a train worker of Ray the Trainer is asked to save by Ray's own adapter
             return original(*call.args, **call.kwargs)
         if call.arguments.get("trial") is not None:
             log.warning("A trial of a hyperparameter search is not protected")
