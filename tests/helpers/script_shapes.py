@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 
-_STEP = """
+LEARNING = """
 def learn(model, optimizer, batch):
     optimizer.zero_grad()
     loss = model(batch).pow(2).mean()
@@ -42,7 +42,7 @@ def main(config):
 {textwrap.indent(textwrap.dedent(body).strip(chr(10)), "        ")}
 {textwrap.indent(textwrap.dedent(after), "    ")}
 """
-    return _STEP + textwrap.dedent(helpers) + lines.replace("STATE", _STATE)
+    return LEARNING + textwrap.dedent(helpers) + lines.replace("STATE", _STATE)
 
 
 def _steps(body: str, helpers: str = "", before: str = "", head: str = "for step in range(start, EPOCHS * len(LOADER)):") -> str:
@@ -57,7 +57,7 @@ def main(config):
         seen(step)
 {textwrap.indent(textwrap.dedent(body).strip(chr(10)), "        ")}
 """
-    return _STEP + textwrap.dedent(helpers).replace("STATE", _STEP_STATE) + lines.replace("STATE", _STEP_STATE)
+    return LEARNING + textwrap.dedent(helpers).replace("STATE", _STEP_STATE) + lines.replace("STATE", _STEP_STATE)
 
 
 SAVE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -81,9 +82,9 @@ class Stage:
         self._from = checkpoint
         self._path = folder / "script.py"
         self._path.write_text(textwrap.dedent(source))
-        self._space = self._names(rank)
+        self._script = self._module(rank)
 
-    def _names(self, rank: int) -> dict[str, Any]:
+    def _module(self, rank: int) -> ModuleType:
         context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: 2)
         api = SimpleNamespace(
             report=self._report,
@@ -91,22 +92,12 @@ class Stage:
             get_context=lambda: context,
             Checkpoint=Checkpoint,
         )
-        return {
-            "__name__": "script",
-            "torch": torch,
-            "tempfile": tempfile,
-            "os": os,
-            "json": json,
-            "time": time,
-            "train": api,
-            "Checkpoint": Checkpoint,
-            "dataclasses": dataclasses,
-            "make": self._make,
-            "seen": self.seen.append,
-            "EPOCHS": EPOCHS,
-            "LOADER": [torch.full((2, 3), float(batch)) for batch in range(BATCHES)],
-            "Path": Path,
-        }
+        modules = (contextlib, dataclasses, functools, json, os, tempfile, time, torch)
+        script = ModuleType("script")
+        vars(script).update({module.__name__: module for module in modules})
+        vars(script).update(train=api, Checkpoint=Checkpoint, make=self._make, seen=self.seen.append, EPOCHS=EPOCHS)
+        vars(script).update(LOADER=[torch.full((2, 3), float(batch)) for batch in range(BATCHES)])
+        return script
 
     def _make(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
@@ -119,14 +110,17 @@ class Stage:
 
     def run_code(self, code: CodeType) -> Stage:
         before = sys.gettrace()
+        sys.modules["script"] = self._script  # dataclasses look there
         hook = register_optimizer_step_post_hook(self._stepped)
         try:
-            exec(code, self._space)
-            self._space["main"]({"epochs": EPOCHS, "every": 1000})
+            exec(code, vars(self._script))
+            if hasattr(self._script, "main"):
+                self._script.main({"epochs": EPOCHS, "every": 1000})
         except Stopped:
             pass
         finally:
             hook.remove()
+            del sys.modules["script"]
             if self.script is not None:
                 self.script.cancel()
             sys.settrace(before)

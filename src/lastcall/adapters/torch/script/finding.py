@@ -23,7 +23,7 @@ class Found:
 def look(frame: FrameType | None, saves: Saves) -> Found:
     """From the caller of optimizer.step() outward, up to the first frame that has a save."""
     chain = _chain(frame)
-    because = "no frame of the training loop has its source at hand"
+    because = "no frame of the training loop calls a function that saves" if chain else "the source of the training loop is not at hand"
     deep = False
     for index, scope in enumerate(chain):
         looped = any(_in_loop(outer) for outer in chain[index + 1 :])
@@ -31,7 +31,7 @@ def look(frame: FrameType | None, saves: Saves) -> Found:
         found = [point for way in ways if (point := points.point(way, saves, looped=looped, deep=deep)) is not None]
         if found:
             return Found([point for point in found if not point.metric] or found, chain)
-        because = "it saves only when training is over" if ways else "no frame of the training loop calls a function that saves"
+        because = "it saves only when training is over" if ways else because
         deep = deep or _in_loop(scope)
     return Found([], chain, because)
 

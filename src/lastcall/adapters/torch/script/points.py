@@ -78,14 +78,14 @@ def ways(scope: Scope, node: ast.AST, saves: Saves, barren: set[object], depth: 
         if saves.is_save(call, scope.value(call.func)):
             yield Way(scope, call)
             continue
-        callee = scope.called(call) if depth < _DEPTH else None
-        if callee is None or callee.code in barren:
-            continue
-        barren.add(callee.code)  # a function that calls itself
-        found = list(ways(callee, callee.node, saves, barren, depth + 1))
-        if found:
-            barren.discard(callee.code)
-        yield from (Way(scope, call, way) for way in found)
+        for callee in scope.callees(call) if depth < _DEPTH else ():
+            if callee.code in barren:
+                continue
+            barren.add(callee.code)  # a function that calls itself
+            found = list(ways(callee, callee.node, saves, barren, depth + 1))
+            if found:
+                barren.discard(callee.code)
+            yield from (Way(scope, call, way) for way in found)
 
 
 def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:

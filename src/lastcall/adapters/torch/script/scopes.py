@@ -14,6 +14,7 @@ from typing import Any
 from lastcall.adapters.torch.script import sources
 
 Loop = ast.For | ast.While | ast.AsyncFor
+_LISTED = 32  # callbacks
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Their functions hold no save of the script's, and are many.
 _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {
@@ -105,6 +106,17 @@ class Scope:
         scope = Scope(source, node, function.__code__, function.__globals__, _closure(function))
         scope.bind(self, call, given)
         return scope
+
+    def callees(self, call: ast.Call) -> Iterator[Scope]:
+        """All that it may run: in `for callback in self.callbacks: callback.on_epoch_end()`, one a callback."""
+        name = next((node.id for node in ast.walk(call.func) if isinstance(node, ast.Name)), "")
+        loops = [node for node in below(self.node) if isinstance(node, ast.For) and getattr(node.target, "id", "") == name]
+        listed = [self.value(loop.iter) for loop in loops]
+        values = [each for value in listed if isinstance(value, list | tuple) for each in value[:_LISTED]]
+        scopes = [Scope(self.source, self.node, self.code, self.space, {**self.own, name: each}, self.line) for each in values] or [
+            self
+        ]
+        yield from (callee for scope in scopes if (callee := scope.called(call)) is not None)
 
     def bind(self, caller: Scope, call: ast.Call, given: list[Any]) -> None:
         """The parameters get what this call gives them, behind what the callable itself brings: its object, a partial's arguments."""

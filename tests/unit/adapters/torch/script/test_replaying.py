@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import script_shapes
+from helpers import script_programs, script_shapes
 from helpers.script_stage import BATCHES, EPOCHS, Stage, replay
 
 STEPS = BATCHES * EPOCHS
 SHAPES = {
     **{f"epochs: {name}": source for name, source in script_shapes.EPOCH_SHAPES.items()},
     **{f"steps: {name}": source for name, source in script_shapes.STEP_SHAPES.items()},
+    **{f"far: {name}": source for name, source in script_programs.FAR.items()},
+    **{f"near: {name}": source for name, source in script_programs.NEAR.items()},
 }
 
 
