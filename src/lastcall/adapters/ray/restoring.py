@@ -28,20 +28,26 @@ class Restoring:
         self._reason = reason
         self._done: list[str] = []
         self._patience = len(self._optimizers)  # steps until all of them have had their turn
+        self._forward: Any = None
         self._handles: list[Any] = []
 
     def begin(self) -> None:
         if self._modules or self._optimizers:
-            self._handles = [
-                register_module_forward_pre_hook(self._before_forward),
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
-            ]
+            self._forward = register_module_forward_pre_hook(self._before_forward)
+            self._handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
 
     def end(self) -> None:
+        """Not from a step: torch goes through its hooks, and none of them may go meanwhile."""
+        self._rest()
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _rest(self) -> None:
+        """All is done. The hook of every forward pass goes at once, those of the steps cost next to nothing."""
+        if self._forward is not None:
+            self._forward.remove()
+            self._forward = None
 
     def named(self, values: Mapping[str, Any]) -> None:
         """protect(): what was saved under a name goes back to it now."""
@@ -66,6 +72,8 @@ class Restoring:
 
     @harmless
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if self._forward is None:
+            return
         shapes = state.shapes(state.parameters(optimizer))
         for entry in self._optimizers:
             if entry["class"] == state.kind(optimizer) and entry["shapes"] == shapes:
@@ -77,9 +85,9 @@ class Restoring:
     @harmless
     def _after_step(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         self._patience -= 1
-        if self._optimizers and self._patience > 0:
+        if self._forward is None or (self._optimizers and self._patience > 0):
             return
-        self.end()
+        self._rest()
         left = [entry["class"].rpartition(".")[2] for entry in (*self._modules, *self._optimizers)]
         if self._done:
             log.info("Restored what was saved after %s: %s. Not restored: %s", self._reason, ", ".join(self._done), _NOT)
