@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lastcall.adapters.torch.script import zones
-from lastcall.adapters.torch.script.past import Past
+from lastcall.adapters.torch.script.past import Past, Slot
 from lastcall.adapters.torch.script.points import Point
 from lastcall.adapters.torch.script.scopes import Scope, is_library
 
@@ -43,27 +43,25 @@ def _plain(own: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Changes:
-    """`names`: variables that are to have another value. `attributes`: the same for objects, which must be put back."""
+    """`names`: variables that are to have another value. `slots`: the same in objects, which must be put back."""
 
     names: dict[str, Any] = field(default_factory=dict)
-    attributes: list[tuple[Any, str, Any]] = field(default_factory=list)
-    _old: list[tuple[Any, str, Any]] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    _before: list[Slot] = field(default_factory=list)
 
     def __str__(self) -> str:
-        changed = [*self.names.items(), *((f".{name}", value) for _, name, value in self.attributes)]
+        changed = [*self.names.items(), *((slot.key, slot.value) for slot in self.slots)]
         return ", ".join(f"{name}={value!r}" for name, value in changed)
 
     def __bool__(self) -> bool:
-        return bool(self.names or self.attributes)
+        return bool(self.names or self.slots)
 
     def apply(self) -> None:
-        for owner, name, value in self.attributes:
-            self._old.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, value)
+        self._before = [slot.fill() for slot in self.slots]
 
     def undo(self) -> None:
-        while self._old:
-            setattr(*self._old.pop())
+        for slot in reversed(self._before):
+            slot.fill()
 
 
 def back(point: Point, chain: list[Scope], memory: Memory) -> Changes:
@@ -78,12 +76,12 @@ def back(point: Point, chain: list[Scope], memory: Memory) -> Changes:
     for scope in inner:  # what they have done before their loops
         past.step(scope, None, zones.before_loops(scope), {})
     changed = {node.attr for scope in [anchor, *inner] for node in zones.in_loops(scope) if isinstance(node, ast.Attribute)}
-    changes = Changes({name: value for name, value in past.of(anchor).items() if name.isidentifier()}, list(past.attributes()))
+    changes = Changes({name: value for name, value in past.of(anchor).items() if name.isidentifier()}, past.slots())
     for text, value in memory.plain.get(anchor.code, {}).items():
         name, _, attribute = text.partition(".")
         owner = anchor.own.get(name)
         if attribute and attribute not in changed and not past.knows(owner, attribute) and getattr(owner, attribute, value) != value:
-            changes.attributes.append((owner, attribute, value))
+            changes.slots.append(Slot(owner, attribute, value))
     return changes
 
 
