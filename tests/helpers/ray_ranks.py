@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ray.train import Checkpoint
@@ -42,17 +43,27 @@ class Context:
     def report(self, metrics: Any, checkpoint: Any = None) -> None:
         self.report_call_index += 1
         self.barrier_entered.set()
-        self._group.barrier.wait(PATIENCE)
+        try:
+            self._group.barrier.wait(PATIENCE)
+        except threading.BrokenBarrierError:
+            if not self._group.released:
+                raise
+            self.report_call_index -= 1  # as Ray does it: this report is skipped
+            return
         if checkpoint is not None:
             self.checkpoint = self.storage_context.persist_current_checkpoint(checkpoint, f"checkpoint_{self.report_call_index}")
         self.current_report_index += 1
         self._group.delivered(self._rank, self.report_call_index - 3, self.checkpoint)
+
+    def get_synchronization_actor(self) -> Any:
+        return SimpleNamespace(reset=SimpleNamespace(remote=self._group.release))
 
 
 class Group:
     def __init__(self, storage: Any, size: int, *, degraded: bool = False) -> None:
         self.storage = storage
         self.barrier = threading.Barrier(size)
+        self.released = False
         self.committed: list[int] = []
         self._store = memory.MemoryStore()
         self._delivered: dict[int, int] = {}
@@ -67,6 +78,10 @@ class Group:
             if self._delivered[number] == len(self.ranks):
                 self.committed.append(number)
                 self._line.agreement.tell(f"committed/{number}", {})
+
+    def release(self) -> None:
+        self.released = True
+        self.barrier.abort()
 
     def bury(self, rank: int) -> None:
         self._line.bury(rank)

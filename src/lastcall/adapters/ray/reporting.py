@@ -11,10 +11,10 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from lastcall import errors
 from lastcall.adapters.ray import deciding, internals
 from lastcall.adapters.ray.committing import Committing
 from lastcall.adapters.ray.harmless import harmless
@@ -72,6 +72,9 @@ class Reporting:
             spoken = self._spoken
         if settled is None and spoken is not None and not committing.done:
             settled = spoken.result()
+            if settled["missing"]:  # and Ray's barrier was released: nothing was reported
+                committing.without(number, settled, checkpoint)
+                return
         if settled is not None and settled["saving"]:
             committing.commit(settled, checkpoint)
         self._passed(frame, checkpoint is not None, time.monotonic() - began)
@@ -85,7 +88,8 @@ class Reporting:
         """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us."""
         with self._lock:
             if self._under_way is not None:
-                self._spoken = _Spoken(self._meet, self._line, {**self._under_way, "inside": True})
+                word = {**self._under_way, "inside": True}
+                self._spoken = _Spoken(self._meet, self._line, word, lambda: internals.release_barrier(self._context))
 
     def _meet(self, line: Line, word: dict[str, Any]) -> dict[str, Any]:
         def decide(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -118,20 +122,23 @@ class Reporting:
 
 
 class _Spoken:
-    """What the ranks settle on a report that one of them is in already, on a thread: it waits for all of them."""
+    """What the ranks settle on a report that one of them is in already, on a thread: it waits for all of them. `release`: called where
+    one of them will never come, to get the training thread out of Ray's barrier."""
 
-    def __init__(self, meet: Any, line: Line, word: dict[str, Any]) -> None:
+    def __init__(
+        self, meet: Callable[[Line, dict[str, Any]], dict[str, Any]], line: Line, word: dict[str, Any], release: Callable[[], None]
+    ) -> None:
         self._found: dict[str, Any] = _NOBODY
-        self._thread = threading.Thread(target=self._run, args=(meet, line, word), name="lastcall-spoken", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(meet, line, word, release), name="lastcall-spoken", daemon=True)
         self._thread.start()
 
-    def _run(self, meet: Any, line: Line, word: dict[str, Any]) -> None:
-        try:
-            own = line.clone()
-            self._found = meet(own, word)
-            own.close()
-        except errors.StoreLost as error:
-            log.debug("the others cannot be told of a report: %s", error)
+    @harmless
+    def _run(self, meet: Any, line: Line, word: dict[str, Any], release: Callable[[], None]) -> None:
+        own = line.clone()
+        self._found = meet(own, word)
+        own.close()
+        if self._found["missing"]:
+            release()
 
     def result(self) -> dict[str, Any]:
         self._thread.join()

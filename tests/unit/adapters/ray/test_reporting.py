@@ -88,6 +88,16 @@ def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(two: G
     assert "completed without rank 1" in caplog.text
 
 
+def test_a_rank_that_waits_in_rays_barrier_for_a_dead_one_is_released_and_keeps_its_checkpoint(two: Group) -> None:
+    living = two.ranks[0]
+    in_barrier = living.report(made())
+    assert living.context.barrier_entered.wait(PATIENCE)
+    two.bury(1)
+    living.told()
+    finish(in_barrier)
+    assert living.parked and two.released and leftover.find(two.storage, None)[0] is not None
+
+
 def test_a_rank_that_does_not_come_in_time_counts_as_dead(two: Group) -> None:
     living = two.ranks[0]
     living.told(grace=1.0)
