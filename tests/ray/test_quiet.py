@@ -66,6 +66,7 @@ def test_nothing_of_lastcall_is_imported_where_the_variables_are_not_set(cluster
     assert seen == {"driver": [], "worker": [], "controller": []}
 
 
+@pytest.mark.slow
 def test_a_process_that_is_told_to_stop_without_protection_is_not_saved(cluster: Cluster, tmp_path: Path) -> None:
     """Else all the other tests could pass without us."""
     run = Run(tmp_path, "steps", "--save_every", 10_000)
