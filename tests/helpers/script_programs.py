@@ -6,7 +6,7 @@ import textwrap
 
 from helpers.script_shapes import LEARNING
 
-_WRITE = """
+WRITE = """
 def write(folder, model, optimizer, **counts):
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **counts}, os.path.join(folder, "state.pt"))
     return Checkpoint.from_directory(folder)
@@ -14,7 +14,7 @@ def write(folder, model, optimizer, **counts):
 
 
 def _program(source: str) -> str:
-    return LEARNING + _WRITE + textwrap.dedent(source)
+    return LEARNING + WRITE + textwrap.dedent(source)
 
 
 FAR = {

@@ -7,6 +7,7 @@ own (`if due: save()`), its statement is run here, with the condition as needed,
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
@@ -15,6 +16,10 @@ from typing import Any
 from lastcall.adapters.torch.script import forcing
 from lastcall.adapters.torch.script.forcing import Force
 from lastcall.adapters.torch.script.points import Point
+
+_RETURNS = {
+    code for name, code in dis.opmap.items() if name.startswith(("RETURN_", "YIELD_", "INSTRUMENTED_RETURN", "INSTRUMENTED_YIELD"))
+}
 
 
 class Entering:
@@ -30,7 +35,6 @@ class Entering:
             self._forces.setdefault(force.code, []).append(force)
         self._frame: FrameType | None = None
         self._taken = False
-        self._raising = False
         self._before: Any = None  # the trace function of somebody else
 
     def begin(self, frame: FrameType | None) -> bool:
@@ -60,16 +64,13 @@ class Entering:
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self._frame is None:
             return None
-        if event == "exception":
-            self._raising = True
-        elif event == "line":
-            self._raising = False
+        if event == "line":
             self._line(frame)
         elif event == "return" and frame is self._frame and self.inside:
-            if self._raising:  # an exception of the script's own, on its way out
-                self.cancel()
-            else:
+            if frame.f_code.co_code[frame.f_lasti] in _RETURNS:
                 self._left()
+            else:  # an exception of the script's own, on its way out
+                self.cancel()
         return self._trace
 
     def _line(self, frame: FrameType) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from lastcall.adapters.torch.script import points, scopes
+from lastcall.adapters.torch.script.learning import Learned
 from lastcall.adapters.torch.script.points import Point, Saves
 from lastcall.adapters.torch.script.scopes import Loop, Scope, below, spans
 
@@ -20,14 +21,14 @@ class Found:
     because: str = ""
 
 
-def look(frame: FrameType | None, saves: Saves) -> Found:
+def look(frame: FrameType | None, saves: Saves, learned: Learned) -> Found:
     """From the caller of optimizer.step() outward, up to the first frame that has a save."""
     chain = _chain(frame)
     because = "no frame of the training loop calls a function that saves" if chain else "the source of the training loop is not at hand"
     deep = False
     for index, scope in enumerate(chain):
         looped = any(_in_loop(outer) for outer in chain[index + 1 :])
-        ways = list(points.ways(scope, scope.node, saves, set()))
+        ways = list(points.ways(scope, scope.node, saves, set())) or list(learned.ways(scope))
         found = [point for way in ways if (point := points.point(way, saves, looped=looped, deep=deep)) is not None]
         if found:
             return Found([point for point in found if not point.metric] or found, chain)

@@ -38,21 +38,28 @@ class Force:
 
     def lead(self, frame: FrameType) -> int | None:
         """The line where the frame is now; None if it has done all there is to do."""
-        if self.target is not None:
-            frame.f_lineno = self.target  # type: ignore[misc]  # a trace function may
-            return self.target
-        assert self.program is not None
+        if self.program is None:
+            return _jump(frame, self.target)
         space = rewriting.run(self.program, frame)
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
-        for name, value in space.items():
-            if name in known and frame.f_locals.get(name, _NOTHING) is not value:
-                frame.f_locals[name] = value
-        if self.behind is not None:
-            frame.f_lineno = self.behind  # type: ignore[misc]
-        return self.behind
+        if frame.f_locals is frame.f_globals:
+            known = set(self.program.co_names)
+        own = frame.f_locals
+        own.update({name: space[name] for name in known if name in space and (name not in own or own[name] is not space[name])})
+        return _jump(frame, self.behind)
 
 
-_NOTHING = object()
+class _Refused(Exception):
+    """Python does not let the frame go there."""
+
+
+def _jump(frame: FrameType, line: int | None) -> int | None:
+    if line is not None:
+        try:
+            frame.f_lineno = line  # type: ignore[misc]  # a trace function may
+        except ValueError as error:
+            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be taken for true: {error}") from None
+    return line
 
 
 def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]:
@@ -64,7 +71,11 @@ def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]
         force = next((each for each in forces if line in each.lines), None)
         if force is None or not force.holds(frame):
             break
-        met, line = True, force.lead(frame)
+        try:
+            met, line = True, force.lead(frame)
+        except _Refused as error:
+            log.warning("%s", error)
+            break
     return met, line
 
 

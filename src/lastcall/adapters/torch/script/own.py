@@ -8,6 +8,7 @@ from types import FrameType
 
 from lastcall.adapters.torch.script import finding
 from lastcall.adapters.torch.script.entering import Entering
+from lastcall.adapters.torch.script.learning import Learned
 from lastcall.adapters.torch.script.points import Point, Saves
 from lastcall.adapters.torch.script.replaying import Replay
 
@@ -28,7 +29,8 @@ class Script:
         self._saves = saves
         self._entering: Entering | None = None
         self._replay = Replay()
-        self._look(frame)
+        self._learned = Learned()
+        self.look(frame)
 
     @property
     def near(self) -> bool:
@@ -50,7 +52,7 @@ class Script:
         `wait`: where a point is not for this process, another one may be; otherwise that is all there was to do. False if the script
         is not at work in these frames."""
         self.cancel()
-        self._look(frame)
+        self.look(frame)
         if not self.points:
             return False
         entering = Entering(self.points, after, wait=wait)
@@ -66,22 +68,25 @@ class Script:
             self._entering = None
 
     def remember(self, frame: FrameType) -> None:
-        """At every report: the counts that hold there."""
+        """At every report, from its caller: the counts that hold there, and how the script came there if its source does not tell."""
         try:
             self._replay.remember(frame)
+            if not self.points:
+                self._learned.learn(frame, self._saves)
         except Exception:
             log.debug("the variables of the script cannot be read", exc_info=True)
 
     def replay(self, frame: FrameType) -> str:
         """In the training thread, at a completed step: runs the statements that save, here and now. Returns why that failed."""
         self.cancel()
-        found = self._look(frame)
+        found = self.look(frame)
         return self._replay.run(frame, found, self._saves) if found is not None and found.points else self.because
 
-    def _look(self, frame: FrameType | None) -> finding.Found | None:
-        """Again each time: by now there may be values that were not there before, and the script may be in another loop."""
+    def look(self, frame: FrameType | None) -> finding.Found | None:
+        """Again, from a step: there may be values that were not there before, the script may be in another loop, or something may
+        have been learned. enter() and replay() do so themselves. Takes some 30 ms."""
         try:
-            found = finding.look(frame, self._saves)
+            found = finding.look(frame, self._saves, self._learned)
         except Exception as error:
             log.debug("looking for the script's own save failed", exc_info=True)
             self.points, self.because = [], f"looking for it failed: {error!r}"

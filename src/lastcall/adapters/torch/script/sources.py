@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
@@ -56,6 +57,21 @@ class Source:
 def of(code: CodeType, space: Mapping[str, Any]) -> Source | None:
     lines = linecache.getlines(code.co_filename, dict(space) if "__loader__" in space else None)
     return _read(code.co_filename, "".join(lines)) if lines else None
+
+
+def gather(function: Any) -> dict[str, str]:
+    """Where a function is defined that is about to be sent elsewhere by value, and what stands in __main__ with it: the source, by
+    filename. The other machine may not have these files, and a notebook's cells are in no file at all."""
+    codes = [getattr(value, "__code__", None) for value in [function, *vars(sys.modules["__main__"]).values()]]
+    names = {code.co_filename for code in codes if isinstance(code, CodeType)}
+    names |= {str(path) for path in [getattr(sys.modules["__main__"], "__file__", None)] if path is not None}
+    return {name: text for name in names if (text := "".join(linecache.getlines(name)))}
+
+
+def provide(texts: Mapping[str, str]) -> None:
+    """On the other machine, before the source is looked at. No modification time: a file of that name here is another one."""
+    for filename, text in texts.items():
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 @functools.lru_cache(maxsize=64)
