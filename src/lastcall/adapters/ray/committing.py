@@ -14,6 +14,7 @@ from lastcall.adapters.ray.echo import Echo
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.serving import Serving
 from lastcall.core import messages
+from lastcall.core.agreement import Verdict
 
 log = logging.getLogger("lastcall")
 _KNOWN = 8  # names of reported checkpoints that are remembered
@@ -54,8 +55,7 @@ class Committing:
     def _commit(self, number: int, settled: dict[str, Any], given: Any) -> None:
         serving, lowest = self._serving, settled["saving"][0] == self._line.rank
         self._wait_for_upload()
-        whole = self.everybody(f"uploaded/{number}")
-        if lowest and whole:
+        if self.everybody(f"uploaded/{number}").ok and lowest:
             leftover.leave(self._storage, self._context.checkpoint, self.known, self.facts())
         committed = self._committed(number)
         if committed and lowest:
@@ -63,14 +63,13 @@ class Committing:
             leftover.record(self._storage, self._context.checkpoint, self.facts())
         if given is not None:
             internals.remove_local(given, self._storage)
-        notice = serving.latch.notice
-        assert notice is not None
-        seconds = time.monotonic() - notice.at
         if not committed:
             log.error("The controller did not commit the checkpoint in time. It is kept, and found when the run starts again")
         elif lowest:
             name = internals.name_of(self._storage, self._context.checkpoint)
-            log.info("JIT checkpoint completed in %.1fs (%s, committed with the controller; %s)", seconds, name, serving.how)
+            log.info(
+                "JIT checkpoint completed in %.1fs (%s, committed with the controller; %s)", serving.since_notice(), name, serving.how
+            )
 
     def _wait_for_upload(self) -> None:
         """With an asynchronous upload, report() comes back before it has begun."""
@@ -105,7 +104,7 @@ class Committing:
     def _keep(self, number: int, settled: dict[str, Any], given: Any, missing: str) -> None:
         flaw = deciding.flaw(settled, internals.files_of(self._context.checkpoint) if self._context.checkpoint else None)
         if flaw:
-            log.error("Nothing was saved: %s did not come to the report, and what the others have is no checkpoint: %s", missing, flaw)
+            log.error("Nothing was saved: what the ranks have brought is no checkpoint, since %s", flaw)
             return
         if given is not None:
             self._context.checkpoint = self._storage.persist_current_checkpoint(given, settled["name"])
@@ -116,10 +115,10 @@ class Committing:
 
     # ---- both --------------------------------------------------------------------------------------------------------------------
 
-    def everybody(self, name: str) -> bool:
-        """Whether all ranks have come to this point; a barrier that ends with the deadline."""
+    def everybody(self, name: str, trouble: str = "") -> Verdict:
+        """Whether all ranks have come to this point, and without trouble; a barrier that ends with the deadline."""
         until = time.monotonic() + max(1.0, self._serving.left())
-        return self._line.agreement.vote(name, True, "", until, self._line.gone).ok
+        return self._line.agreement.vote(name, not trouble, trouble, until, self._line.gone)
 
     def facts(self) -> dict[str, Any]:
         serving = self._serving

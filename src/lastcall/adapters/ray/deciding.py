@@ -52,13 +52,13 @@ def again(said: Said, left: float) -> dict[str, Any]:
 def report(said: Said, size: int) -> dict[str, Any]:
     """A report() after the notice: who is there, and who brings a checkpoint."""
     saving = sorted(rank for rank, word in said.items() if word.get("checkpoint"))
-    steps = {word.get("step") for rank, word in said.items() if rank in saving}
+    replayed = {bool(word.get("replayed")) for rank, word in said.items() if rank in saving}
     failed = {rank: str(word["failed"]) for rank, word in said.items() if word.get("failed")}
     return {
         "missing": sorted(set(range(size)) - set(said) | set(failed)),
         "failed": "; ".join(dict.fromkeys(failed.values())),  # why a rank is there and has nothing to report
         "saving": saving,
-        "torn": len(steps) > 1,  # parts of different steps are no checkpoint
+        "torn": len(replayed) > 1,  # one part is of the script's own save point, another one of some step before it
         "files": sorted({tuple(said[rank].get("files", ())) for rank in saving}),
     }
 

@@ -17,10 +17,12 @@ from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.serving import Serving
 
 log = logging.getLogger("lastcall")
+_ATTRIBUTE = "_lastcall_fallback"  # of Ray's train context
+_PREFIX = "state-"
 
 
 class Fallback:
-    """The training thread's."""
+    """The training thread's, but for restore()."""
 
     def __init__(self, context: Any, serving: Serving, committing: Committing, line: Line) -> None:
         self._context = context
@@ -56,41 +58,43 @@ class Fallback:
 
     # ---- after a notice --------------------------------------------------------------------------------------------------------------
 
+    @harmless
     def save(self, because: str) -> None:
         """Does not return where the state was saved, unless training is to go on."""
-        try:
-            saved = self._save(because)
-        except Exception:
-            log.exception("The state could not be saved")
-            saved = False
-        if self._committing.everybody("state") and saved:
+        until = time.monotonic() + max(1.0, self._serving.left())
+        agreed = self._line.agreement.settle("state", {}, lambda said: {"folder": f"{_PREFIX}{time.time_ns()}"}, until, self._line.gone)
+        if agreed and self._save(f"{leftover.FOLDER}/{agreed['folder']}", because):
             self._committing.stop()
 
-    def _save(self, because: str) -> bool:
-        from lastcall.adapters.ray import state
-
+    def _save(self, folder: str, because: str) -> bool:
         self._serving.begun.set()
-        notice = self._serving.latch.notice
-        assert notice is not None
-        rank, folder = (
-            self._line.rank,
-            f"{leftover.FOLDER}/state-{self._committing.known[-1] or 'first'}-{self._serving.boundary.steps}",
-        )
-        if rank == 0 or not state.alike_on_all_ranks():
-            body = state.captured(self._named)
-            nbytes = state.write(self._storage.storage_filesystem, f"{self._storage.experiment_fs_path}/{folder}", rank, body)
-        if not self._committing.everybody("written"):
-            log.error("Not all ranks could write their state: nothing was saved")
+        nbytes, trouble = 0, ""
+        try:
+            nbytes = self._write(f"{self._storage.experiment_fs_path}/{folder}")
+        except Exception as error:
+            log.exception("The state could not be saved")
+            trouble = f"{type(error).__name__}: {error}"
+        verdict = self._committing.everybody("written", trouble)
+        if not verdict.ok:
+            log.error("Nothing was saved: %s", verdict.because)
             return False
-        if rank == 0:
+        if self._line.rank == 0:
             leftover.leave_state(self._storage, folder, self._committing.known, self._committing.facts())
+            leftover.clean(self._storage, _PREFIX, folder)
             log.info(
                 "JIT checkpoint completed in %.1fs (%.1f MB of model and optimizer, in lastcall's own format: %s)",
-                time.monotonic() - notice.at,
+                self._serving.since_notice(),
                 nbytes / 1e6,
                 because,
             )
         return True
+
+    def _write(self, folder: str) -> int:
+        from lastcall.adapters.ray import state
+
+        if self._line.rank != 0 and state.alike_on_all_ranks():
+            return 0
+        return state.write(self._storage.storage_filesystem, folder, self._line.rank, state.captured(self._named))
 
 
 def current() -> Fallback | None:
@@ -100,6 +104,3 @@ def current() -> Fallback | None:
 
 def install(context: Any, fallback: Fallback) -> None:
     setattr(context, _ATTRIBUTE, fallback)
-
-
-_ATTRIBUTE = "_lastcall_fallback"

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow.fs
+
 from lastcall.adapters.ray import internals
 
 log = logging.getLogger("lastcall")
@@ -52,6 +54,14 @@ def find(storage: Any, known: Any) -> tuple[Any, dict[str, Any]]:
     if not isinstance(name, str) or internals.name_of(storage, known) not in body.get("before", []):
         return None, body
     return internals.checkpoint_at(storage, name), body
+
+
+def clean(storage: Any, prefix: str, keep: str) -> None:
+    """Remove the folders that were left before this one."""
+    filesystem, home = storage.storage_filesystem, f"{storage.experiment_fs_path}/{FOLDER}"
+    for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(home)):
+        if entry.base_name.startswith(prefix) and not keep.endswith(entry.base_name):
+            filesystem.delete_dir(entry.path)
 
 
 def inject(context: Any) -> None:

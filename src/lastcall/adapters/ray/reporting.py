@@ -57,12 +57,12 @@ class Reporting:
         frame = sys._getframe(1)
         committing = self._committing
         number = committing.number() + 1
-        word = {"number": number, "checkpoint": checkpoint is not None, "step": self._serving.boundary.steps}
+        word = {"number": number, "checkpoint": checkpoint is not None, "replayed": self._serving.replaying}
         with self._lock:
             through = committing.done or not self._serving.latch.raised
             self._under_way = word if through else None
-        settled = None if through else self._meet(self._line, {**word, "files": internals.files_of(checkpoint)[:_FILES]})
-        if settled is not None and settled["missing"]:
+        settled = None if through else self._settled(word, checkpoint)
+        if settled is not None and (settled["missing"] or settled["torn"]):
             committing.without(number, settled, checkpoint)
             return
         began = time.monotonic()
@@ -78,6 +78,10 @@ class Reporting:
         if settled is not None and settled["saving"]:
             committing.commit(settled, checkpoint)
         self._passed(frame, checkpoint is not None, time.monotonic() - began)
+
+    @harmless
+    def _settled(self, word: dict[str, Any], checkpoint: Any) -> dict[str, Any]:
+        return self._meet(self._line, {**word, "files": internals.files_of(checkpoint)[:_FILES]})
 
     def failed(self, because: str) -> None:
         """The script's own save could not be run here. Those who wait for this rank at its report learn it."""

@@ -41,6 +41,7 @@ class Serving:
         self._line = line
         self._echo = echo
         self._own = own
+        self.replaying = False  # the script's own save is being run away from its place
         self._plan: dict[str, Any] | None = None
         self._looked = False
         self._entered = False
@@ -64,16 +65,17 @@ class Serving:
 
     def listen(self) -> None:
         """A thread: what another rank was told."""
-        line = self._line.clone()
+        try:
+            self._listen(self._line.clone())
+        except errors.StoreLost as error:
+            log.debug("the news of the other ranks can no longer be heard: %s", error)
+
+    def _listen(self, line: Line) -> None:
         while not self._closed:
-            try:
-                news = line.agreement.heard(_LISTEN)
-            except errors.StoreLost as error:
-                log.debug("the news of the other ranks can no longer be heard: %s", error)
-                return
+            news = line.agreement.heard(_LISTEN)
             if news is not None and news.get("rank") != self._line.rank:
                 now = time.monotonic()
-                left = float(news.get("deadline", time.time() + self._jit.grace)) - time.time()
+                left = float(news.get("left", self._jit.grace))  # the clocks of two nodes may differ by seconds
                 notice = Notice(f"rank {news.get('rank')}", str(news.get("reason")), now, now + left)
                 self.told(notice, news.get("nodes", {}), announce=False)
 
@@ -90,7 +92,12 @@ class Serving:
 
     @property
     def how(self) -> str:
-        return str(self._plan["how"]) if self._plan is not None else "the script's own period"
+        """What brought about the save that is being made."""
+        if self.replaying:
+            return deciding.REPLAY
+        if self._plan is None or self._plan["how"] == deciding.REPLAY:
+            return "the script's own period"
+        return str(self._plan["how"])
 
     def close(self) -> None:
         self._closed = True
@@ -107,6 +114,10 @@ class Serving:
     def left(self) -> float:
         return self.deadline - time.monotonic()
 
+    def since_notice(self) -> float:
+        notice = self.latch.notice
+        return 0.0 if notice is None else time.monotonic() - notice.at
+
     def reserve(self) -> float:
         """What must be left when a save begins: the save itself, and two polls of the controller until it is committed."""
         return 1.3 * self.save_seconds + 2 * internals.poll_seconds() + 1.0
@@ -118,8 +129,7 @@ class Serving:
             wait = max(0.0, min(self._jit.kill_wait, self.left() / _THIRD))
             self._say(notice, wait, nodes is not None)
             if nodes is not None:
-                deadline = time.time() + self.left()
-                self._line.agreement.announce({"rank": self._line.rank, "reason": notice.reason, "nodes": nodes, "deadline": deadline})
+                self._announce(notice, nodes)
             if not self.begun.wait(wait):
                 self._save()
         except errors.StoreLost as error:
@@ -128,6 +138,11 @@ class Serving:
             log.exception("The notice could not be served; the run goes on until it is stopped")
         finally:
             self.boundary.release()
+
+    def _announce(self, notice: Notice, nodes: dict[str, Any]) -> None:
+        left = self.left()
+        news = {"rank": self._line.rank, "reason": notice.reason, "nodes": nodes, "left": left, "deadline": time.time() + left}
+        self._line.agreement.announce(news)
 
     def _say(self, notice: Notice, wait: float, own: bool) -> None:
         cut = "" if wait == self._jit.kill_wait else f" (instead of {self._jit.kill_wait:.1f}s: {self.left():.1f} s are left)"
@@ -191,7 +206,9 @@ class Serving:
     @harmless
     def _replay(self, frame: FrameType) -> None:
         self.boundary.before = None
+        self.replaying = True
         because = self._own.replay(frame)
+        self.replaying = False
         if not self.begun.is_set():
             log.error("The script's own save could not be replayed: %s", because)
             self.failed(because)

@@ -62,8 +62,8 @@ def test_a_trainer_saves_by_itself() -> None:
     assert deciding.first({0: at(3, points=False, framework=True)}, 20.0)["how"] == "framework"
 
 
-def reported(*, checkpoint: bool, step: int = 3, files: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"checkpoint": checkpoint, "step": step, "files": list(files)}
+def reported(*, checkpoint: bool, replayed: bool = False, files: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"checkpoint": checkpoint, "replayed": replayed, "files": list(files)}
 
 
 def test_a_report_saves_if_any_rank_brings_a_checkpoint() -> None:
@@ -76,7 +76,7 @@ def test_ranks_that_do_not_come_to_a_report_are_named() -> None:
 
 
 def test_parts_of_different_steps_are_no_checkpoint() -> None:
-    found = deciding.report({0: reported(checkpoint=True, step=3), 1: reported(checkpoint=True, step=4)}, 3)
+    found = deciding.report({0: reported(checkpoint=True), 1: reported(checkpoint=True, replayed=True)}, 2)
     assert "different steps" in deciding.flaw(found, None)
 
 

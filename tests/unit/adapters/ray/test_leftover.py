@@ -88,3 +88,11 @@ def test_a_state_is_no_checkpoint_and_a_checkpoint_is_no_state(storage: Any, mad
     assert leftover.find_state(storage, made("checkpoint_1"))[0] is None
     leftover.leave(storage, made("checkpoint_2"), [None], {})
     assert leftover.find_state(storage, None)[0] is None
+
+
+def test_states_of_former_incarnations_are_removed_when_a_newer_one_is_there(storage: Any) -> None:
+    home = Path(storage.experiment_fs_path, ".lastcall")
+    for name in ("state-1", "state-2", "other"):
+        (home / name).mkdir(parents=True)
+    leftover.clean(storage, "state-", ".lastcall/state-2")
+    assert sorted(path.name for path in home.iterdir()) == ["other", "state-2"]

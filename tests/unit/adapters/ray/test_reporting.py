@@ -115,6 +115,15 @@ def test_parts_of_a_checkpoint_are_not_taken_for_one(storage: Any, caplog: pytes
     assert "those of rank 2 are missing" in caplog.text
 
 
+def test_parts_of_two_different_saves_are_not_put_together(two: Group, caplog: pytest.LogCaptureFixture) -> None:
+    for rank in two.ranks:
+        rank.told()
+    two.ranks[1].serving.replaying = True
+    finish(two.ranks[0].report(made("shard-0.pt")), two.ranks[1].report(made("shard-1.pt")))
+    assert two.committed == [] and leftover.find(two.storage, None)[0] is None
+    assert "its parts are of different steps" in caplog.text
+
+
 def test_a_report_of_metrics_with_a_dead_rank_is_left_out_and_blocks_nobody(two: Group) -> None:
     living = two.ranks[0]
     living.told()
