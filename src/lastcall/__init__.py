@@ -40,6 +40,7 @@ __all__ = [
     "__version__",
     "dcp",
     "protect",
+    "ray",
     "transformers",
 ]
 
@@ -56,7 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lastcall' has no attribute {name!r}")
     import importlib
 
-    if name in ("dcp", "transformers"):
+    if name in ("dcp", "ray", "transformers"):
         return importlib.import_module(f"lastcall.{name}")
     home = _HOMES.get(name, "lastcall.errors")
     try:

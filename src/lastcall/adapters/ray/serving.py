@@ -147,7 +147,8 @@ class Serving:
     def _say(self, notice: Notice, wait: float, own: bool) -> None:
         cut = "" if wait == self._jit.kill_wait else f" (instead of {self._jit.kill_wait:.1f}s: {self.left():.1f} s are left)"
         if own:
-            log.info("%s received, initiating JIT checkpoint in %.1fs%s", notice.reason, wait, cut)
+            what = notice.reason[:1].upper() + notice.reason[1:]
+            log.info("%s received, initiating JIT checkpoint in %.1fs%s", what, wait, cut)
         else:
             log.info(
                 "%s was told to stop (%s): rank %d saves, too, in %.1fs",
