@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-NEED_RAY = ("callback", "config", "controller", "echo", "leftover", "reporting", "serving", "state")
+NEED_RAY = ("callback", "config", "controller", "echo", "leftover", "named", "patch", "reporting", "serving", "state")
 collect_ignore = [] if importlib.util.find_spec("ray") else [f"test_{name}.py" for name in NEED_RAY]
 
 
