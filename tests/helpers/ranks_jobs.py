@@ -11,6 +11,7 @@ A forked rank costs milliseconds, a started one the seconds that `import torch` 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -266,9 +267,15 @@ def torchrun(ranks: int, *options: str) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the range that the kernel takes ports for outgoing connections from: one of those may take a free one of that range before
+    its listener is there."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", random.SystemRandom().randrange(15_000, 32_000)))
+                return int(probe.getsockname()[1])
+            except OSError:
+                continue
 
 
 def _shortened(text: str, most: int = 6000) -> str:
