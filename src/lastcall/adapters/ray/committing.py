@@ -27,6 +27,7 @@ class Committing:
     def __init__(self, context: Any, serving: Serving, line: Line, echo: Echo) -> None:
         self.done = False
         self.fall_back: Callable[[str], None] = lambda because: None  # the state itself, where the script's own save fails
+        self._left_out = False
         self._context = context
         self._storage = context.storage_context
         self._serving = serving
@@ -36,7 +37,7 @@ class Committing:
         self.known: list[str | None] = [internals.name_of(self._storage, context.checkpoint)]
 
     def number(self) -> int:
-        """Of the last report of this incarnation; the same on all ranks, and in the controller."""
+        """Of the last report of this incarnation that Ray has seen; the same on all ranks, and in the controller."""
         return int(self._context.report_call_index - self._base)
 
     def reported(self, checkpoint: Any) -> None:
@@ -93,7 +94,9 @@ class Committing:
         if settled["failed"]:
             self.fall_back(settled["failed"])
         if not settled["saving"]:
-            log.warning("A report is left out: %s did not come to it", missing)
+            if not self._left_out:
+                log.warning("%s did not come to a report: reports without a checkpoint are left out from now on", missing.capitalize())
+            self._left_out = True
             return
         try:
             self._keep(number, settled, given, missing)

@@ -41,6 +41,7 @@ class Reporting:
         self._lock = threading.Lock()
         self._under_way: dict[str, Any] | None = None  # a report that went through before the notice was heard
         self._spoken: _Spoken | None = None
+        self._calls = 0  # of report(), the same on all ranks: a report that is left out counts, unlike in Ray
         self._last = time.monotonic()
         self._plain = False  # a report without a checkpoint was seen
 
@@ -56,7 +57,8 @@ class Reporting:
         """In the place of Ray's. What Ray's own raises is raised; nothing of ours is."""
         frame = sys._getframe(1)
         committing = self._committing
-        number = committing.number() + 1
+        self._calls += 1
+        number = self._calls
         word = {"number": number, "checkpoint": checkpoint is not None, "replayed": self._serving.replaying}
         with self._lock:
             through = committing.done or not self._serving.latch.raised
@@ -85,8 +87,8 @@ class Reporting:
 
     def failed(self, because: str) -> None:
         """The script's own save could not be run here. Those who wait for this rank at its report learn it."""
-        word = {"number": self._committing.number() + 1, "checkpoint": False, "failed": because}
-        self._meet(self._line, word)
+        self._calls += 1
+        self._meet(self._line, {"number": self._calls, "checkpoint": False, "failed": because})
 
     def speak(self) -> None:
         """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us."""

@@ -124,12 +124,15 @@ def test_parts_of_two_different_saves_are_not_put_together(two: Group, caplog: p
     assert "its parts are of different steps" in caplog.text
 
 
-def test_a_report_of_metrics_with_a_dead_rank_is_left_out_and_blocks_nobody(two: Group) -> None:
+def test_reports_of_metrics_with_a_dead_rank_are_left_out_and_a_checkpoint_is_kept_all_the_same(two: Group) -> None:
     living = two.ranks[0]
     living.told()
     two.bury(1)
     finish(living.report())
+    finish(living.report())
     assert (living.parked, living.failure) == (False, None) and not living.context.barrier_entered.is_set()
+    finish(living.report(made()))
+    assert living.parked and leftover.find(two.storage, None)[0] is not None
 
 
 def test_a_rank_whose_own_save_fails_does_not_keep_the_others_waiting(two: Group) -> None:
