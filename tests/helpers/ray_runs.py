@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.ray_cluster import Cluster, Driver
+from helpers.ray_cluster import Cluster, Driver, until
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "ray" / "scripts"
 PROTECTED = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1", "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT": "0.5"}
@@ -106,7 +106,17 @@ class Run:
     def checkpoints(self) -> list[str]:
         """What stands in Ray's own list; a checkpoint that is not there is not committed."""
         path = self.experiment / "checkpoint_manager_snapshot.json"
-        body = json.loads(path.read_text()) if path.exists() else {"checkpoint_results": []}
+        body: dict[str, Any] = {"checkpoint_results": []}
+
+        def read() -> bool:
+            """Ray writes over the file, so that it is empty for a moment."""
+            try:
+                body.update(json.loads(path.read_text()) if path.exists() else {})
+            except ValueError:
+                return False
+            return True
+
+        until(read, lambda: f"a whole {path}")
         return [Path(result["checkpoint_dir_name"]).name for result in body["checkpoint_results"]]
 
     def folders(self) -> list[str]:
