@@ -156,7 +156,6 @@ class Stage:
 
 def enter(stage: Stage, frame: FrameType) -> None:
     assert stage.script is not None
-    stage.script.look(frame)
     if stage.script.points:
         assert stage.script.enter(frame, stage.left, wait=False)
 

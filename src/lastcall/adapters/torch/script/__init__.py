@@ -1,6 +1,6 @@
 """The save that a training script has of its own: found in its source, entered in its frame, or replayed. Knows no framework."""
 
-from lastcall.adapters.torch.script.own import Script, find
-from lastcall.adapters.torch.script.points import Point, Saves
+from lastcall.adapters.torch.script.own import Script, Spot, find
+from lastcall.adapters.torch.script.points import Saves
 
-__all__ = ["Point", "Saves", "Script", "find"]
+__all__ = ["Saves", "Script", "Spot", "find"]

@@ -37,18 +37,16 @@ class Entering:
         self._taken = False
         self._before: Any = None  # the trace function of somebody else
 
-    def begin(self, frame: FrameType | None) -> bool:
-        """False if the frame is not there."""
-        while frame is not None and frame.f_code != self._anchor:
+    def begin(self, frame: FrameType) -> None:
+        """From below the frame that the points were found in."""
+        while frame.f_code != self._anchor:
+            assert frame.f_back is not None
             frame = frame.f_back
-        if frame is None:
-            return False
         self._frame = frame
         frame.f_trace = self._trace
         frame.f_trace_lines = True
         self._before = sys.gettrace()
         sys.settrace(self._called)
-        return True
 
     def cancel(self) -> None:
         if self._frame is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 
 from lastcall.adapters.torch.script import points, scopes
 from lastcall.adapters.torch.script.learning import Learned
@@ -21,11 +22,28 @@ class Found:
     because: str = ""
 
 
-def look(frame: FrameType | None, saves: Saves, learned: Learned) -> Found:
-    """From the caller of optimizer.step() outward, up to the first frame that has a save."""
+@dataclass(frozen=True)
+class Stop:
+    """Where a function of the script is when the optimizer steps; `deep`: in a loop of another one, which it calls."""
+
+    line: int
+    deep: bool
+
+
+def stops(chain: list[Scope]) -> dict[CodeType, Stop]:
+    return {scope.code: Stop(scope.line or 0, any(map(_in_loop, chain[:index]))) for index, scope in enumerate(chain)}
+
+
+def look(frame: FrameType | None, saves: Saves, learned: Learned, at: Mapping[CodeType, Stop] | None = None) -> Found:
+    """From the caller of optimizer.step() outward, up to the first frame that has a save. `at`: from elsewhere, as though it were from
+    there."""
     chain = _chain(frame)
+    if at is not None:
+        chain = [scope for scope in chain if scope.code in at]
+        for scope in chain:
+            scope.line = at[scope.code].line
     because = "no frame of the training loop calls a function that saves" if chain else "the source of the training loop is not at hand"
-    deep = False
+    deep = at is not None and bool(chain) and at[chain[0].code].deep
     for index, scope in enumerate(chain):
         looped = any(_in_loop(outer) for outer in chain[index + 1 :])
         ways = list(points.ways(scope, scope.node, saves, set())) or list(learned.ways(scope))

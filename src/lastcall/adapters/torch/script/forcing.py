@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -56,9 +57,12 @@ class _Refused(Exception):
 def _jump(frame: FrameType, line: int | None) -> int | None:
     if line is not None:
         try:
-            frame.f_lineno = line  # type: ignore[misc]  # a trace function may
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # variables that have no value yet get None, Python 3.12 says
+                frame.f_lineno = line  # type: ignore[misc]  # a trace function may
         except ValueError as error:
             raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be taken for true: {error}") from None
+        _ = frame.f_locals  # Python 3.12 warns again, in the script, of variables that are not in the copy it made before the jump
     return line
 
 

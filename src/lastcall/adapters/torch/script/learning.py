@@ -29,18 +29,19 @@ class Learned:
     def __init__(self) -> None:
         self._seen: list[Seen] = []  # from the save outward
 
-    def learn(self, frame: FrameType | None, saves: Saves) -> None:
-        """From the caller of what saves."""
+    def learn(self, frame: FrameType | None, saves: Saves) -> bool:
+        """From the caller of what saves. False if that was not a save."""
         seen: list[Seen] = []
         while frame is not None:
             scope = None if scopes.is_library(frame.f_globals) else scopes.of_frame(frame)
             call = _call(scope, frame) if scope is not None else None
             if scope is not None and call is not None:
                 if not seen and not saves.is_save(call, scope.value(call.func)):
-                    return
+                    return False
                 seen.append(Seen(scope.source, scope.node, scope.code, scope.space, call))
             frame = frame.f_back
         self._seen = seen
+        return bool(seen)
 
     def ways(self, scope: Scope) -> Iterator[Way]:
         """From a function that runs now, if it was on the way."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
 
 from lastcall.adapters.torch.script import finding
 from lastcall.adapters.torch.script.entering import Entering
 from lastcall.adapters.torch.script.learning import Learned
-from lastcall.adapters.torch.script.points import Point, Saves
+from lastcall.adapters.torch.script.points import Saves
 from lastcall.adapters.torch.script.replaying import Replay
 
 log = logging.getLogger("lastcall")
@@ -20,16 +21,25 @@ def find(frame: FrameType | None, saves: Saves) -> Script:
     return Script(frame, saves)
 
 
+@dataclass(frozen=True)
+class Spot:
+    """What is said of a save point. The point itself holds the script's variables: kept, they would keep a batch on the GPU."""
+
+    place: str
+    near: bool
+
+
 class Script:
     """`because`: why there are no points."""
 
     def __init__(self, frame: FrameType | None, saves: Saves) -> None:
-        self.points: list[Point] = []
+        self.points: list[Spot] = []
         self.because = ""
         self._saves = saves
         self._entering: Entering | None = None
         self._replay = Replay()
         self._learned = Learned()
+        self._stops: Mapping[CodeType, finding.Stop] = {}
         self.look(frame)
 
     @property
@@ -52,13 +62,11 @@ class Script:
         `wait`: where a point is not for this process, another one may be; otherwise that is all there was to do. False if the script
         is not at work in these frames."""
         self.cancel()
-        self.look(frame)
-        if not self.points:
+        found = self.look(frame)
+        if not found.points:
             return False
-        entering = Entering(self.points, after, wait=wait)
-        if not entering.begin(frame):
-            return False
-        self._entering = entering
+        self._entering = Entering(found.points, after, wait=wait)
+        self._entering.begin(frame)
         return True
 
     def cancel(self) -> None:
@@ -71,8 +79,8 @@ class Script:
         """At every report, from its caller: the counts that hold there, and how the script came there if its source does not tell."""
         try:
             self._replay.remember(frame)
-            if not self.points:
-                self._learned.learn(frame, self._saves)
+            if not self.points and self._learned.learn(frame, self._saves):
+                self._say(finding.look(frame, self._saves, self._learned, self._stops))
         except Exception:
             log.debug("the variables of the script cannot be read", exc_info=True)
 
@@ -80,16 +88,20 @@ class Script:
         """In the training thread, at a completed step: runs the statements that save, here and now. Returns why that failed."""
         self.cancel()
         found = self.look(frame)
-        return self._replay.run(frame, found, self._saves) if found is not None and found.points else self.because
+        return self._replay.run(frame, found, self._saves) if found.points else self.because
 
-    def look(self, frame: FrameType | None) -> finding.Found | None:
-        """Again, from a step: there may be values that were not there before, the script may be in another loop, or something may
-        have been learned. enter() and replay() do so themselves. Takes some 30 ms."""
+    def look(self, frame: FrameType | None) -> finding.Found:
+        """Again, from a step: there may be values that were not there before, and the script may be in another loop. enter() and
+        replay() do so themselves. Takes some 30 ms."""
         try:
             found = finding.look(frame, self._saves, self._learned)
         except Exception as error:
             log.debug("looking for the script's own save failed", exc_info=True)
-            self.points, self.because = [], f"looking for it failed: {error!r}"
-            return None
-        self.points, self.because = found.points, found.because
+            found = finding.Found([], [], f"looking for it failed: {error!r}")
+        self._stops = finding.stops(found.chain)
+        self._say(found)
         return found
+
+    def _say(self, found: finding.Found) -> None:
+        self.points = [Spot(point.place, point.near) for point in found.points]
+        self.because = found.because

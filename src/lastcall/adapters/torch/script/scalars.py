@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -14,31 +13,32 @@ from lastcall.adapters.torch.script.points import Point
 from lastcall.adapters.torch.script.scopes import Scope, is_library
 
 PLAIN = (int, float, str, bool, type(None))
-_ATTRIBUTES = 64  # of an object; more is not a record of a run's progress
 
 
 class Memory:
-    """Plain variables of the script's frames, and plain attributes of the objects in them, by the frame's code."""
+    """Plain variables of the script's frames, and the counts that the object of a method keeps, by the frame's code."""
 
     def __init__(self) -> None:
         self.plain: dict[CodeType, dict[str, Any]] = {}
 
     def remember(self, frame: FrameType | None) -> None:
         while frame is not None:
-            if not is_library(frame.f_globals):
-                own = frame.f_locals if frame.f_locals is not frame.f_globals else {}
-                self.plain[frame.f_code] = dict(_plain(own))
+            if not is_library(frame.f_globals) and frame.f_code.co_name != "<module>":
+                self.plain[frame.f_code] = dict(_plain(frame.f_locals, _first(frame.f_code)))
             frame = frame.f_back
 
 
-def _plain(own: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in list(own.items()):
+def _first(code: CodeType) -> str:
+    return code.co_varnames[0] if code.co_argcount else ""
+
+
+def _plain(own: Mapping[str, Any], first: str) -> Iterator[tuple[str, Any]]:
+    """Of other objects nothing is kept: a scheduler of the script's own must be saved as it is."""
+    for name, value in own.items():
         if isinstance(value, PLAIN):
             yield name, value
-        elif not is_library({"__name__": type(value).__module__}):
-            attributes = getattr(value, "__dict__", {})
-            if len(attributes) <= _ATTRIBUTES:
-                yield from ((f"{name}.{key}", each) for key, each in attributes.items() if isinstance(each, PLAIN))
+        elif name == first:
+            yield from ((f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items() if type(each) is int)
 
 
 @dataclass
@@ -75,7 +75,7 @@ def back(point: Point, chain: list[Scope], memory: Memory) -> Changes:
     past.step(anchor, since.loop, since.statements, memory.plain.get(anchor.code, {}))
     for scope in inner:  # what they have done before their loops
         past.step(scope, None, zones.before_loops(scope), {})
-    changed = {node.attr for scope in [anchor, *inner] for node in zones.in_loops(scope) if isinstance(node, ast.Attribute)}
+    changed = {node.attr for scope in [anchor, *inner] for node in zones.stored_in_loops(scope)}
     changes = Changes({name: value for name, value in past.of(anchor).items() if name.isidentifier()}, past.slots())
     for text, value in memory.plain.get(anchor.code, {}).items():
         name, _, attribute = text.partition(".")

@@ -44,11 +44,15 @@ def before_loops(scope: Scope) -> list[ast.stmt]:
     return list(_before_line(_body(scope.node), scope))
 
 
-def in_loops(scope: Scope) -> Iterator[ast.AST]:
-    """What changes with every step."""
-    for node in below(scope.node):
-        if isinstance(node, Loop) and spans(node, scope.line or 0):
-            yield from below(node)
+def stored_in_loops(scope: Scope) -> Iterator[ast.Attribute]:
+    """Attributes that change with every step."""
+    for loop in below(scope.node):
+        if isinstance(loop, Loop) and spans(loop, scope.line or 0):
+            for node in below(loop):
+                callee = scope.called(node) if isinstance(node, ast.Call) else None
+                for each in [node, *(below(callee.node) if callee is not None else ())]:
+                    if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                        yield each
 
 
 def _pass(holder: ast.stmt, statements: list[ast.stmt], scope: Scope) -> Since:
