@@ -44,10 +44,11 @@ def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(
     os.kill(run.pids()[1], signal.SIGKILL)
     run.until_life(2)
     said = run.finish()
-    _, second = run.lives()
+    first, second = run.lives()
     reference = task.reference_of_seed(40)
     assert {start["digest"] for start in second.starts} == {reference[second.began_at]}
-    assert second.began_at >= 6 and second.began_at % 10 != 1, "only the script's own periodic save was found"
+    assert first.reached == second.began_at >= 6, "the one that lived did steps after its save, or had none"
+    assert "JIT checkpoint completed without rank 1" in said and "could not commit with the controller" in said
     assert {end["digest"] for end in second.ends} == {reference[-1]}
     assert said.count("Source: preemption") == 1
 
