@@ -279,6 +279,19 @@ FAR = {
                 extra = {"checkpoint": write(tempfile.mkdtemp(), model, optimizer, epoch=epoch)} if due else {}
                 train.report({"epoch": epoch}, **extra)
     """),
+    "choice and then a condition": _program("""
+        def main(config):
+            model, optimizer = make()
+            for epoch in range(begin(model, optimizer).get("epoch", -1) + 1, EPOCHS):
+                for index, batch in enumerate(LOADER):
+                    learn(model, optimizer, batch)
+                    seen((epoch, index))
+                due = epoch % config["every"] == 999
+                folder = tempfile.mkdtemp() if due else None
+                checkpoint = write(folder, model, optimizer, epoch=epoch) if due else None
+                if checkpoint is not None and due:
+                    train.report({"epoch": epoch}, checkpoint=checkpoint)
+    """),
     "private methods and super": _program("""
         class Base:
             def _write(self, folder):

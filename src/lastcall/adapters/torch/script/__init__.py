@@ -2,5 +2,6 @@
 
 from lastcall.adapters.torch.script.own import Script, Spot, find
 from lastcall.adapters.torch.script.points import Saves
+from lastcall.adapters.torch.script.sources import gather, provide
 
-__all__ = ["Saves", "Script", "Spot", "find"]
+__all__ = ["Saves", "Script", "Spot", "find", "gather", "provide"]

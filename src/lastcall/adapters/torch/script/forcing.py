@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
+from typing import Any
 
 from lastcall.adapters.torch.script import rewriting
 from lastcall.adapters.torch.script.conditions import Need
@@ -30,23 +31,23 @@ class Force:
     program: CodeType | None = field(default=None, repr=False)
     behind: int | None = None
 
-    def holds(self, frame: FrameType) -> bool:
+    def holds(self, frame: FrameType, written: Mapping[str, Any]) -> bool:
         try:
-            return bool(eval(self.test, frame.f_globals, frame.f_locals)) is self.want  # the script's own expression
+            return bool(eval(self.test, frame.f_globals, {**frame.f_locals, **written})) is self.want  # the script's own expression
         except Exception:
             log.debug("%s:%d cannot be asked", self.code.co_filename, self.lines.start, exc_info=True)
             return False
 
-    def lead(self, frame: FrameType) -> int | None:
-        """The line where the frame is now; None if it has done all there is to do."""
+    def lead(self, frame: FrameType, written: dict[str, Any]) -> int | None:
+        """The line where the frame is now; None if it has done all there is to do. `written`: variables that a program has changed."""
         if self.program is None:
             return _jump(frame, self.target)
-        space = rewriting.run(self.program, frame)
+        own = {**frame.f_locals, **written}
+        space = rewriting.run(self.program, frame, written)
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
         if frame.f_locals is frame.f_globals:
             known = set(self.program.co_names)
-        own = frame.f_locals
-        own.update({name: space[name] for name in known if name in space and (name not in own or own[name] is not space[name])})
+        written.update({name: space[name] for name in known if name in space and (name not in own or own[name] is not space[name])})
         return _jump(frame, self.behind)
 
 
@@ -70,16 +71,18 @@ def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]
     """As far as conditions follow upon each other: there is no event for a line that was jumped to. Returns whether any was met, and
     the line where the frame is now (None: it has done all there is to do)."""
     line: int | None = frame.f_lineno
-    met = False
+    met, written = False, dict[str, Any]()
     while line is not None:
         force = next((each for each in forces if line in each.lines), None)
-        if force is None or not force.holds(frame):
+        if force is None or not force.holds(frame, written):
             break
         try:
-            met, line = True, force.lead(frame)
+            met, line = True, force.lead(frame, written)
         except _Refused as error:
             log.warning("%s", error)
             break
+    if written:
+        frame.f_locals.update(written)  # last: on Python 3.12 and before, to look at f_locals undoes what was written there
     return met, line
 
 

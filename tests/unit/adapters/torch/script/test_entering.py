@@ -19,7 +19,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("at", [1, 7])
+@pytest.mark.parametrize("at", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_run_that_saved_its_own_way_goes_on_where_it_was(tmp_path: Path, shape: str, at: int) -> None:
     whole = Stage(tmp_path, SHAPES[shape]).run()

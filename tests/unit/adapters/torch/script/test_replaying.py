@@ -19,7 +19,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("at", [2, 4, 11])
+@pytest.mark.parametrize("at", [11, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 4))])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_save_in_the_middle_of_an_epoch_leaves_no_batch_out(tmp_path: Path, shape: str, at: int) -> None:
     whole = Stage(tmp_path, SHAPES[shape]).run()
