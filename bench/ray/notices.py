@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import measure
 from bench.agreement import Report
 from bench.measure import Options
-from helpers.ray_cluster import Cluster
+from helpers.ray_cluster import Cluster, until
 from helpers.ray_runs import Run, node, one_worker
 
 _STEPS = 100_000  # never reached: the run is killed when all rounds are done
@@ -48,10 +48,11 @@ class Sample:
     committed: float  # seconds from the signal
     again: float  # until the first step of the next life
     lost: int  # steps that the first life did after those that it saved
+    ended: bool  # the run failed, and had to be started again by hand
 
 
 def notices(folder: Path, options: Options) -> Report:
-    header = ("what", "SIGTERM to committed, s", "worst, s", "to the next step, s", "steps lost after it")
+    header = ("what", "SIGTERM to committed, s", "worst, s", "to the next step, s", "steps lost after it", "runs that failed")
     report = Report("ray-notice", "Ray Train: from SIGTERM to a checkpoint that the controller knows", header)
     rounds = min(options.rounds, _MOST)
     with Cluster(cpus=4) as cluster:
@@ -96,16 +97,22 @@ def _sample(run: Run, way: Way, life: int) -> Sample:
     way.notice(run)
     run.driver.until(lambda: len(run.checkpoints()) > before, "a committed checkpoint")
     committed = time.time() - told
+    until(lambda: len(run.lives()) > life or run.driver.process.poll() is not None, lambda: "a restart, or the end of the run")
+    ended = len(run.lives()) == life
+    if ended:
+        run.start(run.cluster)
     run.until_life(life + 1)
     run.driver.until(lambda: bool(run.lives()[-1].steps), "a step of the next life")
     first, second = run.lives()[life - 1 : life + 1]
-    return Sample(committed, second.steps[0]["time"] - told, first.reached - second.began_at)
+    return Sample(committed, second.steps[0]["time"] - told, first.reached - second.began_at, ended)
 
 
 def _add(report: Report, way: Way, found: list[Sample]) -> None:
     committed = [sample.committed for sample in found]
     again = statistics.median(sample.again for sample in found)
     lost = statistics.median(sample.lost for sample in found)
-    report.rows.append((way.name, f"{statistics.median(committed):.1f}", f"{max(committed):.1f}", f"{again:.1f}", f"{lost:.0f}"))
+    ended = f"{sum(sample.ended for sample in found)} of {len(found)}"
+    times = (f"{seconds:.1f}" for seconds in (statistics.median(committed), max(committed), again))
+    report.rows.append((way.name, *times, f"{lost:.0f}", ended))
     report.samples[way.name] = committed
     report.samples[f"{way.name}, steps lost"] = [float(sample.lost) for sample in found]
