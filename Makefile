@@ -35,10 +35,10 @@ $(VENV)/.made-ray: $(VENV)/.made requirements-ray.txt
 	touch $@
 
 e2e-ray: $(VENV)/.made-ray
-	$(BIN)/python -m pytest tests/ray
+	$(BIN)/python -m pytest tests/unit/adapters/ray tests/ray
 
 e2e-ray-all: $(VENV)/.made-ray
-	$(BIN)/python -m pytest tests/ray -m "slow or not slow"
+	$(BIN)/python -m pytest tests/unit/adapters/ray tests/ray -m "slow or not slow"
 
 bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench

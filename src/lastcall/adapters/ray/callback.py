@@ -13,6 +13,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Report
 
 from lastcall.adapters.ray.controller import Controller
 from lastcall.adapters.ray.harmless import harmless
+from lastcall.adapters.torch import script as scripts
 from lastcall.settings import JIT, JITCheckpointConfig
 
 # Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no module.
@@ -40,20 +41,25 @@ def _rebuilder() -> Callable[..., Any]:
 
 
 class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, ReportCallback):  # type: ignore[misc]
-    """`settings`: the fields of a JITCheckpointConfig, as the driver knows them. `place`: where the ranks meet."""
+    """`settings`: the fields of a JITCheckpointConfig, as the driver knows them. `place`: where the ranks meet. `sources`: the text of
+    the script by filename: the machines of the workers may not have it."""
 
-    def __init__(self, settings: Mapping[str, Any], place: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], place: Mapping[str, Any] | None = None, sources: Mapping[str, str] | None = None
+    ) -> None:
+        self.sources = dict(sources or {})
         self._settings = dict(settings)
         self._place = dict(place) if place is not None else None
         self._controller: Controller | None = None
         self._worker: Any = None
 
     @classmethod
-    def of(cls, jit: JITCheckpointConfig) -> JITCallback:
-        return cls({setting.field: getattr(jit, setting.field) for setting in JIT})
+    def of(cls, jit: JITCheckpointConfig, sources: Mapping[str, str] | None = None) -> JITCallback:
+        return cls({setting.field: getattr(jit, setting.field) for setting in JIT}, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilder(), (type(self).__module__, type(self).__name__, {"settings": self._settings, "place": self._place})
+        values = {"settings": self._settings, "place": self._place, "sources": self.sources}
+        return _rebuilder(), (type(self).__module__, type(self).__name__, values)
 
     @property
     def _jit(self) -> JITCheckpointConfig:
@@ -101,6 +107,7 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
         from lastcall.adapters.ray.worker import Worker
 
         if self._place is not None:
+            scripts.provide(self.sources)
             worker = Worker(self._jit, self._place)
             worker.begin()
             self._worker = worker

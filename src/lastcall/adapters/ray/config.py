@@ -8,6 +8,7 @@ from typing import Any
 import ray.train
 
 from lastcall.adapters.ray.callback import JITCallback
+from lastcall.adapters.torch import script as scripts
 from lastcall.settings import JITCheckpointConfig, changed
 
 
@@ -27,7 +28,7 @@ class RunConfig(ray.train.RunConfig):  # type: ignore[misc]
         )
         jit = over(jit_checkpoint_config)
         if jit.enabled:
-            self.callbacks: list[Any] = [*self.callbacks, JITCallback.of(jit)]
+            self.callbacks: list[Any] = [*self.callbacks, JITCallback.of(jit, scripts.gather(None))]
 
 
 def over(given: JITCheckpointConfig) -> JITCheckpointConfig:

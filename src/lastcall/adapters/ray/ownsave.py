@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -41,7 +42,6 @@ class OwnSave:
         self._script: scripts.Script | None = None
         self._trainer: Any = None
         self._looked = False
-        self._because = "no optimizer has stepped yet"
 
     def look(self, frame: FrameType) -> None:
         """At the first step: the source is read once, before there is any hurry."""
@@ -54,8 +54,7 @@ class OwnSave:
         if self._script.points:
             log.info("A notice will run the script's own save: %s", self._script.place)
         else:
-            self._because = self._script.because
-            log.warning("No save of the script's own can be run when a notice comes: %s", self._because)
+            log.warning("No save of the script's own can be run when a notice comes: %s", self._script.because)
 
     def remember(self, frame: FrameType) -> None:
         if self._script is not None:
@@ -68,7 +67,7 @@ class OwnSave:
             "points": points,
             "near": self.near,
             "framework": self._trainer is not None,
-            "because": self._because,
+            "because": "no optimizer has stepped yet" if self._script is None else self._script.because,
         }
 
     @property
@@ -82,19 +81,15 @@ class OwnSave:
     def ask_trainer(self) -> None:
         trainers.ask(self._trainer)
 
-    def enter(self, frame: FrameType) -> bool:
-        """False where the frame is not there this time."""
-        return self._script is not None and bool(self._script.points) and self._script.enter(frame, _nothing, wait=True)
+    def enter(self, frame: FrameType, left: Callable[[], None]) -> bool:
+        """False where the frame is not there this time. `left`: called when the script has left its save, and did not report."""
+        return self._script is not None and bool(self._script.points) and self._script.enter(frame, left, wait=True)
 
     def replay(self, frame: FrameType) -> str:
         """Returns, if it does, why nothing was reported."""
         assert self._script is not None
         self._script.cancel()
         return self._script.replay(frame)
-
-
-def _nothing() -> None:
-    """The branch was left without a report: it comes later in the pass."""
 
 
 def _last_name(node: ast.expr) -> str:

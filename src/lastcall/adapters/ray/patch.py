@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from lastcall.adapters.ray import internals, naming, versions
+from lastcall.adapters.torch import script as scripts
 from lastcall.core import logs
 from lastcall.settings import JITCheckpointConfig
 
@@ -56,6 +57,8 @@ def prepare(trainer: Any) -> list[Any]:
             return []
         naming.settle(trainer.run_config, jit.run_id)
         os.environ.setdefault(internals.DRAIN_VARIABLE, _DRAIN_SECONDS)  # handed on to the controller by Ray
-        if any(isinstance(callback, JITCallback) for callback in trainer.run_config.callbacks or ()):
-            return []  # lastcall.ray.RunConfig has put one there
-        return [JITCallback.of(jit)]
+        sources = scripts.gather(trainer.train_loop_per_worker)
+        there = [callback for callback in trainer.run_config.callbacks or () if isinstance(callback, JITCallback)]
+        for callback in there:  # lastcall.ray.RunConfig has put it there
+            callback.sources = sources
+        return [] if there else [JITCallback.of(jit, sources)]

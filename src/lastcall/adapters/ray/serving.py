@@ -198,13 +198,17 @@ class Serving:
         if plan["how"] == deciding.FRAMEWORK:
             self._own.ask_trainer()
         elif plan["how"] == deciding.OWN:
-            self._entered = self._entered or self._own.enter(frame)
+            self._entered = self._entered or self._own.enter(frame, self._left_the_save)
         elif plan["how"] == deciding.REPLAY and self._own.near:
             self._replay(frame)
         else:
             self.boundary.before = self._replay if plan["how"] == deciding.REPLAY else self._save_state
 
     @harmless
+    def _left_the_save(self) -> None:
+        """It comes later in this pass, or was not for this rank: the next step tries again."""
+        self._entered = False
+
     def _replay(self, frame: FrameType) -> None:
         self.boundary.before = None
         self.replaying = True

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import linecache
 import os
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 
 from lastcall.adapters.ray import internals, naming, patch, versions
 from lastcall.adapters.ray.callback import JITCallback
 from lastcall.settings import JITCheckpointConfig
+
+
+def train_loop() -> None:
+    """The script is elsewhere."""
 
 
 class Trainer:
@@ -18,6 +24,7 @@ class Trainer:
 
     def __init__(self, *callbacks: Any) -> None:
         self.run_config = SimpleNamespace(name="exp", callbacks=list(callbacks))
+        self.train_loop_per_worker = train_loop
 
     def _create_default_callbacks(self) -> list[Any]:
         return ["rays own"]
@@ -45,7 +52,23 @@ def test_one_callback_is_added_to_rays_own(patched: type[Trainer]) -> None:
 
 
 def test_one_that_runconfig_has_brought_is_not_doubled(patched: type[Trainer]) -> None:
-    assert patched(JITCallback.of(JITCheckpointConfig()))._create_default_callbacks() == ["rays own"]
+    brought = JITCallback.of(JITCheckpointConfig())
+    assert patched(brought)._create_default_callbacks() == ["rays own"]
+    assert __file__ in brought.sources
+
+
+def test_the_script_travels_along_for_machines_that_do_not_have_it(patched: type[Trainer]) -> None:
+    _, ours = patched()._create_default_callbacks()
+    copy = cloudpickle.loads(cloudpickle.dumps(ours))
+    assert copy.sources == ours.sources and "The script is elsewhere" in copy.sources[__file__]
+
+
+def test_a_train_worker_reads_the_script_that_came_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"host": "127.0.0.1", "port": 1, "secret": "", "incarnation": 1}
+    monkeypatch.setattr("lastcall.adapters.ray.worker.Worker", lambda *_: SimpleNamespace(begin=lambda: None))
+    JITCallback({"enabled": True}, place, {"/elsewhere/train.py": "first = 1\n"}).after_init_train_context()
+    assert linecache.getline("/elsewhere/train.py", 1) == "first = 1\n"
+    del linecache.cache["/elsewhere/train.py"]
 
 
 def test_switched_off_nothing_is_added(patched: type[Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
