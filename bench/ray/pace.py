@@ -43,5 +43,5 @@ if __name__ == "__main__":
         train_func,
         train_loop_config={"out": out, "asks": asks == "yes"},
         scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.1}),
-        run_config=ray.train.RunConfig(name=os.path.basename(out), storage_path=storage),
+        run_config=ray.train.RunConfig(name=os.path.basename(out).removesuffix(".json"), storage_path=storage),
     ).fit()
