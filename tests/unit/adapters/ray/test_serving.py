@@ -35,7 +35,7 @@ class Script:
     def position(self) -> dict[str, Any]:
         return {"looked": True, "points": self._points, "near": self.near, "because": "no source"}
 
-    def enter(self, frame: FrameType) -> bool:
+    def enter(self, frame: FrameType, left: Callable[[], None]) -> bool:
         self.asked.append(("enter", self.serving.boundary.steps))
         if self.begins:
             self.serving.begun.set()
