@@ -20,8 +20,8 @@ def train_func(config):
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
-        progress["step"] += 1  # before the step, after which all of it may be saved
         optimizer.step()
+        progress["step"] += 1
         task.say(config, "step", updates=task.updates(optimizer), digest=task.digest(model, optimizer))
     task.say(config, "end", digest=task.digest(model, optimizer))
 
