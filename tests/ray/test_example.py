@@ -14,7 +14,7 @@ from helpers.nursery import ROOT
 from helpers.ray_cluster import Cluster
 from helpers.ray_runs import PROTECTED, QUICK
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]  # test_shapes has the same loop, with two workers instead of four
 
 
 def test_the_vanilla_example_survives_a_signal_to_one_of_its_workers(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A save point that is too far away, a rank that dies between the notice and the save, storage of other kinds."""
+"""A rank that dies between the notice and the save, storage of other kinds, two runs beside each other."""
 
 from __future__ import annotations
 
@@ -14,24 +14,6 @@ from helpers.ray_cluster import Cluster
 from helpers.ray_runs import Run, all_workers, one_worker
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def test_in_a_long_epoch_the_save_is_replayed_and_no_batch_is_skipped(cluster: Cluster, tmp_path: Path) -> None:
-    batches = 300  # half a minute: the end of the epoch is too far away
-    run = Run(tmp_path, "helper", "--batches", batches, "--epochs", 2, LASTCALL_GRACE_SECONDS="15")
-    run.start(cluster)
-    run.until_step(6)
-    one_worker(run)
-    run.until_life(2)
-    said = run.finish()
-    first, second = run.lives()
-    assert {start["digest"] for start in second.starts} == {task.reference(second.began_at, world=2)[-1]}
-    assert first.reached == second.began_at
-    assert {start["epoch"] for start in second.starts} == {0}, "the rest of the epoch would be skipped"
-    assert second.reached == second.began_at + 2 * batches
-    (record,) = run.records()
-    assert record["exact"] is False and record["how"] == "replay"
-    assert "JIT checkpoint completed in" in said
 
 
 def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(cluster: Cluster, tmp_path: Path) -> None:
