@@ -90,7 +90,7 @@ def test_killed_at_random_moments_a_guarded_run_loses_at_most_one_interval(nurse
 def test_a_chain_of_kills_ends_bit_identical_to_a_run_without_lastcall(nursery: Nursery, tmp_path: Path) -> None:
     script = nursery.write(tmp_path, TRAIN)
     reference, result, run = tmp_path / "reference", tmp_path / "result", tmp_path / "run"
-    total = 4000
+    total = 1500
     plain = nursery.run(tmp_path, script, tmp_path / "unused", reference, STEPS=str(total), LASTCALL_ENABLED="0")
     assert plain.code == 0, plain.log()
     for signum in SIGNALS:

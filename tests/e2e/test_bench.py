@@ -34,6 +34,7 @@ def test_a_save_table_has_the_limit_the_peers_and_lastcall_and_says_how_they_com
     assert all(method["samples"] for method in report["methods"] if method["kind"] != "limit")
 
 
+@pytest.mark.slow
 def test_dcp_is_measured_and_shown_once_with_its_best_number_of_threads(tmp_path: Path) -> None:
     done = small(tmp_path, "save", "--without", "lastcall", "--without", "raw")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,6 +42,7 @@ def test_dcp_is_measured_and_shown_once_with_its_best_number_of_threads(tmp_path
     assert all(f"DCP save, {threads}" in done.stderr for threads in ("1 thread:", "2 threads:", "4 threads:"))
 
 
+@pytest.mark.slow
 def test_a_stall_table_compares_with_memcpy(tmp_path: Path) -> None:
     done = small(tmp_path, "stall")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,6 +71,7 @@ def test_the_cost_of_a_step_is_listed_with_its_control(tmp_path: Path) -> None:
         assert said in done.stdout
 
 
+@pytest.mark.slow
 def test_sharded_saves_stand_beside_dcp_and_the_raw_limit(tmp_path: Path) -> None:
     without = [part for name in ("2 threads", "4 threads", "new space") for part in ("--without", name)]
     done = small(tmp_path, "ranks-save", *without)
@@ -95,12 +98,14 @@ def test_the_cost_of_a_step_on_two_ranks_is_listed_beside_what_others_add(tmp_pa
         assert said in done.stdout
 
 
+@pytest.mark.slow
 def test_the_way_from_a_signal_to_a_checkpoint_of_all_ranks_is_listed(tmp_path: Path) -> None:
     done = small(tmp_path, "notice-ranks")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the save itself" in done.stdout and "not measured" not in done.stdout
 
 
+@pytest.mark.slow
 def test_markdown_is_a_table_for_the_readme(tmp_path: Path) -> None:
     done = small(tmp_path, "save", "--markdown", "--without", "lastcall", "--without", "dcp")
     assert done.returncode == 0, done.stdout + done.stderr

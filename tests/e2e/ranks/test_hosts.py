@@ -121,7 +121,7 @@ def cut_once(launcher: Launcher, hosts: Hosts, references: References, dice: ran
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("in_save", [False, True], ids=["protocol", "save"])
+@pytest.mark.parametrize("in_save", [pytest.param(False, marks=pytest.mark.slow), True], ids=["protocol", "save"])
 def test_a_link_that_is_cut_splits_nothing_and_hangs_nobody(
     distributed: Nursery, hosts: Hosts, references: References, tmp_path: Path, in_save: bool
 ) -> None:

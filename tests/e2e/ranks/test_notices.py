@@ -18,7 +18,7 @@ from helpers.ranks_jobs import Launcher
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import References, Strike, Tally, Trial
 
-RANKS, STEPS, QUICKLY = 4, 24, 8
+RANKS, STEPS, QUICKLY = 4, 24, 5
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))
 COUNT = int(os.environ.get("LASTCALL_TEST_TRIALS", QUICKLY))
 BATCH = 8  # trials in one test, so that no test takes longer than pytest-timeout allows
