@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench e2e-slurm e2e-ray e2e-ray-all env clean
+.PHONY: demo test test-all lint bench e2e-slurm e2e-ray e2e-ray-quick env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
@@ -34,11 +34,12 @@ $(VENV)/.made-ray: $(VENV)/.made requirements-ray.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r requirements-ray.txt
 	touch $@
 
+# Every shape of script with every notice, twenty preemptions in one run: some 25 minutes on two cores.
 e2e-ray: $(VENV)/.made-ray
-	$(BIN)/python -m pytest tests/unit/adapters/ray tests/ray
-
-e2e-ray-all: $(VENV)/.made-ray
 	$(BIN)/python -m pytest tests/unit/adapters/ray tests/ray -m "slow or not slow"
+
+e2e-ray-quick: $(VENV)/.made-ray
+	$(BIN)/python -m pytest tests/unit/adapters/ray tests/ray
 
 bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench

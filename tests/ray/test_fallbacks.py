@@ -44,6 +44,7 @@ def test_a_save_that_is_too_far_away_is_replayed_at_a_step_and_the_record_says_t
     assert "JIT checkpoint completed in" in said
 
 
+@pytest.mark.slow
 def test_one_line_of_code_saves_what_it_names_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     run, *_, said = interrupted(cluster, tmp_path, "protected")
     ray_runs.assert_nothing_lost(run, said, task.reference(STEPS, world=2))
@@ -58,6 +59,7 @@ def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named
     assert run.folders() == []  # nothing that the script's own code would be handed
 
 
+@pytest.mark.slow
 def test_a_hugging_face_trainer_saves_its_own_checkpoint_at_the_end_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
     run, first, second, said = interrupted(cluster, tmp_path, "huggingface")
     last = max(first.steps, key=lambda step: step["updates"])

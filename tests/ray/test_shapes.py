@@ -12,14 +12,14 @@ from helpers.ray_cluster import Cluster
 from helpers.ray_runs import NODES, NOTICES, Run
 
 STEPS = 120
-SHAPES = {  # each with one of the notices; the others are tried by e2e-ray-all
+SHAPES = {  # those with a notice are tried with it in CI; all with all of them by make e2e-ray
     "seed": "one worker",
     "helper": "node",
-    "prebuilt": "all workers",
+    "prebuilt": "",
     "steps": "autoscaler",
-    "trainer_class": "one worker",
+    "trainer_class": "",
     "rank_zero": "all workers",
-    "json_beside": "one worker",
+    "json_beside": "",
     "should_checkpoint": "",  # test_head has it
     "inverted": "",
     "timed": "",
