@@ -50,6 +50,7 @@ def test_one_line_of_code_saves_what_it_names_and_loses_nothing(cluster: Cluster
     ray_runs.assert_nothing_lost(run, said, task.reference(STEPS, world=2))
 
 
+@pytest.mark.slow
 def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named(cluster: Cluster, tmp_path: Path) -> None:
     run, first, second, said = interrupted(cluster, tmp_path, "without_save")
     last = max(first.steps, key=lambda step: step["updates"])

@@ -16,6 +16,7 @@ from helpers.ray_runs import Run, all_workers, one_worker
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(cluster: Cluster, tmp_path: Path) -> None:
     """The ranks of the seed's script train each for itself, so that the others can go on without it."""
     run = Run(tmp_path, "seed", RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="3")

@@ -14,7 +14,8 @@ from helpers.ray_runs import Run
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("shape", ["should_checkpoint", pytest.param("trainer_class", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["should_checkpoint", "trainer_class"])
 def test_when_the_head_goes_too_a_new_job_on_a_new_cluster_goes_on(tmp_path: Path, shape: str) -> None:
     run = Run(tmp_path, shape)
     with Cluster(cpus=4) as first:

@@ -26,6 +26,7 @@ def test_at_the_normal_end_nothing_is_saved_but_what_the_script_saves(cluster: C
     assert run.records() == []
 
 
+@pytest.mark.slow
 def test_an_error_in_the_script_ends_the_run_as_ever(cluster: Cluster, tmp_path: Path) -> None:
     run = Run(tmp_path, "failing")
     run.start(cluster)
