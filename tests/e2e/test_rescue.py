@@ -251,6 +251,7 @@ IN_BACKWARD = """
 """
 
 
+@pytest.mark.slow
 def test_an_optimizer_inside_backward_is_said_to_be_unsupported_for_rescue(nursery: Nursery, tmp_path: Path) -> None:
     case = Case(nursery, tmp_path, IN_BACKWARD)
     child = case.start()
@@ -264,6 +265,7 @@ def test_an_optimizer_inside_backward_is_said_to_be_unsupported_for_rescue(nurse
     case.assert_resumes_bit_identical()
 
 
+@pytest.mark.slow
 def test_with_rescue_switched_off_the_boundary_is_waited_for(nursery: Nursery, tmp_path: Path) -> None:
     case = Case(nursery, tmp_path, steps(before="stuck(lambda: training.wait_for('call'))"))
     child = case.start(LASTCALL_RESCUE="0")

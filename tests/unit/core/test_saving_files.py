@@ -59,8 +59,8 @@ def test_files_are_laid_down_digested_and_committed(world: World) -> None:
 
 def test_a_name_that_no_record_may_have_is_refused_before_anything_is_committed(world: World) -> None:
     before = world.saver.save(capture(7), REQUEST)
-    odd = File(FileLayout("my adapter/model.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)))
-    with pytest.raises(errors.SaveError, match="'my adapter/model.bin'"):
+    odd = File(FileLayout("my:adapter/model.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)))
+    with pytest.raises(errors.SaveError, match="'my:adapter/model.bin'"):
         world.saver.save(Capture(8, {}, (), files=(odd,)), REQUEST)
     assert [entry.path for entry in world.catalog.entries()] == [before.path]
 
