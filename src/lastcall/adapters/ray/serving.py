@@ -209,11 +209,14 @@ class Serving:
         """It comes later in this pass, or was not for this rank: the next step tries again."""
         self._entered = False
 
+    @harmless
     def _replay(self, frame: FrameType) -> None:
         self.boundary.before = None
         self.replaying = True
-        because = self._own.replay(frame)
-        self.replaying = False
+        try:
+            because = self._own.replay(frame)
+        finally:
+            self.replaying = False
         if not self.begun.is_set():
             log.error("The script's own save could not be replayed: %s", because)
             self.failed(because)
