@@ -26,9 +26,9 @@ class Watched:
     """Where to look. Only for as long as numpy has the bit generator that it had: the caller asks for that."""
 
     def __init__(self, python: twisters.Python, numpy: twisters.Numpy, words: tuple[memoryview, ...]) -> None:
-        self.python: Any = python._instance
-        self.numpy: Any = numpy._mtrand
-        self.bits: Any = numpy._generator
+        self.python: Any = python.instance
+        self.numpy: Any = numpy.mtrand
+        self.bits: Any = numpy.generator
         self.words = words  # see twisters.apart()
         torchs = _torch_marks()
         self.knows_torch = bool(torchs)
@@ -38,9 +38,9 @@ class Watched:
 
 def watch(python: twisters.Python, numpy: twisters.Numpy | None) -> Watched | None:
     """None where one of the two cannot be read as raw words."""
-    if numpy is None or python._view is None or numpy._view is None:
+    if numpy is None or python.view is None or numpy.view is None:
         return None
-    return Watched(python, numpy, (python._view, numpy._view, numpy._spare))
+    return Watched(python, numpy, (python.view, numpy.view, numpy.spare))
 
 
 def _torch_marks() -> tuple[memoryview, ...]:
@@ -70,7 +70,7 @@ def _place(generator: torch.Generator) -> int:
 
 def _views(generator: torch.Generator, place: int) -> tuple[memoryview, memoryview]:
     first = int(generator._cdata) + place  # type: ignore[attr-defined]
-    return twisters._at(first - _BEFORE, _BEFORE + 8), twisters._at(first + _KEY - 8, 8 + _AFTER)
+    return twisters.at(first - _BEFORE, _BEFORE + 8), twisters.at(first + _KEY - 8, 8 + _AFTER)
 
 
 def _mark(generator: torch.Generator, place: int) -> bytes:

@@ -44,7 +44,7 @@ class NumpyRaw(NamedTuple):
         return Words(self.raw[:2496], int.from_bytes(self.raw[2496:], _ORDER), gauss if has else None)
 
 
-def _at(address: int, nbytes: int) -> memoryview:
+def at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
 
 
@@ -52,17 +52,17 @@ class Python:
     """python's `random`. Its object is a head, an index and the words; that is proved, not believed."""
 
     def __init__(self) -> None:
-        self._instance: Any = getattr(random, "_inst", None)
-        self._view: memoryview | None = None
-        if self._instance is not None and type(self._instance).__basicsize__ >= _HEAD + _SIZE:
-            self._view = _at(id(self._instance) + _HEAD, _SIZE)
+        self.instance: Any = getattr(random, "_inst", None)
+        self.view: memoryview | None = None
+        if self.instance is not None and type(self.instance).__basicsize__ >= _HEAD + _SIZE:
+            self.view = at(id(self.instance) + _HEAD, _SIZE)
             if self.read() != _official_python():
-                self._view = None
+                self.view = None
 
     def read(self) -> PythonRaw:
-        if self._view is None:
+        if self.view is None:
             return _official_python()
-        return PythonRaw(self._view.tobytes(), self._instance.gauss_next)
+        return PythonRaw(self.view.tobytes(), self.instance.gauss_next)
 
 
 def _official_python() -> PythonRaw:
@@ -78,31 +78,31 @@ class Numpy:
         import numpy as np
 
         self._np = np
-        self._mtrand: Any = np.random.mtrand
-        self._generator: Any = None
-        self._view: memoryview | None = None
+        self.mtrand: Any = np.random.mtrand
+        self.generator: Any = None
+        self.view: memoryview | None = None
         self._offset = _find_spare(np)
-        self._spare = memoryview(b"")
+        self.spare = memoryview(b"")
 
     def read(self) -> NumpyRaw | dict[str, object]:
-        state = self._mtrand._rand
-        if state._bit_generator is not self._generator:  # np.random.set_bit_generator() may exchange it at any time
+        state = self.mtrand._rand
+        if state._bit_generator is not self.generator:  # np.random.set_bit_generator() may exchange it at any time
             self._attach(state)
-        if self._view is None:
+        if self.view is None:
             return _official_numpy(self._np)
-        return NumpyRaw(self._view.tobytes(), self._spare.tobytes())
+        return NumpyRaw(self.view.tobytes(), self.spare.tobytes())
 
     def _attach(self, state: Any) -> None:
-        generator = self._generator = state._bit_generator
-        self._view = None
+        generator = self.generator = state._bit_generator
+        self.view = None
         plain = type(state) is self._np.random.RandomState and type(generator).__name__ == "MT19937"
         if not plain or not self._offset:
             return
-        self._view = _at(int(generator.ctypes.state_address), _SIZE)
-        self._spare = _at(id(state) + self._offset, _SPARE.size)
+        self.view = at(int(generator.ctypes.state_address), _SIZE)
+        self.spare = at(id(state) + self._offset, _SPARE.size)
         official = _official_numpy(self._np)
-        if not isinstance(official, NumpyRaw) or NumpyRaw(self._view.tobytes(), self._spare.tobytes()).words() != official.words():
-            self._view = None
+        if not isinstance(official, NumpyRaw) or NumpyRaw(self.view.tobytes(), self.spare.tobytes()).words() != official.words():
+            self.view = None
 
 
 def apart(words: bytes, gauss: float | None) -> tuple[PythonRaw, NumpyRaw]:

@@ -88,7 +88,7 @@ def test_the_raw_words_are_read_here_and_equal_the_official_ones() -> None:
         _, key, pos, has, spare = np.random.get_state()
         assert (read.words().key, read.words().pos) == (key.tobytes(), pos)
         assert read.words().gauss == (spare if has else None)
-    assert python._view is not None and numpy._view is not None, "the official getters were used: slower than promised"
+    assert python.view is not None and numpy.view is not None, "the official getters were used: slower than promised"
 
 
 def test_the_official_getters_serve_where_the_raw_words_are_not_where_they_are_thought_to_be(
@@ -98,7 +98,7 @@ def test_the_official_getters_serve_where_the_raw_words_are_not_where_they_are_t
     monkeypatch.setattr(twisters, "_find_spare", lambda np: 0)
     randomness = rng.Randomness()
     captured = randomness.capture()
-    assert randomness._python._view is None and randomness._numpy is not None and randomness._numpy._view is None
+    assert randomness._python.view is None and randomness._numpy is not None and randomness._numpy.view is None
     wanted = draw()
     randomness.restore(captured)
     assert draw() == wanted
