@@ -11,9 +11,7 @@ A forked rank costs milliseconds, a started one the seconds that `import torch` 
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 from helpers import nursery, ranks_plan
 from helpers.hosts import Hosts
 from helpers.nursery import Child, Nursery
+from helpers.ports import free_port
 from helpers.ranks_plan import Event, Plan
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "ranks" / "scripts"
@@ -264,18 +263,6 @@ class Launcher:
 
 def torchrun(ranks: int, *options: str) -> list[str]:
     return [str(Path(sys.executable).with_name("torchrun")), *options, "--nproc-per-node", str(ranks)]
-
-
-def free_port() -> int:
-    """Below the range that the kernel takes ports for outgoing connections from: one of those may take a free one of that range before
-    its listener is there."""
-    while True:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", random.SystemRandom().randrange(15_000, 32_000)))
-                return int(probe.getsockname()[1])
-            except OSError:
-                continue
 
 
 def _shortened(text: str, most: int = 6000) -> str:

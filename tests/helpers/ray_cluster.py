@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from helpers import nursery
+from helpers.ports import free_ports
 from helpers.reaper import Reaper
 
 PATIENCE = 300.0  # seconds until a test gives up: two cores start many interpreters here, each of which imports torch
@@ -41,7 +42,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self._reaper = Reaper(self.folder)
         self._env = env
-        (self._port, self._dashboard_port) = _free_ports(2)
+        (self._port, self._dashboard_port) = free_ports(2)
         self.address = f"127.0.0.1:{self._port}"
         self.dashboard = f"http://127.0.0.1:{self._dashboard_port}" if dashboard else None
         self.nodes: list[Node] = []
@@ -220,17 +221,6 @@ def until(condition: Callable[[], bool], what: Callable[[], str], patience: floa
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what()}"
         time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _stat(pid: int) -> list[str]:

@@ -1,4 +1,5 @@
-"""Whole training scripts of other makes: classes, callbacks, generators, state in objects. Each resumes by itself."""
+"""Whole training scripts of other makes: classes, callbacks, generators, state in objects. Each resumes by itself.
+Their save point is far from the step; script_steps.py has those that pass it at every step."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ def write(folder, model, optimizer, **counts):
 """
 
 
-def _program(source: str) -> str:
+def program(source: str) -> str:
     return LEARNING + WRITE + textwrap.dedent(source)
 
 
 FAR = {
-    "class": _program("""
+    "class": program("""
         class Trainer:
             def __init__(self, config):
                 self.model, self.optimizer = make()
@@ -45,7 +46,7 @@ FAR = {
         def main(config):
             Trainer(config).fit()
     """),
-    "class that sets its epoch in the epoch": _program("""
+    "class that sets its epoch in the epoch": program("""
         class Trainer:
             def __init__(self, config):
                 self.model, self.optimizer = make()
@@ -74,7 +75,7 @@ FAR = {
         def main(config):
             Trainer(config).fit()
     """),
-    "save at the end of the function that trains an epoch": _program("""
+    "save at the end of the function that trains an epoch": program("""
         def train_epoch(model, optimizer, epoch, every):
             total = 0.0
             for index, batch in enumerate(LOADER):
@@ -92,7 +93,7 @@ FAR = {
             for epoch in range(begin(model, optimizer).get("epoch", -1) + 1, EPOCHS):
                 train_epoch(model, optimizer, epoch, config["every"])
     """),
-    "callbacks": _program("""
+    "callbacks": program("""
         class Saver:
             def __init__(self, every):
                 self.every = every
@@ -122,7 +123,7 @@ FAR = {
         def main(config):
             Trainer([Printer(), Saver(config["every"])]).fit()
     """),
-    "decorators": _program("""
+    "decorators": program("""
         def logged(function):
             @functools.wraps(function)
             def run(*args, **kwargs):
@@ -154,7 +155,7 @@ FAR = {
                     seen((epoch, index))
                 maybe(model, optimizer, epoch, config["every"])
     """),
-    "dataclass": _program("""
+    "dataclass": program("""
         @dataclasses.dataclass
         class Progress:
             epoch: int = 0
@@ -173,7 +174,7 @@ FAR = {
                     with tempfile.TemporaryDirectory() as folder:
                         train.report({}, checkpoint=write(folder, model, optimizer, progress=dataclasses.asdict(progress)))
     """),
-    "dict of counts": _program("""
+    "dict of counts": program("""
         def main(config):
             model, optimizer = make()
             counts = begin(model, optimizer).get("counts", {"epoch": 0})
@@ -186,7 +187,7 @@ FAR = {
                     with tempfile.TemporaryDirectory() as folder:
                         train.report({}, checkpoint=write(folder, model, optimizer, counts=counts))
     """),
-    "dict that counts behind the save": _program("""
+    "dict that counts behind the save": program("""
         def main(config):
             model, optimizer = make()
             counts = begin(model, optimizer).get("counts", {"epoch": -1})
@@ -200,7 +201,7 @@ FAR = {
                         train.report({}, checkpoint=write(folder, model, optimizer, counts=counts))
                 counts["epoch"] += 1
     """),
-    "save at the start of the epoch": _program("""
+    "save at the start of the epoch": program("""
         def main(config):
             model, optimizer = make()
             for epoch in range(begin(model, optimizer).get("epoch", 0), EPOCHS):
@@ -212,7 +213,7 @@ FAR = {
                     seen((epoch, index))
             train.report({})
     """),
-    "all in a with": _program("""
+    "all in a with": program("""
         def main(config):
             model, optimizer = make()
             for epoch in range(begin(model, optimizer).get("epoch", -1) + 1, EPOCHS):
@@ -225,7 +226,7 @@ FAR = {
                             train.report({}, checkpoint=write(folder, model, optimizer, epoch=epoch))
                 done = epoch
     """),
-    "evaluation and scheduler": _program("""
+    "evaluation and scheduler": program("""
         def evaluate(model):
             with torch.no_grad():
                 return sum(model(batch).pow(2).mean().item() for batch in LOADER)
@@ -250,7 +251,7 @@ FAR = {
                 else:
                     train.report(metrics)
     """),
-    "save function as an argument": _program("""
+    "save function as an argument": program("""
         def fit(model, optimizer, start, after_epoch):
             for epoch in range(start, EPOCHS):
                 for index, batch in enumerate(LOADER):
@@ -268,7 +269,7 @@ FAR = {
 
             fit(model, optimizer, begin(model, optimizer).get("epoch", -1) + 1, after_epoch)
     """),
-    "checkpoint among the arguments": _program("""
+    "checkpoint among the arguments": program("""
         def main(config):
             model, optimizer = make()
             for epoch in range(begin(model, optimizer).get("epoch", -1) + 1, EPOCHS):
@@ -279,7 +280,7 @@ FAR = {
                 extra = {"checkpoint": write(tempfile.mkdtemp(), model, optimizer, epoch=epoch)} if due else {}
                 train.report({"epoch": epoch}, **extra)
     """),
-    "choice and then a condition": _program("""
+    "choice and then a condition": program("""
         def main(config):
             model, optimizer = make()
             for epoch in range(begin(model, optimizer).get("epoch", -1) + 1, EPOCHS):
@@ -292,7 +293,7 @@ FAR = {
                 if checkpoint is not None and due:
                     train.report({"epoch": epoch}, checkpoint=checkpoint)
     """),
-    "private methods and super": _program("""
+    "private methods and super": program("""
         class Base:
             def _write(self, folder):
                 return write(folder, self.model, self.optimizer, epoch=self.epoch)
@@ -317,7 +318,7 @@ FAR = {
         def main(config):
             Trainer(config).fit()
     """),
-    "timer": _program("""
+    "timer": program("""
         class Timer:
             def __init__(self, seconds):
                 self.seconds, self.last = seconds, time.monotonic()
@@ -340,7 +341,7 @@ FAR = {
                     with tempfile.TemporaryDirectory() as folder:
                         train.report({}, checkpoint=write(folder, model, optimizer, epoch=epoch))
     """),
-    "lists of epochs": _program("""
+    "lists of epochs": program("""
         def main(config):
             model, optimizer = make()
             save_at, metrics = [100, 200], {}
@@ -352,173 +353,5 @@ FAR = {
                 if epoch in save_at or epoch == 300:
                     with tempfile.TemporaryDirectory() as folder:
                         train.report(metrics, checkpoint=write(folder, model, optimizer, epoch=epoch))
-    """),
-}
-
-NEAR = {
-    "generator": _program("""
-        def training(model, optimizer, start):
-            step = start
-            while step < EPOCHS * len(LOADER):
-                learn(model, optimizer, LOADER[step % len(LOADER)])
-                seen(step)
-                yield step
-                step += 1
-
-        def main(config):
-            model, optimizer = make()
-            for step in training(model, optimizer, begin(model, optimizer).get("step", -1) + 1):
-                if step % config["every"] == 999:
-                    with tempfile.TemporaryDirectory() as folder:
-                        train.report({}, checkpoint=write(folder, model, optimizer, step=step))
-    """),
-    "nested loops with a count of steps": _program("""
-        def main(config):
-            model, optimizer = make()
-            done = begin(model, optimizer).get("step", 0)
-            step = 0
-            for epoch in range(EPOCHS):
-                for batch in LOADER:
-                    if step < done:
-                        step += 1
-                        continue
-                    learn(model, optimizer, batch)
-                    seen(step)
-                    step += 1
-                    if step % config["every"] == 0:
-                        with tempfile.TemporaryDirectory() as folder:
-                            train.report({}, checkpoint=write(folder, model, optimizer, step=step))
-                train.report({"epoch": epoch})
-    """),
-    "trainer that steps": _program("""
-        class Trainer:
-            def __init__(self, config):
-                self.model, self.optimizer = make()
-                self.global_step, self.every = begin(self.model, self.optimizer).get("step", 0), config["every"]
-
-            def step(self):
-                learn(self.model, self.optimizer, LOADER[self.global_step % len(LOADER)])
-                seen(self.global_step)
-                self.global_step += 1
-
-            def maybe_save(self):
-                if self.global_step % self.every == 0:
-                    with tempfile.TemporaryDirectory() as folder:
-                        train.report({}, checkpoint=write(folder, self.model, self.optimizer, step=self.global_step))
-
-        def main(config):
-            trainer = Trainer(config)
-            while trainer.global_step < EPOCHS * len(LOADER):
-                trainer.step()
-                trainer.maybe_save()
-    """),
-    "step and save in one method": _program("""
-        class Trainer:
-            def __init__(self, config):
-                self.model, self.optimizer = make()
-                self.global_step, self.every = begin(self.model, self.optimizer).get("step", 0), config["every"]
-
-            def advance(self):
-                learn(self.model, self.optimizer, LOADER[self.global_step % len(LOADER)])
-                seen(self.global_step)
-                self.global_step += 1
-                if not self.global_step % self.every:
-                    with tempfile.TemporaryDirectory() as folder:
-                        train.report({}, checkpoint=write(folder, self.model, self.optimizer, step=self.global_step))
-
-        def main(config):
-            trainer = Trainer(config)
-            while trainer.global_step < EPOCHS * len(LOADER):
-                trainer.advance()
-    """),
-    "partial and lambda": _program("""
-        def save(model, optimizer, step):
-            with tempfile.TemporaryDirectory() as folder:
-                train.report({}, checkpoint=write(folder, model, optimizer, step=step))
-
-        def main(config):
-            model, optimizer = make()
-            save_now = functools.partial(save, model, optimizer)
-            due = lambda step: step % config["every"] == 999
-            for step in range(begin(model, optimizer).get("step", -1) + 1, EPOCHS * len(LOADER)):
-                learn(model, optimizer, LOADER[step % len(LOADER)])
-                seen(step)
-                if due(step):
-                    save_now(step)
-    """),
-    "distance from the last one": _program("""
-        def main(config):
-            model, optimizer = make()
-            last_saved = first = begin(model, optimizer).get("step", -1) + 1
-            for step in range(first, EPOCHS * len(LOADER)):
-                learn(model, optimizer, LOADER[step % len(LOADER)])
-                seen(step)
-                if step - last_saved >= config["every"]:
-                    last_saved = step
-                    with tempfile.TemporaryDirectory() as folder:
-                        train.report({}, checkpoint=write(folder, model, optimizer, step=step))
-    """),
-    "context manager of its own": _program("""
-        @contextlib.contextmanager
-        def staging():
-            with tempfile.TemporaryDirectory() as folder:
-                yield folder
-
-        def main(config):
-            model, optimizer = make()
-            rank = train.get_context().get_world_rank()
-            for step in range(begin(model, optimizer).get("step", -1) + 1, EPOCHS * len(LOADER)):
-                learn(model, optimizer, LOADER[step % len(LOADER)])
-                seen(step)
-                with staging() as folder:
-                    checkpoint = None
-                    if rank == 0 and (step % config["every"] == 999 or step == 5000):
-                        checkpoint = write(folder, model, optimizer, step=step)
-                    if checkpoint is not None:
-                        train.report({}, checkpoint=checkpoint)
-                    else:
-                        train.report({})
-    """),
-    "script without functions": _program("""
-        model, optimizer = make()
-        for step in range(begin(model, optimizer).get("step", -1) + 1, EPOCHS * len(LOADER)):
-            learn(model, optimizer, LOADER[step % len(LOADER)])
-            seen(step)
-            if step % 1000 == 999:
-                with tempfile.TemporaryDirectory() as folder:
-                    train.report({}, checkpoint=write(folder, model, optimizer, step=step))
-    """),
-    "accumulation": _program("""
-        def main(config):
-            model, optimizer = make()
-            step = begin(model, optimizer).get("step", 0)
-            micro = 2 * step
-            while step < EPOCHS * len(LOADER):
-                model(LOADER[step % len(LOADER)]).pow(2).mean().backward()
-                micro += 1
-                if micro % 2 != 0:
-                    continue
-                optimizer.step()
-                optimizer.zero_grad()
-                seen(step)
-                step += 1
-                if step % config["every"] == 0:
-                    with tempfile.TemporaryDirectory() as folder:
-                        train.report({}, checkpoint=write(folder, model, optimizer, step=step))
-    """),
-    "flag for a helper": _program("""
-        def finish(model, optimizer, step, save=False):
-            if not save:
-                train.report({"step": step})
-                return
-            with tempfile.TemporaryDirectory() as folder:
-                train.report({"step": step}, checkpoint=write(folder, model, optimizer, step=step))
-
-        def main(config):
-            model, optimizer = make()
-            for step in range(begin(model, optimizer).get("step", -1) + 1, EPOCHS * len(LOADER)):
-                learn(model, optimizer, LOADER[step % len(LOADER)])
-                seen(step)
-                finish(model, optimizer, step, save=(step + 1) % config["every"] == 0)
     """),
 }

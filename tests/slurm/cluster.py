@@ -12,14 +12,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from helpers import nursery
+from helpers.ports import free_ports
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL at the end of a job; 30 unless an administrator says otherwise
@@ -97,7 +97,7 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
-        controller, worker = _free_ports(2)
+        controller, worker = free_ports(2)
         settings = {"cpus": CPUS, "user": getpass.getuser(), "kill_wait": KILL_WAIT, "grace": GRACE, "requeue_delay": REQUEUE_DELAY}
         text = _CONFIGURATION.format(controller=controller, worker=worker, folder=self.folder, **settings)
         (self.folder / "slurm.conf").write_text(text)
@@ -231,14 +231,3 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def _path() -> str:
     """Daemons are in sbin, which is not in everybody's PATH."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

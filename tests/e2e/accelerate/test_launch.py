@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from helpers.nursery import ROOT, Nursery, environment, until
-from helpers.ranks_jobs import LASTCALL_RUN, free_port
+from helpers.ports import free_port
+from helpers.ranks_jobs import LASTCALL_RUN
 
 PLAIN = Path(__file__).parent / "scripts" / "plain.py"
 FINETUNE = ROOT / "examples" / "finetune.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers import chain
 from helpers.nursery import Child, Nursery, until
-from helpers.ranks_jobs import free_port
+from helpers.ports import free_port
 
 SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
 

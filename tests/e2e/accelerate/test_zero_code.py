@@ -9,7 +9,7 @@ import pytest
 
 from helpers import chain
 from helpers.nursery import Child, Nursery, until
-from helpers.ranks_jobs import free_port
+from helpers.ports import free_port
 from lastcall.cli.main import main
 
 SCRIPT = Path(__file__).parent / "scripts" / "plain.py"

@@ -145,7 +145,10 @@ def test_a_sharded_run_below_the_real_launchers_goes_on_by_itself(nursery: Nurse
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="it takes a compiler and minutes to install: by hand, pip install deepspeed==0.19.8",
+)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_leaves_no_trace(nursery: Nursery, tmp_path: Path, stage: int) -> None:
     deepspeed = {**DEEPSPEED["deepspeed"], "zero_optimization": {"stage": stage}}

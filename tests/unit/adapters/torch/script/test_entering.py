@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import script_programs, script_shapes
+from helpers import script_programs, script_shapes, script_steps
 from helpers.script_stage import BATCHES, EPOCHS, Stage, enter
 
 STEPS = BATCHES * EPOCHS
@@ -15,7 +15,7 @@ SHAPES = {
     **{f"epochs: {name}": source for name, source in script_shapes.EPOCH_SHAPES.items()},
     **{f"steps: {name}": source for name, source in script_shapes.STEP_SHAPES.items()},
     **{f"far: {name}": source for name, source in script_programs.FAR.items()},
-    **{f"near: {name}": source for name, source in script_programs.NEAR.items()},
+    **{f"near: {name}": source for name, source in script_steps.NEAR.items()},
 }
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import script_programs, script_shapes
+from helpers import script_programs, script_shapes, script_steps
 from helpers.script_stage import Stage, enter, replay
 from lastcall.adapters.torch.script import sources
 
 PLAIN = script_shapes.STEP_SHAPES["plain"]
-SHAPES = {**script_shapes.EPOCH_SHAPES, **script_shapes.STEP_SHAPES, **script_programs.FAR, **script_programs.NEAR}
+SHAPES = {**script_shapes.EPOCH_SHAPES, **script_shapes.STEP_SHAPES, **script_programs.FAR, **script_steps.NEAR}
 
 
 @pytest.mark.parametrize(
