@@ -37,7 +37,8 @@ def die_of(signum: int, *, flush: bool = True) -> NoReturn:
         _flush()
     ctypes.CDLL(None).signal(signum, None)  # SIG_DFL; Python's own signal.signal works in the main thread only
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
-    os.kill(os.getpid(), signum)
+    # To this thread: one that the kernel gives to another thread may come later than the exit below
+    signal.pthread_kill(threading.get_ident(), signum)
     # PID 1 of a container is not killed by its own signals, and some signals kill nobody: then say it as a shell would
     os._exit(128 + signum)
 
