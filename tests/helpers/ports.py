@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-_BELOW = range(15_000, 32_000)  # the kernel takes ports for outgoing connections from above: one of those may take a free one there
+_BETWEEN = range(20_000, 32_000)  # below it are those of Ray's workers, above it those that the kernel takes for outgoing connections
 
 
 def free_ports(count: int) -> list[int]:
@@ -15,7 +15,7 @@ def free_ports(count: int) -> list[int]:
         while len(held) < count:
             probe = socket.socket()
             try:
-                probe.bind(("", random.SystemRandom().choice(_BELOW)))
+                probe.bind(("", random.SystemRandom().choice(_BETWEEN)))
             except OSError:
                 probe.close()
                 continue
