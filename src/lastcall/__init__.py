@@ -39,6 +39,7 @@ __all__ = [
     "StateError",
     "__version__",
     "dcp",
+    "kubeflow",
     "protect",
     "ray",
     "transformers",
@@ -57,7 +58,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lastcall' has no attribute {name!r}")
     import importlib
 
-    if name in ("dcp", "ray", "transformers"):
+    if name in ("dcp", "kubeflow", "ray", "transformers"):
         return importlib.import_module(f"lastcall.{name}")
     home = _HOMES.get(name, "lastcall.errors")
     try:

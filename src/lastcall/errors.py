@@ -5,6 +5,7 @@ LastcallError
 ├── StateError         the state handed to protect() cannot be saved; also a TypeError
 ├── MismatchError      the checkpoint does not fit the live state; also a ValueError
 ├── CheckpointError    a checkpoint is damaged or hostile; also a ValueError
+│   └── UncheckedError ... or may be whole: its digests are of a kind that cannot be computed here
 ├── SaveError          a save could not be completed; what was committed before is intact
 │   ├── NoSpaceError   ... because the disk is full
 │   └── DeadlineError  ... because the time ran out
@@ -41,6 +42,11 @@ class MismatchError(LastcallError, ValueError):
 
 class CheckpointError(LastcallError, ValueError):
     """A checkpoint's files are damaged or were made to do harm."""
+
+
+class UncheckedError(CheckpointError):
+    """Nobody can tell here whether a checkpoint is whole: what its digests are made with is not installed. A run does not start over it:
+    it would begin again from an older one, or from nothing, beside one that is probably good."""
 
 
 class SaveError(LastcallError):

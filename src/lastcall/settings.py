@@ -119,6 +119,13 @@ def _port(value: object) -> int:
     return number
 
 
+def _file(value: object) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    if not text or "\0" in text:
+        raise ValueError("is not the path of a file")
+    return text
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("is not a name")
@@ -139,6 +146,8 @@ def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
 
 
 def _signals(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) and value.strip().lower() == "none":
+        return ()
     if isinstance(value, str):
         names = [name for name in value.split(",") if name.strip()]
         if not names:
@@ -186,9 +195,10 @@ JIT = (
         "LASTCALL_SIGNALS",
         ("SIGTERM",),
         _signals,
-        f"one or more of {', '.join(SIGNALS)}",
+        f"one or more of {', '.join(SIGNALS)}, or none",
         "SIGTERM,SIGUSR1",
     ),
+    Setting("stop_file", "LASTCALL_STOP_FILE", None, _file, "the path of a file", "/tmp/stop"),
     Setting("rescue", "LASTCALL_RESCUE", True, _flag, _YES_OR_NO, "1"),
     Setting("spare", "LASTCALL_SPARE", True, _flag, _YES_OR_NO, "1"),
     Setting("guard", "LASTCALL_GUARD", False, _flag, _YES_OR_NO, "1"),
@@ -204,6 +214,8 @@ JIT = (
     Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
     Setting("progress_port", "LASTCALL_PROGRESS_PORT", None, _port, "a port from 0 to 65535 (0: any that is free)", "28080"),
     Setting("run_id", "LASTCALL_RUN_ID", None, _text, "a name that no other run in this directory has", "exp1"),
+    Setting("directory", "LASTCALL_DIRECTORY", None, _text, "a folder that outlives the process", "/mnt/checkpoints/exp1"),
+    Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, _flag, _YES_OR_NO, "1"),
 )
 
 PERIODIC = (
@@ -240,6 +252,8 @@ class JITCheckpointConfig:
     """Seconds between the notice and the kill, where the notice itself does not say."""
     signals: tuple[str, ...]
     """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP. None at all if empty."""
+    stop_file: str | None
+    """A file that is a notice once it appears: what a Kubernetes preStop hook can do where no signal comes through."""
     rescue: bool
     """Save the last completed step from a side thread when no boundary comes in time."""
     spare: bool
@@ -271,6 +285,10 @@ class JITCheckpointConfig:
     """Where rank 0 serves its progress as JSON, for OpenShift AI's controller among others; nowhere if None."""
     run_id: str | None
     """What a Trainer's run is called; checkpoints of other runs are left alone. None: made from what it trains, and how."""
+    directory: str | None
+    """Where a Trainer's checkpoints go, whatever its script calls output_dir. None: where the script says."""
+    progress_push: bool
+    """In a pod that Kubeflow Trainer asks for its status, rank 0 reports its progress there."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -294,6 +312,7 @@ class JITCheckpointConfig:
         log_level: str | None = None,
         progress_port: int | None = None,
         run_id: str | None = None,
+        stop_file: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -317,6 +336,9 @@ class JITCheckpointConfig:
             "log_level": log_level,
             "progress_port": progress_port,
             "run_id": run_id,
+            "directory": directory,
+            "progress_push": progress_push,
+            "stop_file": stop_file,
         }
         _fill(self, JIT, given, environ)
         if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):
@@ -402,6 +424,11 @@ def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     return Path(folder) if folder and os.path.isdir(folder) else None
 
 
+def stop_file(environ: Mapping[str, str] | None = None) -> str | None:
+    """The stop file that the environment names: that of this container, whatever the settings of another one say."""
+    return (os.environ if environ is None else environ).get("LASTCALL_STOP_FILE", "").strip() or None
+
+
 def launcher_store(environ: Mapping[str, str] | None = None) -> str | None:
     """The port and the secret of the store that `lastcall run`, if there is one above this process, keeps for the ranks."""
     return (os.environ if environ is None else environ).get("LASTCALL_STORE", "").strip() or None
@@ -429,6 +456,22 @@ def host_of_rank_0(size: int, environ: Mapping[str, str] | None = None) -> str:
     if environ.get("LOCAL_WORLD_SIZE") == str(size):  # all of them are on one machine
         return "127.0.0.1"
     return environ.get("MASTER_ADDR") or os.uname().nodename
+
+
+@dataclass(frozen=True)
+class StatusServer:
+    """Where Kubeflow Trainer wants to be told of a TrainJob's progress, as its controller writes it into the pod (KEP-2779)."""
+
+    url: str
+    ca_file: str | None
+    token_file: str
+
+
+def status_server(environ: Mapping[str, str] | None = None) -> StatusServer | None:
+    """None outside of a TrainJob, and where the controller's feature gate is off."""
+    environ = os.environ if environ is None else environ
+    url, token = environ.get("KUBEFLOW_TRAINER_SERVER_URL"), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
+    return StatusServer(url, environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT") or None, token) if url and token else None
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

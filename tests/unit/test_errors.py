@@ -24,6 +24,7 @@ def test_a_config_error_is_a_value_error_and_a_system_exit_with_code_78() -> Non
         (errors.StateError, (errors.LastcallError, TypeError)),
         (errors.MismatchError, (errors.LastcallError, ValueError)),
         (errors.CheckpointError, (errors.LastcallError, ValueError)),
+        (errors.UncheckedError, (errors.CheckpointError,)),
         (errors.SaveError, (errors.LastcallError,)),
         (errors.NoSpaceError, (errors.SaveError,)),
         (errors.DeadlineError, (errors.SaveError,)),

@@ -38,7 +38,7 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
     )
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("together", "save", 30.0)
-    assert (config.progress_port, config.run_id) == (None, None)
+    assert (config.progress_port, config.run_id, config.stop_file) == (None, None, None)
     assert set(config.origins().values()) == {"default"}
     other = periodic()
     assert (other.save_strategy, other.save_steps, other.save_total_limit) == ("no", None, None)
@@ -67,6 +67,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_LOG_LEVEL": "debug",
             "LASTCALL_PROGRESS_PORT": "28080",
             "LASTCALL_RUN_ID": " exp 1 ",
+            "LASTCALL_STOP_FILE": "/tmp/a stop ",
         }
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
@@ -75,6 +76,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
     assert (config.log_level, config.progress_port, config.run_id) == ("DEBUG", 28080, "exp 1")
+    assert config.stop_file == "/tmp/a stop"
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
     other = periodic(

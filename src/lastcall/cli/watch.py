@@ -155,7 +155,7 @@ def owner(path: Path) -> tuple[bool | None, int | None]:
     except OSError:
         return False, None
     try:
-        text = os.read(fd, 100).decode(errors="replace").strip()
+        text = os.read(fd, 100).decode(errors="replace").partition(" ")[0].strip()
         named = int(text) if text.isdecimal() else None
         try:
             answer = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))

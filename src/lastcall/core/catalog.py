@@ -22,7 +22,7 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
-from lastcall.core import naming
+from lastcall.core import liveness, naming
 from lastcall.core import record as records
 from lastcall.core.record import Record
 from lastcall.storage import files as storage
@@ -32,6 +32,7 @@ from lastcall.types import Kind
 log = logging.getLogger("lastcall")
 _CHECKPOINT = re.compile(r"checkpoint-\d+(\.replaced-\d+)?")
 PRIVATE = ".lastcall"
+_LONGEST_OWNER = 1000
 _held: dict[Path, int] = {}  # the directories that this process (a fork has another number) holds
 
 
@@ -41,6 +42,18 @@ class Entry:
 
     path: Path
     record: Record
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds the lock, as far as is known."""
+
+    pid: str = ""
+    machine: str = ""  # as people call it
+    host: str = ""  # as Process does
+
+    def __str__(self) -> str:
+        return f"process {self.pid or '(unknown)'}" + (f" on {self.machine}" if self.machine else "")
 
 
 @dataclass(frozen=True)
@@ -85,21 +98,35 @@ class Catalog:
         except (FileExistsError, NotADirectoryError) as error:
             settings.fail(f"{error.filename} is a file where a directory belongs. Move it away, or give protect() another directory.")
 
-    def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
-        """Make the directory, and make it ours. A predecessor on its way out is waited for."""
+    def prepare(self) -> None:
+        """Make the directory, before the first try_lock()."""
         self.make()
         # POSIX locks do not keep out a second run in this process, and opening the file again would let go of the first one's.
         if _held.get(self.root.resolve()) == os.getpid():
             raise errors.BusyError(f"{self.root} is in use by this process already: give each run a directory of its own.")
+
+    def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
+        """Make the directory, and make it ours, for whoever is no incarnation (those wait longer: `succession`)."""
+        self.prepare()
         give_up = clock.now() + patience
         while not self.try_lock():
             if clock.now() >= give_up:
-                owner = (self.private / "lock").read_text(errors="replace")[:100].strip()
-                raise errors.BusyError(
-                    f"{self.root} is in use by process {owner or '(unknown)'}. Two runs cannot share a directory: let it end, "
-                    f"stop it (kill {owner or 'PID'}), or give this run a directory of its own."
-                )
+                raise self.busy()
             clock.sleep(0.1)
+
+    def busy(self) -> errors.BusyError:
+        owner = self.owner()
+        return errors.BusyError(
+            f"{self.root} is in use by {owner}. Two runs cannot share a directory: let it end, "
+            f"stop it (kill {owner.pid or 'PID'}), or give this run a directory of its own."
+        )
+
+    def owner(self) -> Owner:
+        """Who took the lock last."""
+        try:
+            return Owner(*(self.private / "lock").read_text(errors="replace")[:_LONGEST_OWNER].split()[:3])
+        except OSError:
+            return Owner()
 
     def try_lock(self) -> bool:
         """Take the lock if nobody has it. Where the file system has no locks, it counts as taken, with a warning."""
@@ -113,7 +140,7 @@ class Catalog:
                 return False
             log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {os.uname().nodename} {liveness.Process.own().host}".encode(), 0)
         self._lock = fd
         _held[self.root.resolve()] = os.getpid()
         return True
@@ -137,6 +164,8 @@ class Catalog:
         for path in self._folders():
             try:
                 found.append(Entry(path, records.read(path)))
+            except errors.UncheckedError as error:
+                raise errors.UncheckedError(f"{path}: {error}") from error
             except errors.CheckpointError:
                 continue
         return sorted(found, key=lambda entry: (entry.record.sequence, entry.record.step), reverse=True)
@@ -164,6 +193,8 @@ class Catalog:
                 continue
             try:
                 records.read(path)
+            except errors.UncheckedError as error:
+                raise errors.UncheckedError(f"{path}: {error}") from error
             except errors.CheckpointError as error:
                 done.append(self.set_aside(path, str(error)))
         return done

@@ -50,8 +50,10 @@ def named(algorithm: str) -> Digest:
     """The function that a record's algorithm names."""
     if algorithm in _KNOWN:
         return _KNOWN[algorithm]
-    remedy = "Install it with: pip install xxhash" if algorithm == "xxh3-128" else "Was it written by a newer lastcall?"
-    raise errors.CheckpointError(f"digests of the kind {algorithm!r} cannot be checked here. {remedy}")
+    what = f"digests of the kind {algorithm!r} cannot be checked here"
+    if algorithm == "xxh3-128":
+        raise errors.UncheckedError(f"{what}: the xxhash package is missing. Install it with: pip install xxhash")
+    raise errors.CheckpointError(f"{what}. Was it written by a newer lastcall?")
 
 
 def over(chunks: Iterable[str], function: Digest = of) -> str:

@@ -30,16 +30,28 @@ class Fence:
         return fence
 
     def holds(self) -> bool:
+        return self._token() == self.token
+
+    def _token(self) -> str | None:
+        """None where it cannot be read."""
         try:
             owner = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
-            return False
-        return isinstance(owner, dict) and owner.get("token") == self.token
+            return None
+        token = owner.get("token") if isinstance(owner, dict) else None
+        return token if isinstance(token, str) else None
 
     def check(self) -> None:
         """SaveError if a later incarnation has taken the directory over: what this one would commit is not wanted any more."""
         if not self.holds():
-            raise errors.SaveError(
-                "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an "
-                "earlier one"
-            )
+            raise self._overtaken()
+
+    def check_alone(self) -> None:
+        """The same for one that is alone and has the lock as well: here a token that cannot be read is no reason to lose a save."""
+        if self._token() not in (self.token, None):
+            raise self._overtaken()
+
+    def _overtaken(self) -> errors.SaveError:
+        return errors.SaveError(
+            "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an earlier one"
+        )

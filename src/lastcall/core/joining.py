@@ -98,6 +98,11 @@ class Joining:
         """Rank 0 cannot start: nobody shall wait for it."""
         self._meeting.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
 
+    def leave(self) -> None:
+        """This rank was told to stop: the others shall not wait for it. There is no vote yet that could be vetoed."""
+        with contextlib.suppress(errors.StoreLost):
+            self._meeting.set(_LEFT, b"1")
+
     def follow(self) -> Joined:
         """Every other rank."""
         body = json.loads(self._wait("start", "rank 0 to open the directory"))
@@ -173,8 +178,7 @@ class Joining:
         until = self._clock.now() + _TOGETHER
         while (found := self._meeting.get(key, 1.0)) is None:
             if self._told():
-                with contextlib.suppress(errors.StoreLost):
-                    self._meeting.set(_LEFT, b"1")  # there is no vote yet that could be vetoed
+                self.leave()
                 raise Stopped
             if self._left():
                 raise Stopped

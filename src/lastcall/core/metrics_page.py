@@ -1,12 +1,7 @@
 """How far the run is, as JSON over HTTP, where a port was asked for: the page that OpenShift AI's controller polls, and whoever likes.
 
-The fields with capitals in them are the controller's: it refuses the whole answer where a number that it takes for whole has a
-fraction, and takes 0 seconds left for the end of training. So 0 and 100 % are said of a run that has finished, and of no other. The
-other fields are ours. NaN and Infinity are not JSON and become null.
-
-No GET waits for training or for a disk, and training for none of them: what is served was put into memory by others. The server is on
-0.0.0.0, since the controller is in another pod, reads nothing of a request but its path, and has a few threads at most.
-`http.server.HTTPServer` would ask the DNS for our name before it listens, which may take a minute.
+What it says is in `report`. No GET waits for training or for a disk, and training for none of them. The server is on 0.0.0.0, since the
+controller is in another pod, reads nothing of a request but its path, and has a few threads at most. `http.server.HTTPServer` would ask the DNS for our name before it listens, which may take a minute.
 """
 
 from __future__ import annotations
@@ -15,20 +10,15 @@ import contextlib
 import http.server
 import json
 import logging
-import math
 import os
 import socket
 import socketserver
 import stat
 import threading
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 
-from lastcall.clock import Clock
-from lastcall.core.ranks import HANG
-from lastcall.events import EventLog, Progress
-from lastcall.types import Outcome
+from lastcall.core.report import Report
 
 log = logging.getLogger("lastcall")
 TERMINATION_LOG = Path("/dev/termination-log")  # of a pod; the controller believes it more than the page
@@ -36,18 +26,14 @@ _LONGEST_MESSAGE = 4096  # bytes; Kubernetes cuts off the rest
 _AT_ONCE = 8  # answers; more of them are refused, and the poller comes back
 _REQUEST_SECONDS = 2.0  # for a request to arrive, as long as the controller waits for the answer
 _CLOSE_SECONDS = 1.0
-_THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")  # Transformers' name and the controller's
 
 
 class MetricsPage:
     """Of one session, on rank 0. `close()` says how it ended."""
 
-    def __init__(self, port: int, progress: Progress, events: EventLog, clock: Clock) -> None:
+    def __init__(self, port: int, report: Report) -> None:
         self.port = port  # once it is open: the one that was found for 0
-        self._progress = progress
-        self._clock = clock
-        self._standing = Standing()
-        events.heard = self._standing.tell
+        self.report = report
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -78,109 +64,7 @@ class MetricsPage:
         self._server.server_close()
         self._server = None
         with contextlib.suppress(Exception):
-            _last_words(self.document())
-
-    def document(self) -> dict[str, object]:
-        """What a GET is answered with."""
-        progress, standing = self._progress, self._standing
-        known = progress.document or {}
-        step = known.get("step") if progress.where is None else progress.where()
-        epoch, total, total_epochs = known.get("epoch"), progress.total, progress.total_epochs
-        finished = standing.state == Outcome.FINISHED.value
-        metrics, eval_metrics = _sorted_out(known.get("metrics"), known.get("eval_metrics"))
-        return {
-            "progressPercentage": _percentage(_fraction(step, total), _fraction(epoch, total_epochs), finished),
-            "estimatedRemainingSeconds": 0 if finished else self._left(known),
-            "currentStep": step,
-            "totalSteps": total,
-            "currentEpoch": _finite(epoch),
-            "totalEpochs": None if total_epochs is None else math.ceil(total_epochs),
-            "trainMetrics": metrics,
-            "evalMetrics": eval_metrics,
-            "steps_per_second": _finite(known.get("steps_per_second")),
-            "updated_at": known.get("at"),
-            **standing.facts(),
-        }
-
-    def _left(self, known: Mapping[str, object]) -> int | None:
-        """Seconds, and less with each of them that goes by; at least one, as there is something left."""
-        eta, at = known.get("eta_seconds"), known.get("at")
-        if not isinstance(eta, float) or not isinstance(at, float) or not self._standing.training or not math.isfinite(eta):
-            return None
-        return max(math.ceil(eta - max(self._clock.wall() - at, 0.0)), 1)
-
-
-class Standing:
-    """What the events of this incarnation come to."""
-
-    def __init__(self) -> None:
-        self.state = "starting"  # then "running" and "saving" in turn; in the end an Outcome, as in "saved"
-        self.incarnation: object = None
-        self.resumed_from: object = None
-        self.notice: object = None
-        self.checkpoint: dict[str, object] | None = None  # the last one that this incarnation has committed
-
-    @property
-    def training(self) -> bool:
-        """Whether it goes on, as far as anybody knows."""
-        return self.state in ("running", "saving") and self.notice is None
-
-    def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
-        if kind == "start":
-            self.state, self.incarnation, self.resumed_from = "running", fields.get("incarnation"), fields.get("resumed")
-        elif kind == "notice" and fields.get("source") != HANG:  # after a hang the run may go on
-            self.notice = fields.get("reason")
-        elif kind == "save-begins":
-            self.state = "saving"
-        elif kind == "not-saved":
-            self.state = "running"
-        elif kind == "committed":
-            self.state = "running" if self.notice is None else "saved"
-            named = {"path": "path", "step": "step", "kind": "save", "exact": "exact"}
-            self.checkpoint = {ours: fields.get(theirs) for ours, theirs in named.items()} | {"at": at}
-        elif kind == "stop":
-            self.state = str(fields.get("outcome") or Outcome.FAILED.value)
-
-    def facts(self) -> dict[str, object]:
-        return {
-            "state": self.state,
-            "incarnation": self.incarnation,
-            "resumed_from": self.resumed_from,
-            "checkpoint": self.checkpoint,
-            "notice": self.notice,
-        }
-
-
-# ---- numbers that the controller takes --------------------------------------------------------------------------------------------
-
-
-def _fraction(done: object, total: float | None) -> float | None:
-    return done / total if isinstance(done, int | float) and total and total > 0 else None
-
-
-def _percentage(by_steps: float | None, by_epochs: float | None, finished: bool) -> int | None:
-    fraction = by_epochs if by_steps is None else by_steps
-    if fraction is None or not math.isfinite(fraction):
-        return 100 if finished else None
-    whole = min(max(math.floor(fraction * 100 + 1e-9), 0), 100)  # 0.29 * 100 is less than 29
-    return whole if finished else min(whole, 99)
-
-
-def _sorted_out(metrics: object, eval_metrics: object) -> tuple[dict[str, object], dict[str, object]]:
-    """Those of training and those of an evaluation: `run.report(eval_loss=...)` says by the name which they are."""
-    train: dict[str, object] = {}
-    evaluation: dict[str, object] = {}
-    for name, value in metrics.items() if isinstance(metrics, dict) else ():
-        (evaluation if name.startswith("eval_") else train)[name] = _finite(value)
-    for name, value in eval_metrics.items() if isinstance(eval_metrics, dict) else ():
-        evaluation[name] = _finite(value)
-    if _THROUGHPUT[0] in train:
-        train[_THROUGHPUT[1]] = train[_THROUGHPUT[0]]
-    return train, evaluation
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            _last_words(self.report.document())
 
 
 def _last_words(document: dict[str, object]) -> None:
@@ -262,7 +146,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(404)
             return
-        body = json.dumps(self.server.page.document(), allow_nan=False).encode() + b"\n"
+        body = json.dumps(self.server.page.report.document(), allow_nan=False).encode() + b"\n"
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from multiprocessing import process as multiprocessing
-from pathlib import Path
 from typing import Any
 
 from lastcall import settings
 from lastcall.core import messages, registry
 from lastcall.core.liveness import Process
+from lastcall.notices import ancestry
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 
@@ -74,25 +74,11 @@ def _agent() -> Process | None:
     if run is None:
         return None
     pid = os.getppid()
-    while pid > 1 and _carries(pid, f"{_RUN_ID}={run}"):
-        pid = _parent_of(pid)
+    while pid > 1 and ancestry.carries(pid, f"{_RUN_ID}={run}"):
+        pid = ancestry.parent_of(pid)
     return _process(pid) if pid > 1 else None  # 1: it takes the container along when it ends, or the agent was gone before
 
 
 def _process(pid: int) -> Process | None:
     start = registry.process_start(pid)
     return None if start is None else Process(Process.own().host, pid, start)
-
-
-def _carries(pid: int, assignment: str) -> bool:
-    try:
-        return assignment.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0

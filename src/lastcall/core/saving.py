@@ -22,6 +22,7 @@ from lastcall.core import digest, naming, writer
 from lastcall.core import record as records
 from lastcall.core.budget import Budget
 from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.fencing import Fence
 from lastcall.core.record import Record
 from lastcall.core.space import Method
 from lastcall.formats import safetensors
@@ -87,6 +88,7 @@ class Saver:
         self._layouts: dict[str, tuple[Group, FileLayout]] = {}
         self._steady: dict[str, bool] = {}  # files that were the same, or not, when last compared
         self.method = Method.DIRECT
+        self.fence: Fence | None = None  # of an incarnation that is alone; many ranks check theirs where they commit
         self.last: Entry | None = None  # the newest committed one: unchanged files are taken over from it
 
     def follow(self, entries: list[Entry], resumed: Entry | None) -> None:
@@ -101,6 +103,8 @@ class Saver:
             folder = self._catalog.staging / f"checkpoint-{capture.step}"
             try:
                 built = self._build(folder, capture, request, recycled=attempt == 1, began=began)
+                if self.fence is not None:
+                    self.fence.check_alone()
                 path = self._catalog.publish(folder, capture.step)
                 break
             except (OSError, errors.SaveError) as error:

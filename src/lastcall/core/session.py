@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lastcall import clock as clocks
-from lastcall import errors, memory
+from lastcall import errors, memory, settings
 from lastcall.core import catalog as catalogs
 from lastcall.core import exits, restore, shares, space
 from lastcall.core.budget import Budget
@@ -27,15 +27,18 @@ from lastcall.core.gathering import Gathering, Order
 from lastcall.core.guard import Guard
 from lastcall.core.joint import Joint
 from lastcall.core.latch import Latch
+from lastcall.core.leaving import Leaving
 from lastcall.core.metrics_page import MetricsPage
 from lastcall.core.outside import Outside
 from lastcall.core.periodic import Periodic
 from lastcall.core.preparing import Preparing
 from lastcall.core.ranks import HANG, LOST, Ranks
+from lastcall.core.report import Report
 from lastcall.core.saving import Request, Saver
 from lastcall.core.serving import Serving
 from lastcall.core.snapshot import Arena
 from lastcall.core.starting import Starting
+from lastcall.core.status_push import StatusPush
 from lastcall.core.world import World
 from lastcall.core.writer import Engine
 from lastcall.events import EventLog, Progress
@@ -145,8 +148,7 @@ class Session:
         self.events = EventLog(self.catalog.private / f"events-{rank}.jsonl", self.clock)
         self.progress = Progress(self.catalog.private / (f"progress-{rank}.json" if rank else "progress.json"), self.clock)
         self.progress.where = lambda: self.subject.step
-        port = jit.progress_port if rank == 0 else None
-        self.page = None if port is None else MetricsPage(port, self.progress, self.events, self.clock)
+        self.reporters = _reporters(self, jit) if rank == 0 else []
         self.keep = catalogs.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
         self.allocate = allocate
         self.saving = threading.RLock()  # one save at a time, whoever asks for it
@@ -163,6 +165,7 @@ class Session:
         self.pressing: Notice | None = None  # a rank was lost, or hangs
         self.preparing = Preparing(self)
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
+        self.leaving = Leaving(self.catalog.private, rank)
         self.guard: Guard | None = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -191,8 +194,8 @@ class Session:
         self.outside.tell(step=self.subject.step, resumed=resumed.record.step if resumed else None)
         self._agent.start()
         self._scribe.start()
-        if self.page is not None:
-            self.page.open()
+        for reporter in self.reporters:
+            reporter.open()
         return resumed
 
     # ---- notices ---------------------------------------------------------------------------------------------------------------
@@ -233,6 +236,8 @@ class Session:
             self._wake.clear()
             if (self.latch.raised or self.pressing) and not self.serving.begun and not self._stopping.is_set():
                 try:
+                    if (notice := self.latch.notice) is not None:
+                        self.leaving.say(notice.reason, _left(notice, self.clock) or self.jit.grace)
                     self.serving.run()
                 except Exception:
                     log.exception("A fault in lastcall: the next boundary does what it can")
@@ -415,6 +420,7 @@ class Session:
             safe = self.committed == self.subject.boundary or left_alone
             self.guard.close(keep=not safe)
         self.outside.tell(step=self.subject.step, outcome=outcome)
+        self.leaving.unsay()
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
@@ -428,11 +434,25 @@ class Session:
             self.ranks.close()
         self._agent.join()
         self._scribe.join(2.0)
-        if self.page is not None:
-            self.page.close()
+        for reporter in self.reporters:
+            reporter.close()
         self.preparing.wait()
         self.engine.close()
         self.catalog.close()
+
+
+def _reporters(session: Session, jit: JITCheckpointConfig) -> list[MetricsPage | StatusPush]:
+    """Who tells others how far the run is."""
+    server = settings.status_server() if jit.progress_push else None
+    if jit.progress_port is None and server is None:
+        return []
+    report = Report(session.progress, session.events, session.clock)
+    reporters: list[MetricsPage | StatusPush] = []
+    if jit.progress_port is not None:
+        reporters.append(MetricsPage(jit.progress_port, report))
+    if server is not None:
+        reporters.append(StatusPush(server, report))
+    return reporters
 
 
 def _left(notice: Notice, clock: clocks.Clock) -> float | None:

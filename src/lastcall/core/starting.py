@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 from lastcall import errors
 from lastcall.core import catalog as catalogs
 from lastcall.core import exits, joining, recovery, restore
+from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering
 from lastcall.core.joint import Joint
 from lastcall.core.ranks import Ranks
 from lastcall.core.saving import Saver
+from lastcall.core.succession import Succession
 from lastcall.core.writer import Engine
 from lastcall.types import Kind, Notice, Outcome
 
@@ -34,11 +36,13 @@ class Starting:
 
     def alone(self) -> catalogs.Entry | None:
         session = self._session
-        session.catalog.open(session.clock)
+        if not Succession(session.catalog, session.clock, self._told).open():
+            self._stopped_before_the_first_step()
         try:
             recovery.recover_into(session.catalog, "the process was killed", session.clock)
             run, session.incarnation = self._identity()
             self._equip(run, None)
+            session.saver.fence = self._fence()
             try:
                 entries = self._tidied()
                 began = session.clock.now()
@@ -85,7 +89,9 @@ class Starting:
     def _lead(self, meeting: joining.Joining) -> joining.Joined:
         session = self._session
         try:
-            session.catalog.open(session.clock)
+            if not Succession(session.catalog, session.clock, self._told).open():
+                meeting.leave()
+                raise joining.Stopped
             run, session.incarnation = self._identity()
             return meeting.lead(run, session.incarnation)
         except (errors.LastcallError, OSError) as error:
@@ -117,8 +123,16 @@ class Starting:
         session = self._session
         session.outcome = Outcome.SAVED
         notice = session.latch.notice or Notice("ranks", "another rank was told to stop", session.clock.now())
-        log.info("%s came before all ranks were there: nothing has been done, and nothing is lost", notice.reason)
+        log.info("%s came before the first step: nothing has been done, and nothing is lost", notice.reason)
         raise errors.Preempted(exits.code(notice, True, session.jit.exit_code), "told to stop before the first step")
+
+    def _fence(self) -> Fence | None:
+        """So that what is left of an earlier incarnation, which no lock keeps out everywhere, commits nothing any more."""
+        try:
+            return Fence.take(self._session.catalog.private, self._session.incarnation)
+        except OSError as error:  # a full disk must not keep a run from resuming
+            log.warning("The directory could not be marked as taken: %s", error)
+            return None
 
     def _equip(self, run: str, rank: int | None) -> None:
         session = self._session

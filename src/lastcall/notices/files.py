@@ -3,7 +3,9 @@
 It is polled, since inotify hears nothing of what another machine does on a network file system.
 
 A file that is there already when we start is a leftover of an earlier stop: taking it for news would stop every incarnation at
-its first step. It counts once it is touched, written or created anew.
+its first step. It counts once it is touched, written or created anew. Where the file is named in the environment (LASTCALL_STOP_FILE),
+it is a leftover if it is older than whoever was given that environment first: a container's first process. So a hook that runs while
+Python is still importing is heard, and a container that is restarted in its pod does not hear what ended the one before.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import clock as clocks
-from lastcall.notices import polling
+from lastcall.notices import ancestry, polling
 from lastcall.notices.polling import log
 
+VARIABLE = "LASTCALL_STOP_FILE"
 _MOST_BYTES = 64 * 1024
 _LONGEST_REASON = 200
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
@@ -37,12 +40,19 @@ class StopFile(polling.Poller):
     interval = 0.2
     most = 1.0
 
-    def __init__(self, path: Path, clock: clocks.Clock | None = None) -> None:
+    def __init__(self, path: Path, clock: clocks.Clock | None = None, since: float = math.inf) -> None:
+        """`since`: in seconds since 1970; a file that was written then or later is news, even if it is there when we start."""
         super().__init__(clock)
         self.path = path.absolute()
+        self._since = since
         self.title = f"the stop file {self.path}"
         self._known: tuple[int, int] | None = None  # the version that was there at the start, or was told
         self._seen: float | None = None  # when a version was seen first that was not told yet
+
+    @classmethod
+    def named(cls, path: str, clock: clocks.Clock | None = None) -> StopFile:
+        """The one that a setting names."""
+        return cls(Path(path), clock, ancestry.began_with(VARIABLE, path))
 
     def begin(self) -> None:
         self._seen = None
@@ -50,7 +60,9 @@ class StopFile(polling.Poller):
             self._known = self._version()
         except polling.Trouble:
             self._known = None  # look() says so
-        if self._known is not None:
+        if self._known is not None and self._known[0] >= self._since * 1e9:
+            self._known = None
+        elif self._known is not None:
             log.warning(
                 "The stop file %s was there before this run: it counts once it is touched or created anew. To remove it: rm '%s'",
                 self.path, self.path,

@@ -52,6 +52,8 @@ def build(
     found: list[Source] = []
     if stop_file is not None:
         found.append(files.StopFile(stop_file, clock))
+    elif named := settings.stop_file(environ):
+        found.append(files.StopFile.named(named, clock))
     source = _cloud(cloud, environ, clock, firmware)
     if source is not None:
         found.append(source)

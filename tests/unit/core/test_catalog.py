@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lastcall import clock, errors, testing
-from lastcall.core import catalog
+from lastcall.core import catalog, digest
 from lastcall.core import record as records
 from lastcall.core.catalog import Catalog, Entry, Keep
 from lastcall.storage import files as storage
@@ -87,6 +87,18 @@ def test_an_incomplete_checkpoint_is_removed_and_said_so(cat: Catalog, root: Pat
     folder(root / "checkpoint-3", 3)
     assert sorted(cat.clean()) == [f"removed checkpoint-{n}: it was never completed" for n in (1, 2)]
     assert names(root) == {"checkpoint-3"}
+
+
+def test_a_checkpoint_whose_digests_cannot_be_computed_here_is_no_damaged_one(
+    cat: Catalog, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(root / "checkpoint-4", 2)
+    monkeypatch.delitem(digest._KNOWN, "xxh3-128")  # as where the xxhash package is missing
+    folder(root / "checkpoint-3", 1, algorithm="blake2b-128")
+    for look in (cat.clean, cat.entries):
+        with pytest.raises(errors.UncheckedError, match="checkpoint-4: digests of the kind 'xxh3-128'.*pip install xxhash"):
+            look()
+    assert names(root) == {"checkpoint-3", "checkpoint-4"}
 
 
 def test_folders_without_a_record_are_left_alone(cat: Catalog, root: Path) -> None:
@@ -369,7 +381,7 @@ def opened(root: Path) -> Iterator[Catalog]:
 def test_opening_makes_the_directory(tmp_path: Path) -> None:
     cat = Catalog(tmp_path / "a" / "b", storage.Files())
     cat.open(clock.Clock())
-    assert (tmp_path / "a" / "b" / ".lastcall" / "lock").read_text() == str(os.getpid())
+    assert (tmp_path / "a" / "b" / ".lastcall" / "lock").read_text().split()[:2] == [str(os.getpid()), os.uname().nodename]
     assert cat.entries() == []
     cat.close()
     cat.close()

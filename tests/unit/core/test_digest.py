@@ -43,5 +43,5 @@ def test_without_xxhash_blake2b_serves_and_xxh3_checkpoints_say_what_to_install(
     assert bare.ALGORITHM == "blake2b-128"
     assert bare.of(b"x") == hashlib.blake2b(b"x", digest_size=16).hexdigest()
     assert bare.over(["a", "b"]) == bare.of(b"ab")
-    with pytest.raises(errors.CheckpointError, match="pip install xxhash"):
+    with pytest.raises(errors.UncheckedError, match="pip install xxhash"):
         bare.named("xxh3-128")

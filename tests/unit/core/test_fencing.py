@@ -23,6 +23,9 @@ def test_a_later_incarnation_shuts_the_earlier_one_out(tmp_path: Path) -> None:
     assert later.holds() and not earlier.holds()
     with pytest.raises(errors.SaveError, match="nothing is committed: a later incarnation of this run owns the directory"):
         earlier.check()
+    with pytest.raises(errors.SaveError, match="a later incarnation of this run owns the directory"):
+        earlier.check_alone()
+    later.check_alone()
 
 
 @pytest.mark.parametrize("text", [None, b"", b"{", b"[]", b"null", b'{"incarnation": 1}', b"\xff"])
@@ -33,3 +36,4 @@ def test_a_directory_whose_owner_cannot_be_read_is_nobodys(tmp_path: Path, text:
     else:
         (tmp_path / NAME).write_bytes(text)
     assert not fence.holds()
+    fence.check_alone()  # one that is alone has a lock, too, and loses no save over this

@@ -16,6 +16,7 @@ import pytest
 from lastcall import events, testing
 from lastcall.core import metrics_page
 from lastcall.core.metrics_page import MetricsPage
+from lastcall.core.report import Report
 
 NUMBERS = {"progressPercentage": int, "estimatedRemainingSeconds": int, "currentStep": int, "totalSteps": int,
            "currentEpoch": float, "totalEpochs": int, "trainMetrics": dict, "evalMetrics": dict}  # fmt: skip
@@ -28,7 +29,7 @@ class Case:
         self.clock = testing.FakeClock()
         self.log = events.EventLog(folder / "events-0.jsonl", self.clock)
         self.progress = events.Progress(folder / "progress.json", self.clock, total=200)
-        self.page = MetricsPage(port, self.progress, self.log, self.clock)
+        self.page = MetricsPage(port, Report(self.progress, self.log, self.clock))
 
     def at(self, step: int, *more: Any, seconds: float = 1.0) -> Case:
         self.clock.advance(seconds)
@@ -52,7 +53,7 @@ class Case:
         def refuse(constant: str) -> object:
             raise AssertionError(f"{constant} is not JSON")
 
-        said: dict[str, Any] = json.loads(json.dumps(self.page.document()), parse_constant=refuse)
+        said: dict[str, Any] = json.loads(json.dumps(self.page.report.document()), parse_constant=refuse)
         for name, kind in NUMBERS.items():  # what Go would refuse
             assert said[name] is None or type(said[name]) is kind or (kind is float and type(said[name]) is int), (name, said[name])
         return said

@@ -196,3 +196,33 @@ def test_stop_ends_the_thread_and_the_notices(path: Path) -> None:
     path.touch()
     source.stop()  # harmless when stopped already
     assert heard.empty()
+
+
+# ---- a file that the environment names ----------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_written_since_the_container_began_is_news_though_it_was_there_first(path: Path) -> None:
+    path.write_text('{"grace": 20, "reason": "preStop"}')
+    source, heard = Watched(path, since=time.time() - 60), queue.Queue[Notice]()
+    source.start(heard.put)
+    try:
+        notice = heard.get(timeout=PATIENCE)
+        assert notice.reason == f"stop file {path} (preStop)" and notice.deadline == notice.at + 20
+        source.wait_for_looks()
+        assert heard.empty()
+    finally:
+        source.stop()
+
+
+def test_a_file_that_is_older_than_the_container_is_a_leftover(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_text("20")
+    os.utime(path, (time.time() - 60, time.time() - 60))
+    source, heard = Watched(path, since=time.time() - 30), queue.Queue[Notice]()
+    source.start(heard.put)
+    try:
+        source.wait_for_looks()
+        assert heard.empty() and "was there before this run" in caplog.text
+        path.touch()
+        assert heard.get(timeout=PATIENCE).deadline is not None
+    finally:
+        source.stop()

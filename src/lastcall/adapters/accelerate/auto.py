@@ -102,7 +102,7 @@ class Watch:
         self._saved_before = 0
         self._through = False  # the branch was run
         self._lock = threading.Lock()
-        self._guarded = Guarded(jit, self._on_signal)
+        self._guarded = Guarded(jit, self._on_signal, self._take)
         self._store: Store | None = None
         self.company = Company()
         self._membership: registry.Membership | None = None  # in what `lastcall run` knows of

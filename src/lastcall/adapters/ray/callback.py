@@ -14,7 +14,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Report
 from lastcall.adapters.ray.controller import Controller
 from lastcall.adapters.ray.harmless import harmless
 from lastcall.adapters.torch import script as scripts
-from lastcall.settings import JIT, JITCheckpointConfig
+from lastcall.settings import JIT, JITCheckpointConfig, stop_file
 
 # Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no module.
 _REBUILD = """
@@ -63,7 +63,7 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
 
     @property
     def _jit(self) -> JITCheckpointConfig:
-        return JITCheckpointConfig(**self._settings, environ={})
+        return JITCheckpointConfig(**{**self._settings, "stop_file": stop_file()}, environ={})
 
     # ---- in the controller -------------------------------------------------------------------------------------------------------
 

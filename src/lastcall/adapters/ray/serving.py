@@ -56,7 +56,11 @@ class Serving:
     def on_signal(self, signum: int, count: int) -> None:
         now = time.monotonic()
         name = signal.Signals(signum).name
-        self.told(Notice("signal", name, now, now + self._jit.grace, signum), {internals.node_id(): [self._line.rank]})
+        self.on_notice(Notice("signal", name, now, now + self._jit.grace, signum))
+
+    def on_notice(self, notice: Notice) -> None:
+        """News for this process, and so for its node."""
+        self.told(notice, {internals.node_id(): [self._line.rank]})
 
     def on_drain(self, left: float | None, nodes: Mapping[str, Sequence[int]]) -> None:
         """Ray says that nodes are taken away."""

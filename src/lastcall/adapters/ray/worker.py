@@ -40,7 +40,7 @@ class Worker:
         self._fallback = Fallback(context, self._serving, committing, training)
         self._serving.fall_back = committing.fall_back = self._fallback.save
         self._serving.failed = self._reporting.failed
-        self._guarded = Guarded(jit, self._serving.on_signal)
+        self._guarded = Guarded(jit, self._serving.on_signal, self._serving.on_notice)
         self._signals = [signal.Signals[name] for name in jit.signals]
         self._former: dict[int, Any] = {}
 

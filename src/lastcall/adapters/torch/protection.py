@@ -3,6 +3,7 @@ lines, and a way out that says what happened."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import signal
 import threading
@@ -12,6 +13,7 @@ from lastcall import errors, settings
 from lastcall.adapters.torch.workers import WorkerShield
 from lastcall.core import exits, logs
 from lastcall.core.session import Session
+from lastcall.notices.files import StopFile
 from lastcall.notices.signals import SignalListener
 from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice, Outcome
@@ -21,11 +23,14 @@ taken = ""  # who else gets the notices of this process: a framework's adapter a
 
 
 class Guarded:
-    """A process whose signals are listened to: `on_signal(number, how often it came)`, on a thread of its own."""
+    """A process whose signals and stop file are listened to: `on_signal(number, how often it came)` and `on_notice(notice)`, each on a
+    thread of its own."""
 
-    def __init__(self, jit: JITCheckpointConfig, on_signal: Callable[[int, int], None]) -> None:
+    def __init__(self, jit: JITCheckpointConfig, on_signal: Callable[[int, int], None], on_notice: Callable[[Notice], None]) -> None:
         self._jit = jit
         self._on_signal = on_signal
+        self._on_notice = on_notice
+        self._stop_file: StopFile | None = None
         self._visible = logs.Visible(jit.log_level)
         self._shield = WorkerShield()
         self._listener: SignalListener | None = None
@@ -48,6 +53,17 @@ class Guarded:
         except RuntimeError as error:
             log.warning("Signals are not listened to: %s. Notices must come another way", error)
             self._listener = None
+        if self._jit.stop_file is not None:
+            self._stop_file = StopFile.named(self._jit.stop_file)
+            self._stop_file.start(self._heard)
+
+    def _heard(self, notice: Notice) -> None:
+        self._on_notice(dataclasses.replace(notice, deadline=notice.at + self._jit.grace) if notice.deadline is None else notice)
+
+    @property
+    def listening(self) -> bool:
+        """Whether there are signals that it hears."""
+        return self._listener is not None and bool(self._jit.signals)
 
     def rearm(self) -> None:
         """asyncio takes the wakeup fd away when it closes a loop."""
@@ -57,6 +73,8 @@ class Guarded:
     def let_go(self, *, ignore: bool = False) -> None:
         """Handlers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM during the
         interpreter's shutdown must not turn its exit code into another."""
+        if self._stop_file is not None:
+            self._stop_file.stop()
         self._shield.uninstall()
         if self._listener is not None:
             self._listener.stop(ignore=ignore)
@@ -67,7 +85,7 @@ class Protection(Guarded):
     """One with a session, which gets the notices."""
 
     def __init__(self, session: Session, jit: JITCheckpointConfig) -> None:
-        super().__init__(jit, self._notify)
+        super().__init__(jit, self._notify, session.notify)
         self._session = session
 
     def _notify(self, signum: int, count: int) -> None:

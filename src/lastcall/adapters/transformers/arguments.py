@@ -1,4 +1,4 @@
-"""What of a Trainer's arguments is ours to say: the save strategy where PeriodicCheckpointConfig or the environment set it."""
+"""What of a Trainer's arguments is ours to say: the save strategy and the folder, where a configuration or the environment set them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def override(args: Any, periodic: PeriodicCheckpointConfig | None) -> None:
         if before != value:
             log.info("%s=%s instead of the script's %s", name, getattr(value, "value", value), getattr(before, "value", before))
             setattr(args, name, value)
+
+
+def redirect(args: Any, jit: JITCheckpointConfig) -> None:
+    """The script's output_dir gives way to LASTCALL_DIRECTORY: in the script's own object, so that what it saves there itself (its
+    final model) goes there, too."""
+    if jit.directory is not None and args.output_dir != jit.directory:
+        log.info("output_dir=%s instead of the script's %s", jit.directory, args.output_dir)
+        args.output_dir = jit.directory
 
 
 def suited(jit: JITCheckpointConfig) -> JITCheckpointConfig:

@@ -13,8 +13,9 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from lastcall import errors
+from lastcall import errors, settings
 from lastcall.adapters.torch import protection
+from lastcall.adapters.transformers.arguments import redirect
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.adapters.transformers.run import TrainerRun
 from lastcall.core import exits
@@ -51,8 +52,10 @@ def _init(original: Any) -> Any:
         given = signature.bind_partial(self, *args, **kwargs).arguments
         arguments: Any = given.get("args")
         callback = next(filter(_is_ours, given.get("callbacks") or ()), None)
-        ours = _everywhere or callback is not None
-        if ours and getattr(arguments, "enable_jit_checkpoint", False) and _settings(callback).enabled:
+        ours = (_everywhere or callback is not None) and _settings(callback).enabled
+        if ours and arguments is not None and not protection.taken:
+            redirect(arguments, _settings(callback))  # before the constructor makes the script's folder
+        if ours and getattr(arguments, "enable_jit_checkpoint", False):
             # Theirs would take the signal in the constructor. It is put back: a script may look at its own arguments.
             arguments.enable_jit_checkpoint = False
             try:
@@ -105,6 +108,7 @@ def _protected(
 ) -> Any:
     """`insist`: the script does not know of us, so it cannot mean it where it catches how we leave."""
     _stand_down(trainer)  # before our own handler is there: it would be taken away again
+    _report_instead(trainer, jit)
     run = TrainerRun(trainer, jit, callback.periodic)
     call.arguments["resume_from_checkpoint"] = run.begin(call.arguments.get("resume_from_checkpoint"))
     callback.run = trainer._lastcall_run = run
@@ -219,6 +223,17 @@ def _stand_down(trainer: Any) -> None:
             log.info("enable_jit_checkpoint is set: lastcall takes over, Transformers' own callback stands down")
             trainer.remove_callback(callback)
             _put_handler_back(manager)
+
+
+def _report_instead(trainer: Any, jit: JITCheckpointConfig) -> None:
+    """Transformers' report to Kubeflow says 100 % and 0 seconds of a preempted run, and counts the steps before a resume as if they had
+    been made since. Two reports of one run would take turns."""
+    if settings.status_server() is None or not jit.progress_push:
+        return
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__name__ == "KubeflowCallback" and type(callback).__module__.startswith("transformers."):
+            log.info("lastcall tells Kubeflow how far the run is; Transformers' own KubeflowCallback stands down")
+            trainer.remove_callback(callback)
 
 
 def _put_handler_back(manager: Any) -> None:

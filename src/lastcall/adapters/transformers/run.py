@@ -18,7 +18,7 @@ from lastcall import errors
 from lastcall.adapters.torch import pinned
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.protection import Protection
-from lastcall.adapters.transformers import arguments, choosing
+from lastcall.adapters.transformers import arguments, choosing, listeners
 from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
 from lastcall.core import exits, restore
@@ -44,6 +44,7 @@ class TrainerRun:
         self._said: dict[str, float] = {}
         self._to_tell: list[tuple[int, Any]] = []  # saves that the callbacks have not been told of: step, and the state then
         arguments.override(trainer.args, periodic)
+        arguments.redirect(trainer.args, jit)
         root = Path(trainer._get_output_dir(None))
         self.subject = TrainerSubject(trainer, root / PRIVATE)
         world = worlds.find(jit)
@@ -87,7 +88,18 @@ class TrainerRun:
             self.subject.position.forget()
         self._path = chosen.path
         self.subject.ledger.origin = chosen.origin
+        for tell in listeners.begun:
+            tell(self)
         return chosen.path
+
+    @property
+    def listening(self) -> bool:
+        """Whether signals reach this run."""
+        return self._protection.listening
+
+    @property
+    def root(self) -> Path:
+        return self.session.catalog.root
 
     def _one_of_ours(self, path: str | None) -> Entry | None:
         """An older checkpoint of this run, which the script names: checked, and taken with all that we know of it."""
