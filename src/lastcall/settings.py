@@ -312,6 +312,8 @@ class JITCheckpointConfig:
         log_level: str | None = None,
         progress_port: int | None = None,
         run_id: str | None = None,
+        directory: str | None = None,
+        progress_push: bool | None = None,
         stop_file: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,

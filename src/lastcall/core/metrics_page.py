@@ -1,7 +1,8 @@
 """How far the run is, as JSON over HTTP, where a port was asked for: the page that OpenShift AI's controller polls, and whoever likes.
 
 What it says is in `report`. No GET waits for training or for a disk, and training for none of them. The server is on 0.0.0.0, since the
-controller is in another pod, reads nothing of a request but its path, and has a few threads at most. `http.server.HTTPServer` would ask the DNS for our name before it listens, which may take a minute.
+controller is in another pod, reads nothing of a request but its path, and has a few threads at most. `http.server.HTTPServer` would ask
+the DNS for our name before it listens, which may take a minute.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ def _start():
     if sys.version_info < (3, 11) or not set(words) - {"", "0", "false", "no", "off"}:
         return
     # Last and only for this import: a Python of another environment uses its own lastcall if it has one, and must see nothing else
-    # of what is installed beside ours. Once imported, the package finds its modules by itself.
-    home = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))
+    # of what is installed beside ours. Once imported, the package finds its modules by itself. In a pod the folder is a link into the
+    # tree that was copied there (`lastcall kube copy`).
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(_folder))))
     sys.path.append(home)
     try:
         from lastcall.auto import bootstrap
