@@ -39,6 +39,7 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("together", "save", 30.0)
     assert (config.progress_port, config.run_id, config.stop_file) == (None, None, None)
+    assert (config.directory, config.progress_push) == (None, True)
     assert set(config.origins().values()) == {"default"}
     other = periodic()
     assert (other.save_strategy, other.save_steps, other.save_total_limit) == ("no", None, None)
@@ -67,6 +68,8 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_LOG_LEVEL": "debug",
             "LASTCALL_PROGRESS_PORT": "28080",
             "LASTCALL_RUN_ID": " exp 1 ",
+            "LASTCALL_DIRECTORY": "/mnt/checkpoints",
+            "LASTCALL_PROGRESS_PUSH": "off",
             "LASTCALL_STOP_FILE": "/tmp/a stop ",
         }
     )
@@ -76,7 +79,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
     assert (config.log_level, config.progress_port, config.run_id) == ("DEBUG", 28080, "exp 1")
-    assert config.stop_file == "/tmp/a stop"
+    assert (config.stop_file, config.directory, config.progress_push) == ("/tmp/a stop", "/mnt/checkpoints", False)
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
     other = periodic(
@@ -152,7 +155,7 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
         jit(signals=("SIGKILL",))
     assert str(caught.value) == (
         "signals=('SIGKILL',) names a signal that lastcall does not listen to. Set it to one or more of SIGTERM, "
-        "SIGUSR1, SIGUSR2, SIGINT, SIGHUP, for example: signals=('SIGTERM', 'SIGUSR1')"
+        "SIGUSR1, SIGUSR2, SIGINT, SIGHUP, or none, for example: signals=('SIGTERM', 'SIGUSR1')"
     )
 
 
@@ -254,7 +257,7 @@ def test_a_kill_wait_beyond_a_default_grace_is_kept_for_the_budget_to_cut_short(
 
 
 def test_no_signals_at_all_may_be_asked_for() -> None:
-    assert jit(signals=()).signals == ()
+    assert jit(signals=()).signals == jit({"LASTCALL_SIGNALS": " None "}).signals == ()
     assert jit(signals=["SIGINT"]).signals == ("SIGINT",)
     assert jit(signals="SIGINT").signals == ("SIGINT",)  # the forgotten comma of ("SIGINT")
 
@@ -355,3 +358,11 @@ def test_the_registry_is_where_the_launcher_says_if_it_is_there(tmp_path: Path) 
     assert settings.registry_folder({"LASTCALL_REGISTRY": str(tmp_path / "gone")}) is None
     assert settings.registry_folder({"LASTCALL_REGISTRY": str(tmp_path)}) == tmp_path
     assert settings.unknown_variables({"LASTCALL_REGISTRY": "x"}) == []
+
+
+def test_kubeflow_says_where_it_wants_to_be_told_of_the_progress() -> None:
+    url, token = {"KUBEFLOW_TRAINER_SERVER_URL": "https://trainer:8082/x"}, {"KUBEFLOW_TRAINER_SERVER_TOKEN": "/var/token"}
+    assert settings.status_server({}) is settings.status_server(url) is settings.status_server(token) is None
+    assert settings.status_server({**url, **token}) == settings.StatusServer("https://trainer:8082/x", None, "/var/token")
+    whole = settings.status_server({**url, **token, "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/var/ca.crt"})
+    assert whole is not None and whole.ca_file == "/var/ca.crt"

@@ -1,0 +1,95 @@
+"""The training function as text that arrives as it was written.
+
+The SDK asks `inspect.getsource` for the function's text and puts it into a shell script, into a here-document that the shell expands:
+`${x}` and `$x` are replaced, what stands in backticks is executed, backslashes vanish, and a line EOM ends it. Before that Kubernetes
+replaces `$(NAME)` in a container's command, and makes one `$` of two. So what is handed to the SDK is another function: a few lines of
+plain Python around the text in base64, which none of them can harm.
+
+Discarded: escaping what the shell would expand. The SDK's local backend has no shell in between, and Kubernetes has rules of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import inspect
+import itertools
+import json
+import linecache
+import textwrap
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+FILE = "lastcall_kubeflow.py"  # the script's name in the pod
+_WIDTH = 96
+_STUB = '''\
+def {name}():
+    """The training function and its arguments are in the text below, in base64: a shell would change them on their way."""
+    import sys
+
+    try:
+        from lastcall.adapters.kubeflow import pod
+        from lastcall.auto import bootstrap
+    except ImportError as error:
+        print(
+            "lastcall is not installed in this pod (%s). Pass TransformersTrainer(package=...), a requirement that pip finds, "
+            "or use an image that has it" % error,
+            file=sys.stderr,
+        )
+        sys.exit(78)
+    bootstrap.start()  # where Python has not done so by itself
+    pod.run(
+        globals(),
+{text},
+    )
+'''
+_count = itertools.count()
+
+
+def packed(func: Callable[..., Any], args: Mapping[str, Any] | None) -> str:
+    """A function and its arguments; `pod.unpacked` is the way back."""
+    whole = {"name": func.__name__, "source": source_of(func), "args": arguments_of(args)}
+    return base64.b64encode(zlib.compress(json.dumps(whole).encode(), 9)).decode()
+
+
+def stub(func: Callable[..., Any], args: Mapping[str, Any] | None) -> Callable[[], None]:
+    """A function whose source, as `inspect` finds it, unpacks this one in the pod and calls it."""
+    name = "train_in_pod"
+    lines = textwrap.wrap(packed(func, args), _WIDTH)
+    source = _STUB.format(name=name, text="\n".join(f'        "{line}"' for line in lines))
+    file = f"/lastcall/{next(_count)}/{FILE}"  # each its own: linecache knows files by their names
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": "lastcall_kubeflow"}
+    exec(compile(source, file, "exec"), namespace)
+    made: Callable[[], None] = namespace[name]
+    return made
+
+
+def source_of(func: Callable[..., Any]) -> str:
+    """The text of a function that can stand alone."""
+    name = getattr(func, "__name__", "")
+    if not inspect.isfunction(func) or not name.isidentifier():
+        raise ValueError(f"func={func!r} is not a function with a name. It travels as text: write it with def")
+    if func.__code__.co_freevars:
+        names = ", ".join(func.__code__.co_freevars)
+        raise ValueError(f"{name}() uses {names} of the function around it, which does not travel with it. Pass it in func_args")
+    try:
+        return textwrap.dedent(inspect.getsource(func))
+    except OSError as error:
+        raise ValueError(f"the source of {name}() cannot be found ({error}). Write it in a file or in a notebook's cell") from error
+
+
+def arguments_of(args: Mapping[str, Any] | None) -> str:
+    """As they are written in Python: what comes out must be what went in."""
+    text = repr(dict(args or {}))
+    try:
+        whole = ast.literal_eval(text) == dict(args or {})
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        whole = False
+    if not whole:
+        raise ValueError(
+            f"func_args={text} does not travel: only text, bytes, numbers, True, False, None, and lists, tuples, sets and dicts of "
+            "them do"
+        )
+    return text

@@ -1,0 +1,115 @@
+"""A TransformersTrainer in the SDK's words: a CustomTrainer, and an option for what that cannot say. What the user set stays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubeflow.trainer import CustomTrainer
+
+from lastcall import settings
+from lastcall.adapters.kubeflow import places, shipping
+from lastcall.adapters.kubeflow.trainer import TransformersTrainer
+
+MANAGER = "lastcall.dev/kubeflow"  # of our entry in spec.runtimePatches
+NODE = "node"  # the replicated job and the container that train, in Kubeflow's runtimes
+_OURS = re.compile(r"\s*lastcall\s*($|[\[=<>!~@;])", re.IGNORECASE)
+
+
+def custom(trainer: TransformersTrainer, directory: str | None) -> CustomTrainer:
+    """`directory`: where the checkpoints go, as the processes see it."""
+    return CustomTrainer(
+        func=shipping.stub(trainer.func, trainer.func_args),
+        func_args=None,  # they travel with the function
+        image=trainer.image,
+        packages_to_install=packages(trainer),
+        pip_index_urls=trainer.pip_index_urls,
+        num_nodes=trainer.num_nodes,
+        resources_per_node=trainer.resources_per_node,
+        env=variables(trainer, directory),
+    )
+
+
+def packages(trainer: TransformersTrainer) -> list[str] | None:
+    given = list(trainer.packages_to_install or ())
+    if trainer.package is not None and not any(map(_OURS.match, given)):
+        given.append(trainer.package)
+    return given or None
+
+
+def variables(trainer: TransformersTrainer, directory: str | None) -> dict[str, str]:
+    """What the processes in the pods are told."""
+    ours: dict[str, str] = {"LASTCALL_ENABLED": "1" if _anything(trainer) else "0"}
+    if trainer.enable_jit_checkpoint:
+        ours["LASTCALL_GRACE_SECONDS"] = str(trainer.grace_seconds)
+        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(trainer.grace_seconds)  # torchrun would kill its workers after 30 seconds
+    else:
+        ours["LASTCALL_SIGNALS"] = "none"
+    if directory is not None:
+        ours["LASTCALL_DIRECTORY"] = directory
+    if trainer.enable_progress_tracking:
+        ours["LASTCALL_PROGRESS_PORT"] = str(trainer.metrics_port)
+    else:
+        ours["LASTCALL_PROGRESS_PUSH"] = "0"
+    if (periodic := trainer.periodic_checkpoint_config) is not None:
+        said = {setting.variable: getattr(periodic, setting.field) for setting in settings.PERIODIC}
+        origins = {setting.variable: periodic.origins()[setting.field] for setting in settings.PERIODIC}
+        ours.update({name: _text(value) for name, value in said.items() if origins[name] != "default" and value is not None})
+    return {**ours, **(trainer.env or {})}
+
+
+@dataclass(frozen=True)
+class Additions:
+    """An option of the SDK, called last with what the user's own options have made of the TrainJob."""
+
+    trainer: TransformersTrainer
+    claim: str | None
+
+    def __call__(self, job_spec: dict[str, Any], trainer: object, backend: object) -> None:
+        metadata = job_spec.setdefault("metadata", {})
+        metadata["annotations"] = {**job_annotations(self.trainer), **(metadata.get("annotations") or {})}
+        if (patch := runtime_patch(self.trainer, self.claim)) is not None:
+            job_spec.setdefault("spec", {}).setdefault("runtimePatches", []).append(patch)
+
+
+def job_annotations(trainer: TransformersTrainer) -> dict[str, str]:
+    ours: dict[str, str] = {}
+    if trainer.enable_progress_tracking:
+        ours["trainer.opendatahub.io/progression-tracking"] = "true"
+        ours["trainer.opendatahub.io/metrics-port"] = str(trainer.metrics_port)
+        ours["trainer.opendatahub.io/metrics-poll-interval"] = str(trainer.metrics_poll_interval_seconds)
+    if trainer.package is None and _anything(trainer):
+        ours["lastcall.dev/enabled"] = "true"
+        ours["lastcall.dev/grace-seconds"] = str(trainer.grace_seconds)
+    return ours
+
+
+def runtime_patch(trainer: TransformersTrainer, claim: str | None) -> dict[str, Any] | None:
+    """For the pods of the training itself; those that fetch model and data are left alone."""
+    pod: dict[str, Any] = {}
+    if trainer.enable_jit_checkpoint:
+        pod["terminationGracePeriodSeconds"] = trainer.grace_seconds
+    if claim is not None:
+        pod["volumes"] = [{"name": places.VOLUME, "persistentVolumeClaim": {"claimName": claim}}]
+        pod["containers"] = [{"name": NODE, "volumeMounts": [{"name": places.VOLUME, "mountPath": places.MOUNT}]}]
+    if not pod:
+        return None
+    job = {"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}
+    return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+def _anything(trainer: TransformersTrainer) -> bool:
+    """Whether lastcall has anything to do in the pods."""
+    asked: Mapping[str, object] = {
+        "jit": trainer.enable_jit_checkpoint,
+        "periodic": trainer.periodic_checkpoint_config,
+        "directory": trainer.output_dir,
+        "progress": trainer.enable_progress_tracking,
+    }
+    return any(value not in (None, False) for value in asked.values())
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,71 @@
+"""TransformersTrainer: what the user writes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+from kubeflow.trainer import CustomTrainer
+
+import lastcall
+from lastcall import errors, settings
+from lastcall.adapters.kubeflow import places, shipping
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+
+DEFAULT_GRACE_SECONDS = 120  # Kubernetes' own 30 hold a checkpoint of a few GB at most
+_PORTS = range(1024, 65536)  # as OpenShift AI's controller takes them
+_POLLS = range(5, 301)
+
+
+def _own_package() -> str:
+    return f"lastcall=={lastcall.__version__}"
+
+
+@dataclass
+class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
+    """Kubeflow's CustomTrainer (func, func_args, image, packages_to_install, pip_index_urls, num_nodes, resources_per_node, env) for a
+    function that calls `transformers.Trainer` as always. Where the pods are told to stop, it saves; started again, it goes on."""
+
+    enable_jit_checkpoint: bool = True
+    """Save when the pods get SIGTERM. Without it there are still periodic saves, the directory, and resuming from what is there."""
+    periodic_checkpoint_config: PeriodicCheckpointConfig | None = None
+    """Instead of the save_* arguments of the function's TrainingArguments; None leaves those as they are."""
+    output_dir: str | None = None
+    """Instead of the function's own: pvc://NAME/PATH (the claim is mounted at /mnt/kubeflow-checkpoints) or a path in the pods."""
+    enable_progress_tracking: bool = True
+    """Steps, epoch, loss, time left and checkpoints, for OpenShift AI's dashboard and for Kubeflow's status."""
+    metrics_port: int = 28080
+    """Where OpenShift AI's controller asks for the progress."""
+    metrics_poll_interval_seconds: int = 30
+    """How often it asks."""
+    grace_seconds: int = DEFAULT_GRACE_SECONDS
+    """How long the pods have between SIGTERM and the kill: terminationGracePeriodSeconds, and torchrun's shutdown time."""
+    package: str | None = field(default_factory=_own_package)
+    """How lastcall gets into the pods: what pip is to install. None: it is in the image, or the admission webhook mounts it."""
+
+    def __post_init__(self) -> None:
+        if self.output_dir is not None:
+            places.parse(self.output_dir)
+        _whole("metrics_port", self.metrics_port, _PORTS)
+        _whole("metrics_poll_interval_seconds", self.metrics_poll_interval_seconds, _POLLS)
+        _whole("grace_seconds", self.grace_seconds, range(1, 7 * 86400))
+        shipping.source_of(self.func)
+        shipping.arguments_of(self.func_args)
+        try:  # now, and not when the pods have been scheduled
+            JITCheckpointConfig(environ=self.env or {})
+            PeriodicCheckpointConfig(environ=self.env or {})
+        except errors.ConfigError as error:
+            raise ValueError(f"env: {error}") from None
+        for message in settings.unknown_variables(self.env or {}):
+            warnings.warn(f"env: {message}", stacklevel=3)
+        if self.enable_jit_checkpoint and self.output_dir is None and not (self.env or {}).get("LASTCALL_DIRECTORY"):
+            warnings.warn(
+                "No output_dir: checkpoints go where the function's TrainingArguments say, and are lost with the pod unless that is on "
+                "a volume. For example: output_dir='pvc://shared/checkpoints/exp1'",
+                stacklevel=3,
+            )
+
+
+def _whole(name: str, value: object, allowed: range) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        raise ValueError(f"{name}={value!r} is not a whole number from {allowed.start} to {allowed.stop - 1}")
