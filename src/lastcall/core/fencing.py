@@ -53,5 +53,6 @@ class Fence:
 
     def _overtaken(self) -> errors.SaveError:
         return errors.SaveError(
-            "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an earlier one"
+            "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an "
+            "earlier one"
         )
