@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench e2e-slurm e2e-ray e2e-ray-quick env clean
+.PHONY: demo test test-all lint bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
@@ -15,8 +15,10 @@ $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
 demo: env
 	$(BIN)/python examples/demo.py
 
+# One process a core; a file's tests stay together, since they share what they have set up.
+JOBS ?= 2
 test: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-all: env
 	$(BIN)/python -m pytest -m "slow or not slow"
@@ -40,6 +42,11 @@ e2e-ray: $(VENV)/.made-ray
 
 e2e-ray-quick: $(VENV)/.made-ray
 	$(BIN)/python -m pytest tests/unit/adapters/ray tests/ray
+
+# A real Kubernetes, built from Debian's source the first time (some eleven minutes of one core, as root on Debian 12).
+e2e-kube: env
+	$(BIN)/python tests/helpers/kube_build.py
+	$(BIN)/python -m pytest tests/kube
 
 bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench

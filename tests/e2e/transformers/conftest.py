@@ -1,4 +1,4 @@
-"""For trainings with Transformers: a nursery whose children find it imported, a stage for plays, and a table at the end of the run."""
+"""For trainings with Transformers: a nursery whose children find it imported, and a stage for plays."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers import trainer_jobs
+from helpers import findings_table, trainer_jobs
 from helpers.nursery import Nursery, opened
-
-_TABLE = pytest.StashKey[dict[str, dict[str, str]]]()
-
 
 @pytest.fixture(scope="session")
 def trainers() -> Iterator[Nursery]:
@@ -26,15 +23,4 @@ def stage(trainers: Nursery, tmp_path_factory: pytest.TempPathFactory) -> traine
 @pytest.fixture(scope="session")
 def table(pytestconfig: pytest.Config) -> dict[str, dict[str, str]]:
     """Finding -> column -> what came of it. Printed when everything is over."""
-    return pytestconfig.stash.setdefault(_TABLE, {})
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(_TABLE, {})
-    if not rows:
-        return
-    terminalreporter.section("findings about Transformers' own callback: theirs and ours")
-    wide = max(len(name) for name in rows)
-    for name, cells in rows.items():
-        terminalreporter.write_line(f"{name:{wide}}  Transformers: {cells.get('hf', 'not run here (make test-all)')}")
-        terminalreporter.write_line(f"{'':{wide}}  lastcall:     {cells.get('lastcall', 'not run here (make test-all)')}")
+    return findings_table.of(pytestconfig)
