@@ -9,6 +9,7 @@ import pytest
 from helpers import findings_table, trainer_jobs
 from helpers.nursery import Nursery, opened
 
+
 @pytest.fixture(scope="session")
 def trainers() -> Iterator[Nursery]:
     with opened(trainer_jobs.IMPORTS) as nursery:
