@@ -1,0 +1,168 @@
+"""`lastcall kube manifest` and `lastcall kube inject`: objects of Kubernetes on paper."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import lastcall
+from lastcall import errors, settings
+from lastcall.cli import output
+from lastcall.kube import inject as injecting
+from lastcall.kube.annotations import AnnotationError
+from lastcall.kube.inject import Injection
+from lastcall.kube.patches import applied, at
+
+_INSTALL = "python3 -m pip install 'lastcall[kube]'"
+_IMAGE = f"lastcall:{lastcall.__version__}"
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "manifest",
+        help="print what installs the webhook",
+        description="Prints the objects that install the webhook. A certificate authority for it is among them, with its key.",
+    )
+    parser.add_argument("--namespace", default="lastcall", help="where it runs (default: lastcall)")
+    parser.add_argument(
+        "--image", default=_IMAGE, help=f"an image with lastcall[kube] in it, for the webhook and for pods (default: {_IMAGE})"
+    )
+    parser.add_argument("--replicas", type=int, default=2, help="of the webhook (default: 2)")
+    ca = parser.add_mutually_exclusive_group()
+    ca.add_argument("--ca-from", metavar="FILE", help="keep the authority of an earlier manifest or Secret; - reads standard input")
+    ca.add_argument("--cert-manager", action="store_true", help="let cert-manager make and renew the certificate")
+    parser.add_argument("--format", choices=("yaml", "kustomize", "helm"), default="yaml")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="where the files of a kustomize base or a Helm chart go")
+    output.add_json(parser)
+    parser.set_defaults(call=manifest)
+    parser = commands.add_parser(
+        "inject",
+        help="do to a file what the webhook does",
+        description="Prints the objects in a file as the webhook would have them, for people without admission rights.",
+    )
+    parser.add_argument("-f", "--filename", metavar="FILE", required=True, help="YAML or JSON; - reads standard input")
+    parser.add_argument("--image", help="an image with lastcall, for an init container; not given: the pods' own images have it")
+    parser.add_argument("--diff", action="store_true", help="print what changes, and not the objects")
+    output.add_json(parser)
+    parser.set_defaults(call=inject)
+
+
+def manifest(args: argparse.Namespace) -> int:
+    formats = _formats()
+    from lastcall.kube import certificates, manifests
+
+    if args.format != "yaml" and args.output is None:
+        settings.fail(f"--format {args.format} writes several files. Say where: --output webhook")
+    if args.replicas < 1:
+        settings.fail(f"--replicas {args.replicas} is less than 1. For example: --replicas 2")
+    authority = None if args.cert_manager else _authority(args, formats) if args.ca_from else certificates.authority()
+    installation = manifests.Installation(args.image, args.namespace, args.replicas, authority)
+    if args.format == "yaml":
+        objects = manifests.objects(installation)
+        if args.json:
+            output.document({"apiVersion": "v1", "kind": "List", "items": objects})
+        else:
+            sys.stdout.write(formats.text(objects))
+        return 0
+    files = formats.kustomize(installation) if args.format == "kustomize" else formats.helm(installation)
+    _write(args.output, files)
+    if args.json:
+        output.document({"directory": str(args.output), "files": sorted(files)})
+    else:
+        output.write(f"{args.output}: {output.plural(len(files), 'file')}. The key of the authority is among them: keep it secret.")
+    return 0
+
+
+def inject(args: argparse.Namespace) -> int:
+    formats = _formats()
+    documents = _documents(args.filename)
+    options = injecting.Options(image=args.image)
+    made = [_injected(obj, place, options) for place, obj in _objects(documents)]
+    for place, _, injection in made:
+        for warning in injection.warnings:
+            sys.stderr.write(f"lastcall: {place}: {warning}\n")
+    if args.json:
+        output.document({"objects": [_told(place, injection) for place, _, injection in made]})
+        return 0
+    after = _replaced(documents, [obj for _, obj, _ in made])
+    if args.diff:
+        before, now = (formats.text(one).splitlines(keepends=True) for one in (documents, after))
+        sys.stdout.writelines(difflib.unified_diff(before, now, args.filename, f"{args.filename} (protected)"))
+    else:
+        sys.stdout.write(formats.text(after))
+    return 0
+
+
+def _injected(obj: Any, place: str, options: injecting.Options) -> tuple[str, Any, Injection]:
+    try:
+        injection = injecting.inject(obj, options=options)
+    except AnnotationError as error:
+        settings.fail(f"{place}: {error}")
+    return place, applied(obj, injection.operations), injection
+
+
+def _told(place: str, injection: Injection) -> dict[str, object]:
+    return {
+        "object": place,
+        "because": injection.because,
+        "patch": list(injection.operations),
+        "warnings": list(injection.warnings),
+    }
+
+
+def _objects(documents: list[Any]) -> list[tuple[str, Any]]:
+    """With their names for messages; those of a List one by one."""
+    flat = [item for document in documents for item in (_items(document) or [document])]
+    return [(f"{at(obj, ('kind',)) or 'object'} {at(obj, ('metadata', 'name')) or number}", obj) for number, obj in enumerate(flat, 1)]
+
+
+def _replaced(documents: list[Any], objects: list[Any]) -> list[Any]:
+    """The documents with these objects in the places of theirs."""
+    left = iter(objects)
+    return [{**document, "items": [next(left) for _ in items]} if (items := _items(document)) else next(left) for document in documents]
+
+
+def _items(document: Any) -> list[Any] | None:
+    items = at(document, ("items",))
+    return items if at(document, ("kind",)) == "List" and isinstance(items, list) else None
+
+
+def _documents(filename: str) -> list[Any]:
+    import yaml
+
+    content = sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
+    try:
+        documents = [document for document in yaml.safe_load_all(content) if document is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        settings.fail(f"{filename} is not YAML: {' '.join(str(error).split())}")
+    for document in documents:
+        if not isinstance(document, Mapping):
+            settings.fail(f"{filename} holds something that is not an object of Kubernetes: {type(document).__name__}")
+    return documents
+
+
+def _authority(args: argparse.Namespace, formats: Any) -> Any:
+    content = sys.stdin.read() if args.ca_from == "-" else Path(args.ca_from).read_text(encoding="utf-8")
+    try:
+        return formats.authority_in(content)
+    except ValueError as error:
+        settings.fail(f"--ca-from {args.ca_from}: {error}")
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+def _formats() -> Any:
+    try:
+        from lastcall.kube import formats
+    except ImportError as error:
+        raise errors.LastcallError(f"this command needs {error.name}. Install it with: {_INSTALL}") from None
+    return cast(Any, formats)

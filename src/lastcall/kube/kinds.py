@@ -1,0 +1,148 @@
+"""The kinds of objects that hold pod templates, where they hold them, and which container trains.
+
+Everything is looked for with care: what does not have the shape of its kind has no template here, and is the API server's to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lastcall.kube.patches import Object, Path, at
+
+Update = Literal["never", "rolls", "free"]
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # what a job of a TrainJob's JobSet is for: trainer, or an initializer
+
+
+@dataclass(frozen=True)
+class Template:
+    """A pod template in which one container trains."""
+
+    path: Path  # of the template, with its metadata and spec; () for a Pod
+    container: int  # its index
+    job: Path | None = None  # of the spec of the Job around it
+    exit_codes: bool = False  # only exit codes from 128 on are tried again by its controller
+
+    @property
+    def spec(self) -> Path:
+        return (*self.path, "spec")
+
+    @property
+    def trainer(self) -> Path:
+        return (*self.spec, "containers", self.container)
+
+
+@dataclass(frozen=True)
+class Kind:
+    group: str
+    name: str
+    plural: str
+    find: Callable[[Object], Iterator[Template]]
+    update: Update
+    """What a change of the template does to an object that exists: it is refused ("never"), it replaces the running pods ("rolls"),
+    or it concerns later pods only ("free")."""
+    ray: bool = False
+
+
+def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
+    """The one that trains: of this name, else the one that kubectl takes by default, else the first."""
+    containers = at(obj, (*path, "spec", "containers"))
+    names = [at(item, ("name",)) for item in containers] if isinstance(containers, list) else []
+    if not names or not all(isinstance(known, str) for known in names):
+        return None
+    for wanted in (name, at(obj, (*path, "metadata", "annotations", _DEFAULT_CONTAINER))):
+        if isinstance(wanted, str) and wanted in names:
+            return names.index(wanted)
+    return 0
+
+
+def _one(path: Path, job: Path | None = None) -> Callable[[Object], Iterator[Template]]:
+    def find(obj: Object) -> Iterator[Template]:
+        index = _container(obj, path)
+        if index is not None:
+            yield Template(path, index, job)
+
+    return find
+
+
+def _ray(cluster: Path) -> Callable[[Object], Iterator[Template]]:
+    """The head and all groups of workers; KubeRay runs Ray in the first container, whatever its name."""
+
+    def find(obj: Object) -> Iterator[Template]:
+        paths: list[Path] = [(*cluster, "headGroupSpec", "template")]
+        groups = at(obj, (*cluster, "workerGroupSpecs"))
+        count = len(groups) if isinstance(groups, list) else 0
+        paths += [(*cluster, "workerGroupSpecs", index, "template") for index in range(count)]
+        for path in paths:
+            if _container(obj, path) is not None:
+                yield Template(path, 0)
+
+    return find
+
+
+def _replicas(obj: Object) -> Iterator[Template]:
+    replicas = at(obj, ("spec", "pytorchReplicaSpecs"))
+    for role, replica in replicas.items() if isinstance(replicas, dict) else ():
+        path: Path = ("spec", "pytorchReplicaSpecs", role, "template")
+        index = _container(obj, path, "pytorch")
+        if index is not None and isinstance(role, str):
+            yield Template(path, index, exit_codes=replica.get("restartPolicy") == "ExitCode")
+
+
+def _replicated_jobs(obj: Object) -> Iterator[Template]:
+    jobs = at(obj, ("spec", "replicatedJobs"))
+    for number in range(len(jobs) if isinstance(jobs, list) else 0):
+        job: Path = ("spec", "replicatedJobs", number, "template")
+        step = at(obj, (*job, "metadata", "labels", _STEP))
+        path: Path = (*job, "spec", "template")
+        index = _container(obj, path, "node" if step == "trainer" else None)
+        if index is not None and step in (None, "trainer"):
+            yield Template(path, index, (*job, "spec"))
+
+
+def _nothing(obj: Object) -> Iterator[Template]:
+    """A TrainJob names a runtime and holds no template: see trainjobs.py."""
+    return iter(())
+
+
+KINDS = (
+    Kind("ray.io", "RayCluster", "rayclusters", _ray(("spec",)), "rolls", ray=True),
+    Kind("ray.io", "RayJob", "rayjobs", _ray(("spec", "rayClusterSpec")), "rolls", ray=True),
+    Kind("ray.io", "RayService", "rayservices", _ray(("spec", "rayClusterConfig")), "rolls", ray=True),
+    Kind("trainer.kubeflow.org", "TrainJob", "trainjobs", _nothing, "never"),
+    Kind("kubeflow.org", "PyTorchJob", "pytorchjobs", _replicas, "never"),
+    Kind("jobset.x-k8s.io", "JobSet", "jobsets", _replicated_jobs, "never"),
+    Kind("batch", "Job", "jobs", _one(("spec", "template"), ("spec",)), "never"),
+    Kind(
+        "batch", "CronJob", "cronjobs",
+        _one(("spec", "jobTemplate", "spec", "template"), ("spec", "jobTemplate", "spec")), "free",
+    ),
+    Kind("apps", "StatefulSet", "statefulsets", _one(("spec", "template")), "rolls"),
+    Kind("apps", "Deployment", "deployments", _one(("spec", "template")), "rolls"),
+    Kind("", "Pod", "pods", _one(()), "never"),
+)  # fmt: skip
+_OWNERS = {(kind.group, kind.name) for kind in KINDS} | {("apps", "ReplicaSet")}
+
+
+def of(obj: Any) -> Kind | None:
+    """The kind of an object; None where it is none of ours."""
+    group, name = _group(at(obj, ("apiVersion",))), at(obj, ("kind",))
+    return next((kind for kind in KINDS if (kind.group, kind.name) == (group, name)), None)
+
+
+def owned(obj: Object) -> bool:
+    """Whether it was made by the controller of an object that was, or will be, asked itself."""
+    references = at(obj, ("metadata", "ownerReferences"))
+    return any(
+        isinstance(one, dict) and one.get("controller") is True and (_group(one.get("apiVersion")), one.get("kind")) in _OWNERS
+        for one in (references if isinstance(references, list) else ())
+    )
+
+
+def _group(version: object) -> str | None:
+    if not isinstance(version, str):
+        return None
+    group, slash, _ = version.partition("/")
+    return group if slash else ""

@@ -1,0 +1,107 @@
+"""An object being changed, and the changes as a JSON patch (RFC 6902).
+
+A draft is changed and recorded in one call, so what is read from it is what the API server will have after the patch: a later change
+builds on an earlier one. The object that was given stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+Path = tuple[str | int, ...]
+Object = dict[str, Any]
+
+
+class ShapeError(TypeError):
+    """The object does not have the shape of its kind: nothing is changed in it, and the API server says what is wrong."""
+
+
+class Draft:
+    def __init__(self, obj: Object) -> None:
+        self.object = copy.deepcopy(obj)
+        self.operations: list[Object] = []
+
+    def get(self, path: Path) -> Any:
+        """What is there; None where there is nothing, as in a field that is null."""
+        return at(self.object, path)
+
+    def mapping(self, path: Path) -> Object:
+        """The mapping that is there, empty if there is none. For reading only."""
+        value = self.get(path)
+        return value if isinstance(value, dict) else {}
+
+    def items(self, path: Path) -> list[Any]:
+        """The list that is there, empty if there is none. For reading only."""
+        value = self.get(path)
+        return value if isinstance(value, list) else []
+
+    def named(self, path: Path, name: str) -> int | None:
+        """Where in the list the item of this name stands."""
+        return next((index for index, item in enumerate(self.items(path)) if isinstance(item, dict) and item.get("name") == name), None)
+
+    def put(self, path: Path, value: Any) -> None:
+        """Put it there, with the mappings above it where they are missing. A copy: later changes of it are changes of their own."""
+        *above, last = path
+        parent = self._made(tuple(above))
+        operation = "replace" if last in parent else "add"
+        parent[last] = copy.deepcopy(value)
+        self._record(operation, path, value)
+
+    def append(self, path: Path, item: Any) -> None:
+        """To the list there, which is made where it is missing."""
+        present = self.get(path)
+        if present is None:
+            self.put(path, [item])
+        elif isinstance(present, list):
+            present.append(copy.deepcopy(item))
+            self._record("add", (*path, "-"), item)
+        else:
+            raise ShapeError(f"{pointer(path)} is not a list")
+
+    def _made(self, path: Path) -> Any:
+        node: Any = self.object
+        for depth, key in enumerate(path):
+            if isinstance(node, dict) and node.get(key) is None:  # missing, or null
+                self.put(path[: depth + 1], {})
+            node = at(node, (key,))
+        if not isinstance(node, dict):
+            raise ShapeError(f"{pointer(path)} is not a mapping")
+        return node
+
+    def _record(self, operation: str, path: Path, value: Any) -> None:
+        self.operations.append({"op": operation, "path": pointer(path), "value": value})
+
+
+def at(obj: Any, path: Path) -> Any:
+    """What stands at this path of an object that may be anything; None where there is nothing."""
+    for key in path:
+        if isinstance(obj, dict):
+            obj = obj.get(key)
+        elif isinstance(obj, list) and isinstance(key, int) and 0 <= key < len(obj):
+            obj = obj[key]
+        else:
+            return None
+    return obj
+
+
+def pointer(path: Path) -> str:
+    return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in path)
+
+
+def applied(obj: Object, operations: Sequence[Object]) -> Object:
+    """The object after a patch of ours: only `add` and `replace` are known."""
+    made = copy.deepcopy(obj)
+    for operation in operations:
+        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        node: Any = made
+        for key in above:
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        if not isinstance(node, list):
+            node[last] = copy.deepcopy(operation["value"])
+        elif last == "-":
+            node.append(copy.deepcopy(operation["value"]))
+        else:
+            node[int(last)] = copy.deepcopy(operation["value"])
+    return made

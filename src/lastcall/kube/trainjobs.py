@@ -1,0 +1,62 @@
+"""A TrainJob has no pod template: it names a runtime, from which the trainer's controller makes a JobSet.
+
+It can carry variables, the grace and volumes, but no init container and no hook. So the annotations are passed on to the JobSet, where
+the webhook sees the templates whole and adds what is missing. The grace is set here only where it was asked for: what the runtime says
+cannot be seen, and might be more than a default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lastcall.kube import mounts, variables
+from lastcall.kube.annotations import Wishes
+from lastcall.kube.patches import Draft, Object, Path, at
+
+MANAGER = "lastcall.dev/webhook"
+_NODE = "node"  # what the trainer calls the job, and the container in it, that trains
+_PATCHES: Path = ("spec", "runtimePatches")
+
+
+def inject(draft: Draft, wishes: Wishes) -> None:
+    given = max((seconds for pod in _pods(draft) if type(seconds := pod.get("terminationGracePeriodSeconds")) is int), default=0)
+    asked = 0 if wishes.grace is None else math.ceil(wishes.grace)
+    facts = variables.Facts(wishes, ray=False, grace=max(asked, given) or None)
+    variables.add(draft, ("spec", "trainer", "env"), variables.wanted(facts))
+    if not any(isinstance(entry, dict) and entry.get("manager") == MANAGER for entry in draft.items(_PATCHES)):
+        pod = ({"terminationGracePeriodSeconds": asked} if asked > given else {}) | _storage(draft, wishes)
+        draft.append(_PATCHES, _patch(wishes, pod))
+
+
+def _storage(draft: Draft, wishes: Wishes) -> Object:
+    if wishes.storage is None:
+        return {}
+    containers = [container for pod in _pods(draft) for container in _list(pod, "containers")]
+    present = [at(mount, ("mountPath",)) for container in containers for mount in _list(container, "volumeMounts")]
+    if wishes.where() in present:
+        return {}
+    container = {"name": _NODE, "volumeMounts": [mounts.storage_mount(wishes)]}
+    return {"volumes": [mounts.storage_volume(wishes)], "containers": [container]}
+
+
+def _patch(wishes: Wishes, pod: Object) -> Object:
+    template: Object = {"metadata": {"annotations": dict(wishes.texts)}}
+    if pod:
+        template["spec"] = {"replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
+    return {"manager": MANAGER, "trainingRuntimeSpec": {"template": template}}
+
+
+def _pods(draft: Draft) -> Iterator[Object]:
+    """What the patches in the TrainJob say of the pods that train."""
+    for entry in draft.items(_PATCHES):
+        for job in _list(at(entry, ("trainingRuntimeSpec", "template", "spec")), "replicatedJobs"):
+            pod = at(job, ("template", "spec", "template", "spec"))
+            if at(job, ("name",)) == _NODE and isinstance(pod, dict):
+                yield pod
+
+
+def _list(obj: Any, name: str) -> list[Any]:
+    value = at(obj, (name,))
+    return value if isinstance(value, list) else []
