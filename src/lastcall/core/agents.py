@@ -341,6 +341,7 @@ class Agents(Serving):
         log.error("The training thread does not return, and nothing is saved: leaving with exit code %d", code)
         session.outcome = Outcome.NOT_SAVED
         session.left()
+        session.leaving.unsay()
         exits.leave(code)
 
     # ---- afterwards ------------------------------------------------------------------------------------------------------------

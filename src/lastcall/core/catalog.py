@@ -80,6 +80,7 @@ class Catalog:
         self._rank = rank
         self.spares = SparePool(self.private / f"spare{mine}", files)
         self._lock: int | None = None
+        self.without_locks = False  # the file system has none: having it proves nothing
         self.run = ""  # where the run is known by name: checkpoints of another are not ours
 
     def _pool(self, rank: int) -> SparePool:
@@ -139,6 +140,7 @@ class Catalog:
                 os.close(fd)
                 return False
             log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror)
+            self.without_locks = True
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()} {os.uname().nodename} {liveness.Process.own().host}".encode(), 0)
         self._lock = fd

@@ -168,6 +168,7 @@ class Serving:
                 session.events.close()
                 session.outcome = Outcome.SAVED
                 session.left()
+                session.leaving.unsay()
                 exits.leave(code)
         log.error("The deadline has come and nothing could be saved")
 

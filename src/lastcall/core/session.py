@@ -420,7 +420,6 @@ class Session:
             safe = self.committed == self.subject.boundary or left_alone
             self.guard.close(keep=not safe)
         self.outside.tell(step=self.subject.step, outcome=outcome)
-        self.leaving.unsay()
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
@@ -439,6 +438,7 @@ class Session:
         self.preparing.wait()
         self.engine.close()
         self.catalog.close()
+        self.leaving.unsay()  # last: whoever waits for this process finds the lock free, too
 
 
 def _reporters(session: Session, jit: JITCheckpointConfig) -> list[MetricsPage | StatusPush]:

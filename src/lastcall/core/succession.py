@@ -37,10 +37,12 @@ class Succession:
         at work in it."""
         catalog, clock = self._catalog, self._clock
         catalog.prepare()
-        began = clock.now()
+        began = quiet = clock.now()
         locked = catalog.try_lock()
         while (waiting := self._leavers(locked)) or not locked:
-            if not locked and clock.now() >= max(began + self._patience(), *waiting, 0.0):
+            if waiting:
+                quiet = clock.now()  # one that leaves by itself takes a moment from its last word to the end
+            elif clock.now() >= quiet + self._patience():
                 raise catalog.busy()
             if self._told():
                 catalog.close()
@@ -56,7 +58,7 @@ class Succession:
         """Until when each of those that are leaving, and may still be there, is waited for."""
         there = []
         for leaver in leaving.found(self._catalog.private):
-            if leaver.process == self._mine or leaver.gone(self._mine, locked):
+            if leaver.process == self._mine or leaver.gone(self._mine, locked and not self._catalog.without_locks):
                 continue
             if self._until_of(leaver) > self._clock.now():
                 there.append(self._until_of(leaver))
