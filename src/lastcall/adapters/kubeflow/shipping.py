@@ -75,9 +75,10 @@ def source_of(func: Callable[..., Any]) -> str:
         names = ", ".join(func.__code__.co_freevars)
         raise ValueError(f"{name}() uses {names} of the function around it, which does not travel with it. Pass it in func_args")
     try:
-        return textwrap.dedent(inspect.getsource(func))
+        source = inspect.getsource(func)
     except OSError as error:
         raise ValueError(f"the source of {name}() cannot be found ({error}). Write it in a file or in a notebook's cell") from error
+    return f"if True:\n{source}" if source[0].isspace() else source  # taking the indentation away would change texts of many lines
 
 
 def arguments_of(args: Mapping[str, Any] | None) -> str:

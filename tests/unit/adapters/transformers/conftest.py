@@ -27,7 +27,8 @@ class Tiny(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def _settings_and_signals_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("LASTCALL_ENABLED", "LASTCALL_RUN_ID", "LASTCALL_SAVE_STRATEGY", "LASTCALL_SAVE_STEPS", "LASTCALL_SAVE_TOTAL_LIMIT"):
+    for name in ("LASTCALL_ENABLED", "LASTCALL_RUN_ID", "LASTCALL_SAVE_STRATEGY", "LASTCALL_SAVE_STEPS", "LASTCALL_SAVE_TOTAL_LIMIT",
+                 "LASTCALL_DIRECTORY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     before = signal.getsignal(signal.SIGTERM)
     yield

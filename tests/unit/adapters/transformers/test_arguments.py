@@ -77,3 +77,14 @@ def test_the_guard_is_not_for_trainers(caplog: pytest.LogCaptureFixture) -> None
     without = arguments.suited(JITCheckpointConfig(guard=True, grace=9.0, run_id="x", environ={}))
     assert (without.guard, without.grace, without.run_id) == (False, 9.0, "x")
     assert "LASTCALL_GUARD is not used with a Trainer" in caplog.text
+
+
+def test_a_directory_that_was_named_outside_goes_before_the_scripts(caplog: pytest.LogCaptureFixture) -> None:
+    args = SimpleNamespace(output_dir="out")
+    with caplog.at_level(logging.INFO, "lastcall"):
+        arguments.redirect(args, JITCheckpointConfig(environ={}))
+        assert args.output_dir == "out" and caplog.text == ""
+        for _ in range(2):
+            arguments.redirect(args, JITCheckpointConfig(environ={"LASTCALL_DIRECTORY": "/mnt/x"}))
+    assert args.output_dir == "/mnt/x"
+    assert [record.getMessage() for record in caplog.records] == ["output_dir=/mnt/x instead of the script's out"]

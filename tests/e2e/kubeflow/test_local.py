@@ -1,0 +1,63 @@
+"""TransformersTrainer on the SDK's own local process backend: a virtual environment, pip, torchrun, a function that knows nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import chain, kubeflow_functions
+from helpers.kubeflow_local import Jobs
+from helpers.nursery import ROOT, environment
+
+pytestmark = pytest.mark.timeout(400)
+SAID = ("[Kubeflow] JIT checkpoint signal handler registered for SIGTERM", "[Kubeflow] JIT checkpointing enabled")
+
+
+def processes(words: str) -> list[int]:
+    """Of the job, by what its command line says."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and words in (entry / "cmdline").read_text().replace("\0", " "):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def until_said(jobs: Jobs, name: str, words: str) -> None:
+    deadline = time.monotonic() + 150
+    while words not in jobs.log(name):
+        assert time.monotonic() < deadline and jobs.client.get_job(name).status != "Failed", jobs.log(name)
+        time.sleep(0.2)
+
+
+def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
+    first = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3, "pause": 0.2}, grace_seconds=60)
+    until_said(jobs, first, "step 5")
+    assert all(line in jobs.log(first) for line in (*SAID, f"[Kubeflow] output_dir: {tmp_path / 'run'}"))
+    (torchrun,) = processes(f"bin/torchrun {Path(tempfile.gettempdir())}/{first}")
+    os.kill(torchrun, signal.SIGTERM)
+    assert jobs.wait(first) == "Failed", jobs.log(first)  # not finished: Kubeflow would call it complete
+    (record,) = chain.records(tmp_path / "run")
+
+    second = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3}, grace_seconds=60)
+    assert jobs.wait(second) == "Complete", jobs.log(second)
+    assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
+    assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == plain(tmp_path / "plain")
+
+
+def plain(folder: Path) -> bytes:
+    """The weights that the same function comes to where nobody has heard of lastcall or Kubeflow."""
+    folder.mkdir()
+    call = "from helpers.kubeflow_functions import train; train(epochs=3)"
+    environ = {**environment(), "PYTHONPATH": str(ROOT / "tests"), "LASTCALL_ENABLED": "0"}
+    subprocess.run([sys.executable, "-c", call], cwd=folder, env=environ, check=True, capture_output=True, timeout=150)
+    return (folder / "lost" / "final" / "model.safetensors").read_bytes()
