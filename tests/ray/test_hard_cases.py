@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_where_checkpoints_go_makes_no_difference(cluster: Cluster, tmp_path: Pa
     ray_runs.assert_nothing_lost(run, said, task.reference(120, world=2))
     if "--keep" in options:
         assert len(run.folders()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notice", [one_worker, all_workers])
+def test_batches_of_ray_data_make_no_difference(cluster: Cluster, tmp_path: Path, notice: Callable[[Run], None]) -> None:
+    run = Run(tmp_path, "ingest")
+    run.start(cluster)
+    run.until_step(8)
+    notice(run)
+    run.until_life(2)
+    ray_runs.assert_nothing_lost(run, run.finish(), task.reference(120, world=2))
+    assert run.lives()[-1].began_at % 6 == 0, "Ray Data begins an epoch at its beginning"
 
 
 @pytest.mark.slow
