@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.server
 import json
 import logging
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 from lastcall import events, testing
 from lastcall.core.report import Report
 from lastcall.core.status_push import StatusPush, status_of
+from lastcall.kube import certificates
 from lastcall.settings import StatusServer
 
 
 class Controller:
     """Kubeflow's, as far as it is told of a status."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.told: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str | None]] = []
         self.answers = 200
@@ -41,8 +43,10 @@ class Controller:
             def log_message(self, format: str, *args: object) -> None: ...
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server.server_port}/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status"
 
     def wait(self, condition: Any) -> None:
         with self.changed:
@@ -58,14 +62,14 @@ def controller() -> Iterator[Controller]:
 
 
 class Case:
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, ca_file: str | None = None) -> None:
         self.clock = testing.FakeClock()
         self.log = events.EventLog(folder / "events-0.jsonl", self.clock)
         self.progress = events.Progress(folder / "progress.json", self.clock, total=200)
         self.report = Report(self.progress, self.log, self.clock)
         self.token = folder / "token"
         self.token.write_text("secret\n")
-        self.push = StatusPush(StatusServer(url, None, str(self.token)), self.report, interval=0.01)
+        self.push = StatusPush(StatusServer(url, ca_file, str(self.token)), self.report, interval=0.01)
 
     def at(self, step: int, *more: Any) -> Case:
         self.clock.advance(1.0)
@@ -167,3 +171,22 @@ def test_too_many_metrics_are_cut_off_and_none_of_ours(case: Case) -> None:
     status = status_of(case.report.document())
     said = metrics(status)
     assert len(said) == 256 and (said["state"], said["current_step"]) == ("running", "10")
+
+
+def test_over_tls_only_the_authority_that_the_pod_was_given_is_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = certificates.authority()
+    for name, pem in {"ca": authority.certificate, "other": certificates.authority().certificate}.items():
+        (tmp_path / name).write_bytes(pem)
+    pair = certificates.serving(authority, ["127.0.0.1"])
+    (tmp_path / "serving").write_bytes(pair.certificate + pair.key)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "serving")
+    controller = Controller(tls)
+    try:
+        Case(tmp_path, controller.url, str(tmp_path / "other")).push._tell()
+        assert controller.asked == [] and "CERTIFICATE_VERIFY_FAILED" in caplog.text
+        Case(tmp_path, controller.url, str(tmp_path / "ca")).push._tell()
+        assert len(controller.told) == 1
+    finally:
+        controller.server.shutdown()
+        controller.server.server_close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ def test_listeners_are_told_of_each_run_before_its_first_step(fresh: Any, make: 
     trainer = make()
     trainer.train()
     assert told == [(trainer.args.output_dir, 0, True, None)]
+
+
+def test_a_run_that_answers_no_signal_trains_and_leaves_the_scripts_handler_alone(
+    fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch.apply(fresh, everywhere=True)
+    monkeypatch.setenv("LASTCALL_SIGNALS", "none")
+    told: list[tuple[bool, object]] = []
+    monkeypatch.setattr(listeners, "begun", [lambda run: told.append((run.listening, signal.getsignal(signal.SIGTERM)))])
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = make()
+    trainer.train()
+    assert told == [(False, before)] and trainer.state.global_step == 2
 
 
 @pytest.mark.parametrize("push", [True, False])
