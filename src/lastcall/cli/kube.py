@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import errors, settings
-from lastcall.cli import kube_files
+from lastcall.cli import kube_files, kube_jobs
 from lastcall.kube import tree
 
 _INSTALL = "python3 -m pip install 'lastcall[kube]'"
@@ -16,6 +16,9 @@ _EXAMPLES = """
 examples:
   lastcall kube manifest | kubectl apply -f -        # install the webhook; then annotate:  lastcall.dev/enabled: "true"
   lastcall kube inject -f job.yaml | kubectl apply -f -      # the same to a file, without a webhook
+  lastcall kube status job/train
+  lastcall kube pause job/train                      # SIGTERM saves it
+  lastcall kube resume job/train
 """
 
 
@@ -30,7 +33,9 @@ def add(subparsers: Any) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     _add_webhook(commands)
     kube_files.add(commands)
+    kube_jobs.add(commands)
     _add_copy(commands)
+    kube_jobs.add(commands)
 
 
 def _add_webhook(commands: Any) -> None:

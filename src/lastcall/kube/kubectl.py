@@ -1,0 +1,105 @@
+"""The user's own kubectl: its contexts, credentials and proxies, and so nothing that a user could not do without us."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lastcall import errors
+
+SECONDS = 60.0  # that an answer may take
+_LONGEST = 500  # characters of what it says that are handed on
+
+
+class KubectlError(errors.LastcallError):
+    """kubectl cannot be asked, or has refused; the message is its own."""
+
+
+class NotFound(KubectlError):
+    """There is no such object, or no such kind in this cluster."""
+
+
+class Forbidden(KubectlError):
+    """The user may not do this."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    program: str = "kubectl"
+    context: str | None = None
+    namespace: str | None = None
+    """None: that of the context."""
+
+    def run(self, *words: str, seconds: float = SECONDS) -> str:
+        """What it prints."""
+        command = self.command(*words)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise KubectlError(f"`{_shown(command)}` has not answered in {seconds:.0f} s") from error
+        except OSError as error:
+            raise KubectlError(f"{command[0]} cannot be started: {error.strerror}") from error
+        if done.returncode != 0:
+            raise _refusal(command, done.stderr or done.stdout, done.returncode)
+        return done.stdout
+
+    def read(self, *words: str, seconds: float = SECONDS) -> dict[str, Any]:
+        """A JSON object that it prints."""
+        text = self.run(*words, "-o", "json", seconds=seconds)
+        try:
+            body = json.loads(text)
+        except ValueError as error:
+            raise KubectlError(f"`{_shown(self.command(*words))}` has not answered with JSON: {text[:100]!r}") from error
+        if not isinstance(body, dict):
+            raise KubectlError(f"`{_shown(self.command(*words))}` has not answered with an object: {text[:100]!r}")
+        return body
+
+    def patch(self, resource: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A merge patch; the object as it is then."""
+        return self.read("patch", resource, name, "--type=merge", "-p", json.dumps(body))
+
+    def pods(self, selector: str) -> list[dict[str, Any]]:
+        items = self.read("get", "pods", "-l", selector).get("items")
+        return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+    def following(self, *words: str) -> subprocess.Popen[str]:
+        """One that prints for as long as there is something; its errors are nobody's."""
+        return subprocess.Popen(
+            self.command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
+
+    def command(self, *words: str) -> list[str]:
+        path = shutil.which(self.program)
+        if path is None:
+            raise KubectlError(
+                f"there is no {self.program} here. Install kubectl (https://kubernetes.io/docs/tasks/tools/), or say where it is: "
+                "--kubectl /path/to/kubectl"
+            )
+        chosen = [f"--context={self.context}"] if self.context else []
+        chosen += [f"--namespace={self.namespace}"] if self.namespace else []
+        # Behind the verb and before what comes after a -- of `exec`
+        return [path, *words[:1], *chosen, *words[1:]]
+
+
+def _refusal(command: Sequence[str], said: str, code: int) -> KubectlError:
+    text = " ".join(said.split())[:_LONGEST] or f"exit code {code}"
+    if "(Forbidden)" in said:
+        return Forbidden(
+            f"{text}. Ask whoever runs this cluster for the right to do so; to see what you may do: kubectl auth can-i --list"
+        )
+    if "(NotFound)" in said or "the server doesn't have a resource type" in said:
+        return NotFound(text)
+    return KubectlError(f"`{_shown(command)}` failed: {text}")
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join(["kubectl", *command[1:]])[:200]
