@@ -17,6 +17,7 @@ from lastcall import errors, settings
 
 PREFIX = "lastcall.dev/"
 RAY_PREFIX = "ray.io/jit-checkpoint-"
+PARALLELISM = PREFIX + "paused-parallelism"  # what a Job of an old cluster had before `lastcall kube pause`; asks for nothing
 DEFAULT_DIRECTORY = "/mnt/kubeflow-checkpoints"  # where the second seed mounts a claim
 LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a typing error beyond it would keep a node from being drained
 _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # a DNS subdomain, as the API server wants it
@@ -131,20 +132,15 @@ def wishes(own: object, namespace: object = None, *, ray: bool = False) -> Wishe
 
 def read(annotations: object) -> dict[str, Any]:
     """The values of our annotations among these, by name. AnnotationError for a wrong value or a name that we do not know."""
-    if not isinstance(annotations, Mapping):
-        return {}
-    found: dict[str, Any] = {}
-    for name, value in annotations.items():
-        if isinstance(name, str) and name.startswith((PREFIX, RAY_PREFIX)):
-            found[name] = _value(_known(name), value)
-    return found
+    return {name: _value(_known(name), value) for name, value in ours(annotations).items()}
 
 
 def ours(annotations: object) -> dict[str, object]:
-    """Those that concern lastcall, as they are."""
+    """Those that ask us for something, as they are."""
     if not isinstance(annotations, Mapping):
         return {}
-    return {name: value for name, value in annotations.items() if isinstance(name, str) and name.startswith((PREFIX, RAY_PREFIX))}
+    names = [name for name in annotations if isinstance(name, str) and name.startswith((PREFIX, RAY_PREFIX)) and name != PARALLELISM]
+    return {name: annotations[name] for name in names}
 
 
 def _known(name: str) -> _Annotation:

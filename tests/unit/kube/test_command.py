@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers import nursery
+from lastcall.cli import main
+from lastcall.kube import certificates
+from unit.kube import objects
+from unit.kube.objects import ON, job, made, pod, protected
+
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def kube(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*words: object) -> Said:
+        code = main.main(["kube", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_inject_does_what_the_webhook_does_and_keeps_the_order(kube: Any, tmp_path: Path) -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "ä: 1\nb"}}
+    listed = {"apiVersion": "v1", "kind": "List", "items": [made("v1", "Pod", pod(), ON), config]}
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all([config, job(), listed, config], allow_unicode=True))
+    code, out, err = kube("inject", "-f", tmp_path / "all.yaml", "--image", "lastcall:1")
+    first, second, third, last = yaml.safe_load_all(out)
+    assert (code, err, first, last) == (0, "", config, config)
+    assert second == protected(job())
+    assert third == {**listed, "items": [protected(made("v1", "Pod", pod(), ON)), config]}
+
+
+def test_inject_of_what_was_injected_changes_nothing(kube: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
+    _, once, _ = kube("inject", "-f", tmp_path / "job.yaml")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(once))
+    assert kube("inject", "-f", "-") == (0, once, "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(once))
+    assert kube("inject", "-f", "-", "--diff") == (0, "", "")
+
+
+def test_inject_shows_the_difference(kube: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
+    _, out, _ = kube("inject", "-f", tmp_path / "job.yaml", "--diff")
+    assert "+      terminationGracePeriodSeconds: 120\n" in out and not [line for line in out.splitlines()[2:] if line.startswith("-")]
+
+
+def test_inject_says_the_patch_and_its_reason_as_json(kube: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/grace-seconds": "5"})))
+    code, out, err = kube("inject", "-f", tmp_path / "job.yaml", "--json")
+    (told,) = json.loads(out)["objects"]
+    assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "no annotation asks for it")
+    assert told["warnings"] and told["warnings"][0] in err
+
+
+def test_inject_refuses_a_wrong_value_with_78(kube: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/enabled": True})))
+    code, out, err = kube("inject", "-f", tmp_path / "job.yaml")
+    assert (code, out) == (78, "") and err.startswith("lastcall: Job x: lastcall.dev/enabled: True is not text. Put it in quotes")
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 5", "just text"])
+def test_inject_refuses_what_is_no_object(kube: Any, tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    code, out, err = kube("inject", "-f", tmp_path / "job.yaml")
+    assert (code, out) == (78, "") and str(tmp_path / "job.yaml") in err
+
+
+def test_a_manifest_made_again_keeps_its_authority(kube: Any, tmp_path: Path) -> None:
+    _, first, _ = kube("manifest", "--namespace", "guard")
+    (tmp_path / "first.yaml").write_text(first)
+    assert kube("manifest", "--namespace", "guard", "--ca-from", tmp_path / "first.yaml") == (0, first, "")
+    assert kube("manifest", "--namespace", "guard")[1] != first
+
+
+def test_a_manifest_as_json_is_a_list_that_kubectl_takes(kube: Any) -> None:
+    found = json.loads(kube("manifest", "--json", "--image", "x:1")[1])
+    assert (found["apiVersion"], found["kind"]) == ("v1", "List") and len(found["items"]) == 9
+
+
+@pytest.mark.parametrize("form", ["kustomize", "helm"])
+def test_several_files_go_into_a_directory(kube: Any, tmp_path: Path, form: str) -> None:
+    code, out, _ = kube("manifest", "--format", form, "--output", tmp_path / "out", "--json")
+    files = json.loads(out)["files"]
+    assert code == 0 and sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.yaml")) == files
+    code, _, err = kube("manifest", "--format", form)
+    assert code == 78 and "--output webhook" in err
+
+
+def test_a_wrong_authority_is_refused_with_78(kube: Any, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("kind: ConfigMap")
+    code, _, err = kube("manifest", "--ca-from", tmp_path / "x")
+    assert code == 78 and "there is no Secret in it" in err
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--ca-cert", "a"), ("--tls-cert", "a"), ("--ca-cert", "a", "--ca-key", "b", "--name", "c", "--tls-cert", "d")]
+)
+def test_a_webhook_without_one_certificate_is_refused_with_78(kube: Any, words: tuple[str, ...]) -> None:
+    code, _, err = kube("webhook", *words)
+    assert code == 78 and "--ca-cert, --ca-key and --name, or --tls-cert and --tls-key" in err
+
+
+def test_a_webhook_whose_files_are_missing_says_which(kube: Any, tmp_path: Path) -> None:
+    code, _, err = kube("webhook", "--tls-cert", tmp_path / "none.crt", "--tls-key", tmp_path / "none.key")
+    assert code == 1 and "none.crt" in err
+
+
+def test_copy_brings_the_package(kube: Any, tmp_path: Path) -> None:
+    assert kube("copy", tmp_path / "there")[0] == 0
+    assert (tmp_path / "there" / "site" / "sitecustomize.py").exists()
+
+
+def test_the_webhook_serves_over_tls_and_ends_by_sigterm(tmp_path: Path) -> None:
+    authority = certificates.authority()
+    (tmp_path / "ca.crt").write_bytes(authority.certificate)
+    (tmp_path / "ca.key").write_bytes(authority.key)
+    words = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--name",
+        "127.0.0.1",
+        "--ca-cert",
+        tmp_path / "ca.crt",
+        "--ca-key",
+        tmp_path / "ca.key",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lastcall", "kube", "webhook", *map(str, words)], stderr=subprocess.PIPE, env=nursery.environment()
+    )
+    try:
+        assert process.stderr is not None
+        port = json.loads(process.stderr.readline())["port"]
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+        request = urllib.request.Request(f"https://127.0.0.1:{port}/mutate", objects.review(job()))
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            response = json.load(answer)["response"]
+        assert json.loads(base64.b64decode(response["patch"]))
+        line = json.loads(process.stderr.readline())
+        assert (line["result"], line["kind"], line["name"]) == ("patched", "Job", "x")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from lastcall.kube import patches, review
+from lastcall.kube.inject import Options
+from unit.kube import objects
+from unit.kube.objects import ON, every, job, made, operations, protected
+
+OPTIONS = Options(image="lastcall:1")
+
+
+def answered(body: bytes, **more: Any) -> review.Answer:
+    return review.answer(review.parse(body), options=OPTIONS, **more)
+
+
+def response(body: bytes, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = answered(body, **more).document["response"]
+    return found
+
+
+def test_an_annotated_object_is_admitted_with_a_patch() -> None:
+    answer = answered(objects.review(job()))
+    assert answer.result == "patched"
+    assert answer.document["apiVersion"] == "admission.k8s.io/v1" and answer.document["kind"] == "AdmissionReview"
+    said = answer.document["response"]
+    assert (said["uid"], said["allowed"], said["patchType"]) == ("abc", True, "JSONPatch")
+    assert patches.applied(job(), operations(answer.document)) == protected(job())
+
+
+def test_an_object_without_annotations_is_admitted_without_a_patch() -> None:
+    assert response(objects.review(job({}))) == {"uid": "abc", "allowed": True}
+
+
+def test_a_wrong_value_is_refused_with_a_message_that_names_the_annotation() -> None:
+    said = response(objects.review(job({"lastcall.dev/enabled": "sure"})))
+    assert said["allowed"] is False and "patch" not in said
+    assert said["status"]["message"].startswith("lastcall.dev/enabled: 'sure' is neither yes nor no")
+
+
+def test_the_namespace_gives_the_default() -> None:
+    assert answered(objects.review(job({})), namespace=ON).result == "patched"
+
+
+def test_a_wrong_annotation_of_the_namespace_is_left_out_with_a_warning() -> None:
+    said = response(objects.review(job({})), namespace={"lastcall.dev/enabled": "sure"})
+    assert said["allowed"] is True and "patch" not in said
+    assert said["warnings"][0].startswith("the namespace's annotations are left out: lastcall.dev/enabled: 'sure'")
+
+
+def test_a_namespace_is_refused_when_its_own_annotation_is_wrong() -> None:
+    def namespace(value: str) -> bytes:
+        obj = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": "x", "annotations": {"ray.io/jit-checkpoint-kill-wait": value}},
+        }
+        return objects.review(obj)
+
+    assert response(namespace("5"))["allowed"] is True
+    assert response(namespace("x"))["allowed"] is False
+
+
+@pytest.mark.parametrize("more", [{"operation": "DELETE"}, {"operation": "CONNECT"}, {"subResource": "status"}])
+def test_what_creates_nothing_is_admitted_as_it_is(more: dict[str, Any]) -> None:
+    assert response(objects.review(job(), **more)) == {"uid": "abc", "allowed": True}
+
+
+@pytest.mark.parametrize("obj", [None, 5, "text", [], {}, {"apiVersion": "batch/v1", "kind": "Job"}, made("batch/v1", "Job", {}, ON)])
+def test_an_object_that_is_none_is_admitted_as_it_is(obj: Any) -> None:
+    assert response(objects.review(obj)) == {"uid": "abc", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000,
+     json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}).encode(),
+     objects.review(job()).replace(b"k8s.io/v1", b"k8s.io/v1beta1", 1), objects.review(job(), uid=5)],
+)  # fmt: skip
+def test_what_is_not_a_review_is_told_to_be_unreadable(body: bytes) -> None:
+    with pytest.raises(review.Unreadable):
+        review.parse(body)
+
+
+def test_an_error_of_our_own_admits_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(review.inject, "inject", broken)
+    answer = answered(objects.review(job()))
+    assert answer.result == "failed" and answer.because == "ZeroDivisionError: ours"
+    assert answer.document["response"] == {"uid": "abc", "allowed": True}
+
+
+def test_a_log_line_says_which_object_it_was_and_nothing_of_its_content() -> None:
+    told = review.parse(objects.review(job())).told()
+    assert told == {"uid": "abc", "operation": "CREATE", "kind": "Job", "namespace": "team", "name": "x"}
+
+
+# Updates
+
+
+@pytest.mark.parametrize("obj", every(ON), ids=lambda obj: obj["kind"])
+def test_what_an_apply_has_removed_is_put_back(obj: dict[str, Any]) -> None:
+    answer = answered(objects.review(obj, "UPDATE", protected(obj)))
+    assert patches.applied(obj, operations(answer.document)) == protected(obj)
+
+
+@pytest.mark.parametrize("obj", every(ON), ids=lambda obj: obj["kind"])
+def test_an_object_that_runs_without_protection_is_left_alone(obj: dict[str, Any]) -> None:
+    changed = {**obj, "metadata": {**obj["metadata"], "labels": {"a": "b"}}}
+    answer = answered(objects.review(changed, "UPDATE", obj))
+    assert answer.result == ("patched" if obj["kind"] == "CronJob" else "unchanged")
+
+
+@pytest.mark.parametrize("obj", every(ON), ids=lambda obj: obj["kind"])
+def test_a_change_that_replaces_the_pods_anyway_protects_them(obj: dict[str, Any]) -> None:
+    changed = json.loads(json.dumps(obj).replace('"image": "train"', '"image": "newer"'))
+    rolls = obj["kind"] in ("RayCluster", "RayJob", "RayService", "StatefulSet", "Deployment", "CronJob")
+    assert answered(objects.review(changed, "UPDATE", obj)).result == ("patched" if rolls else "unchanged")
+
+
+def test_an_annotation_that_comes_too_late_is_warned_of() -> None:
+    said = response(objects.review(job(), "UPDATE", job({})))
+    assert "patch" not in said and said["warnings"] == ["lastcall protects this Job only when it is created anew: it runs already"]
+
+
+def test_an_update_with_a_new_wrong_value_is_refused() -> None:
+    assert response(objects.review(job({"lastcall.dev/enabled": "sure"}), "UPDATE", job({})))["allowed"] is False
+
+
+def test_a_wrong_value_that_was_there_before_does_not_stand_in_the_way() -> None:
+    wrong = job({"lastcall.dev/enabled": "sure"})
+    said = response(objects.review(wrong, "UPDATE", copy.deepcopy(wrong)))
+    assert said["allowed"] is True and "neither yes nor no" in said["warnings"][0]
+
+
+def test_an_object_that_is_being_deleted_is_never_refused() -> None:
+    wrong = job({"lastcall.dev/enabled": "sure"}, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    assert response(objects.review(wrong, "UPDATE", job({})))["allowed"] is True
