@@ -35,7 +35,6 @@ def add(subparsers: Any) -> None:
     kube_files.add(commands)
     kube_jobs.add(commands)
     _add_copy(commands)
-    kube_jobs.add(commands)
 
 
 def _add_webhook(commands: Any) -> None:
