@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import agreement, disk, gpu, resume, save, stall, startup, step
+from bench import agreement, disk, gpu, kube, resume, save, stall, startup, step
 from bench.conditions import conditions
 from bench.measure import Options
 from bench.ranks import reports as ranks
@@ -24,7 +24,7 @@ _SIZES = {
     "agreement": 0.0, "traffic": 0.0,
     "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
     "trainer-save": 0.6, "trainer-stall": 0.6, "trainer-step": 0.0,
-    "ray-notice": 0.0, "ray-step": 0.0,
+    "ray-notice": 0.0, "ray-step": 0.0, "kube-webhook": 0.0,
 }  # fmt: skip
 _FOLDER = "lastcall-bench-"
 
@@ -82,6 +82,8 @@ def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Compari
             return startup.startup(folder, options)
         case "gpu":
             return gpu.gpu(folder, gigabytes, options)
+        case "kube-webhook":
+            return kube.webhook(folder, options)
         case "agreement":
             return agreement.processes(folder, options)
         case "traffic":
