@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +65,9 @@ def manifest(args: argparse.Namespace) -> int:
     if args.format == "yaml":
         objects = manifests.objects(installation)
         if args.json:
-            output.document({"apiVersion": "v1", "kind": "List", "items": objects})
+            output.write(
+                json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2)
+            )  # for kubectl: its schema, not ours
         else:
             sys.stdout.write(formats.text(objects))
         return 0
