@@ -35,6 +35,8 @@ class Latch:
                 self.raised = True  # after the notice: whoever sees the flag finds the notice
                 self._event.set()
                 return True
+            if held.signum is None and notice.signum is not None:  # a run that cannot save dies of it, whoever spoke first
+                held = self._notice = dataclasses.replace(held, signum=notice.signum)
             if notice.deadline is None or (held.deadline is not None and held.deadline <= notice.deadline):
                 return False
             self._notice = dataclasses.replace(held, deadline=notice.deadline)

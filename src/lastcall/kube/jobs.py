@@ -13,9 +13,9 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.kube import progress
+from lastcall.kube.annotations import PARALLELISM
 from lastcall.kube.kubectl import Forbidden, Kubectl, KubectlError, NotFound
 
-PARALLELISM = "lastcall.dev/paused-parallelism"  # what a Job of an old cluster had before it was paused
 _SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")
 _EXEC_SECONDS = 20.0
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from helpers.nursery import until
 from helpers.sessions import CLOCK, NBYTES, Crew, saved
 from helpers.together import PATIENCE
 from helpers.world import content, noise
 from lastcall import errors, testing
-from lastcall.core import exits
+from lastcall.core import exits, leaving, liveness
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.joint import Joint
 from lastcall.core.ranks import HANG
@@ -287,3 +288,53 @@ def test_a_boundary_can_be_saved_again(tmp_path: Path, first_fails: bool) -> Non
     crew = Crew(tmp_path, 2, hook, files={1: FaultyFiles(*faults)})
     assert crew.train(3) == [3, 3]
     assert outcomes == ([["not saved", 1]] * 2 if first_fails else [[1, 2]] * 2)
+
+
+# ---- one after the other ------------------------------------------------------------------------------------------------------
+
+
+def test_every_rank_that_leaves_has_said_so_and_nobody_has_to_wait_for_it_afterwards(tmp_path: Path) -> None:
+    seen: set[int] = set()
+
+    def hook(rank: int, step: int) -> None:
+        if step == 5 and rank == 1:
+            crew.notify(1)
+        seen.update(leaver.rank for leaver in leaving.found(tmp_path / ".lastcall"))
+
+    crew = Crew(tmp_path, 2, hook, kill_wait=0.3)
+    saved(crew.train(FOREVER))
+    assert seen == {0, 1}
+    assert leaving.found(tmp_path / ".lastcall") == []
+
+
+def test_all_ranks_wait_for_a_rank_of_the_one_before_that_may_still_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Crew(tmp_path, 2).train(3)
+    told = leaving.Leaving(tmp_path / ".lastcall", 1)
+    told.say("SIGTERM", PATIENCE)
+    path = tmp_path / ".lastcall" / "leaving-1.json"
+    path.write_text(path.read_text().replace(liveness.Process.own().host, "elsewhere/1"))
+    crew = Crew(tmp_path, 2)
+    results: list[Any] = []
+    training = threading.Thread(target=lambda: results.extend(crew.train(6)))
+    training.start()
+    until(lambda: "Waiting for rank 1, process" in caplog.text, "a rank that waits")
+    assert [subject.step for subject in crew.subjects] == [0, 0]
+    told.unsay()
+    training.join(PATIENCE)
+    assert results == [6, 6]
+
+
+def test_ranks_that_are_told_to_stop_while_the_first_waits_have_lost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Crew(tmp_path, 2).train(3)
+    leaving.Leaving(tmp_path / ".lastcall", 0).say("SIGTERM", PATIENCE)
+    path = tmp_path / ".lastcall" / "leaving-0.json"
+    path.write_text(path.read_text().replace(liveness.Process.own().host, "elsewhere/1"))
+    crew = Crew(tmp_path, 2)
+    results: list[Any] = []
+    training = threading.Thread(target=lambda: results.extend(crew.train(6)))
+    training.start()
+    until(lambda: "Waiting for process" in caplog.text, "a rank that waits")
+    crew.notify(0)
+    training.join(PATIENCE)
+    saved(results)
+    assert path.exists()

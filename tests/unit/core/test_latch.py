@@ -82,3 +82,10 @@ def test_of_many_threads_exactly_one_is_first_and_the_earliest_deadline_wins():
 def test_its_truth_value_is_refused():
     with pytest.raises(TypeError, match=r"read \.raised"):
         bool(Latch())
+
+
+def test_the_signal_that_follows_a_hook_is_the_one_that_an_unsaved_run_dies_of():
+    latch = Latch()
+    latch.offer(Notice("stop-file", "stop file /opt/lastcall/stop", at=10.0, deadline=40.0))
+    assert latch.offer(Notice("signal", "SIGTERM", at=10.2, deadline=40.2, signum=15)) is False
+    assert latch.notice == Notice("stop-file", "stop file /opt/lastcall/stop", at=10.0, deadline=40.0, signum=15)

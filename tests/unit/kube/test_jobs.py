@@ -14,7 +14,7 @@ import pytest
 from helpers.nursery import PATIENCE, environment
 from lastcall import errors
 from lastcall.kube import jobs, pausing, progress
-from lastcall.kube.jobs import PARALLELISM
+from lastcall.kube.annotations import PARALLELISM
 from lastcall.kube.kubectl import Forbidden, Kubectl, KubectlError, NotFound
 from unit.kube.cluster import Cluster
 
