@@ -59,8 +59,7 @@ class Jobs:
             packages_to_install=[self._torch],
             package=self._lastcall,
             env=env,
-            enable_progress_tracking=False,
-            **said,
+            **{"enable_progress_tracking": False, **said},
         )
         name: str = self.client.train(runtime="torch-distributed", trainer=trainer)
         return name

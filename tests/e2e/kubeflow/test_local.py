@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import chain, kubeflow_functions
 from helpers.kubeflow_local import Jobs
+from helpers.kubeflow_status import Controller, metrics
 from helpers.nursery import ROOT, environment
+from helpers.ports import free_port
 
+STEPS = 24  # of three epochs
 pytestmark = pytest.mark.timeout(400)
 SAID = ("[Kubeflow] JIT checkpoint signal handler registered for SIGTERM", "[Kubeflow] JIT checkpointing enabled")
 
@@ -40,18 +46,34 @@ def until_said(jobs: Jobs, name: str, words: str) -> None:
 
 
 def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
-    first = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3, "pause": 0.2}, grace_seconds=60)
-    until_said(jobs, first, "step 5")
-    assert all(line in jobs.log(first) for line in (*SAID, f"[Kubeflow] output_dir: {tmp_path / 'run'}"))
-    (torchrun,) = processes(f"bin/torchrun {Path(tempfile.gettempdir())}/{first}")
-    os.kill(torchrun, signal.SIGTERM)
-    assert jobs.wait(first) == "Failed", jobs.log(first)  # not finished: Kubeflow would call it complete
-    (record,) = chain.records(tmp_path / "run")
+    (tmp_path / "token").write_text("secret")
+    with Controller() as controller:
+        asked = {"KUBEFLOW_TRAINER_SERVER_URL": controller.url, "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token")}
+        said = {"grace_seconds": 60, "enable_progress_tracking": True, "metrics_port": free_port(), "env": asked}
+        first = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3, "pause": 0.2}, **said)
+        until_said(jobs, first, "step 5")
+        assert all(line in jobs.log(first) for line in (*SAID, f"[Kubeflow] output_dir: {tmp_path / 'run'}"))
+        polled = poll(said["metrics_port"])
+        assert polled["state"] == "running" and 0 < polled["currentStep"] < polled["totalSteps"] == STEPS
+        (torchrun,) = processes(f"bin/torchrun {Path(tempfile.gettempdir())}/{first}")
+        os.kill(torchrun, signal.SIGTERM)
+        assert jobs.wait(first) == "Failed", jobs.log(first)  # not finished: Kubeflow would call it complete
+        (record,) = chain.records(tmp_path / "run")
+        assert metrics(controller.told[-1])["state"] == "saved" and controller.told[-1]["progressPercentage"] < 100
 
-    second = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3}, grace_seconds=60)
-    assert jobs.wait(second) == "Complete", jobs.log(second)
-    assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
+        second = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3}, **said)
+        assert jobs.wait(second) == "Complete", jobs.log(second)
+        assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
+        last = controller.told[-1]
+        assert (last["progressPercentage"], metrics(last)["resumed_from"]) == (100, f"checkpoint-{record['step']}")
     assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == plain(tmp_path / "plain")
+
+
+def poll(port: int) -> dict[str, Any]:
+    """As OpenShift AI's controller does."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        said: dict[str, Any] = json.load(answer)
+    return said
 
 
 def plain(folder: Path) -> bytes:

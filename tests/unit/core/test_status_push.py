@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import http.server
-import json
 import logging
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.kubeflow_status import Controller, metrics
 from lastcall import events, testing
 from lastcall.core.report import Report
 from lastcall.core.status_push import StatusPush, status_of
@@ -18,47 +16,10 @@ from lastcall.kube import certificates
 from lastcall.settings import StatusServer
 
 
-class Controller:
-    """Kubeflow's, as far as it is told of a status."""
-
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.told: list[dict[str, Any]] = []
-        self.asked: list[tuple[str, str | None]] = []
-        self.answers = 200
-        self.changed = threading.Condition()
-        controller = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with controller.changed:
-                    controller.asked.append((self.path, self.headers["Authorization"]))
-                    if controller.answers == 200:
-                        controller.told.append(body["trainerStatus"])
-                    controller.changed.notify_all()
-                self.send_response(controller.answers)
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        if tls is not None:
-            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server.server_port}/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status"
-
-    def wait(self, condition: Any) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, 30)
-
-
 @pytest.fixture
 def controller() -> Iterator[Controller]:
-    controller = Controller()
-    yield controller
-    controller.server.shutdown()
-    controller.server.server_close()
+    with Controller() as controller:
+        yield controller
 
 
 class Case:
@@ -87,10 +48,6 @@ def case(tmp_path: Path, controller: Controller) -> Iterator[Case]:
     case = Case(tmp_path, controller.url)
     yield case
     case.push.close()
-
-
-def metrics(status: dict[str, Any]) -> dict[str, str]:
-    return {metric["name"]: metric["value"] for metric in status["metrics"]}
 
 
 def test_a_status_is_what_the_controller_reads(case: Case, controller: Controller) -> None:
@@ -181,12 +138,8 @@ def test_over_tls_only_the_authority_that_the_pod_was_given_is_believed(tmp_path
     (tmp_path / "serving").write_bytes(pair.certificate + pair.key)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "serving")
-    controller = Controller(tls)
-    try:
+    with Controller(tls) as controller:
         Case(tmp_path, controller.url, str(tmp_path / "other")).push._tell()
         assert controller.asked == [] and "CERTIFICATE_VERIFY_FAILED" in caplog.text
         Case(tmp_path, controller.url, str(tmp_path / "ca")).push._tell()
         assert len(controller.told) == 1
-    finally:
-        controller.server.shutdown()
-        controller.server.server_close()

@@ -1,0 +1,151 @@
+"""TransformersTrainer on a real API server, and the pods of its TrainJob on a real node. No controller of Kubeflow is here: the two
+pods that it would make of the job are made by two Jobs, with the variables that its torch plugin adds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import kube_images, kubeflow_functions, kubeflow_objects, nursery
+from helpers.kube_api import Object, until
+from helpers.kube_cluster import Cluster
+from helpers.ports import free_port
+
+EPOCHS = 3
+PLUGIN = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+# Without DNS the pods share the node's network, where each finds the other.
+OURS = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
+
+
+@pytest.fixture(scope="session")
+def kubeflow(kinds: Cluster) -> Cluster:
+    """With the runtime that TrainJobs refer to."""
+    kinds.api.create(kubeflow_objects.RUNTIME)
+    return kinds
+
+
+def submitted(cluster: Cluster, trainer: Any) -> Object:
+    """Through the SDK, and read back."""
+    name = kubeflow_objects.submit(cluster.config, trainer)
+    return cluster.api.get("TrainJob", name, version="trainer.kubeflow.org/v1alpha1")
+
+
+def test_the_trainjob_is_that_of_the_seed(kubeflow: Cluster) -> None:
+    job = submitted(kubeflow, kubeflow_objects.of_the_seed())
+    wanted = kubeflow_objects.expected(job["metadata"]["name"], job["spec"]["trainer"]["command"])
+    wanted["spec"] |= {"suspend": False, "managedBy": "trainer.kubeflow.org/trainjob-controller"}  # the definition's own defaults
+    wanted["spec"]["runtimeRef"]["apiGroup"] = "trainer.kubeflow.org"
+    assert list(kubeflow_objects.differences(job, wanted)) == []
+
+
+@pytest.mark.usefixtures("webhook")
+def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: Cluster, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    claim(kubeflow, "shared", volume)
+    trainer = kubeflow_objects.of_the_seed(
+        func=kubeflow_functions.train, func_args={"epochs": EPOCHS, "pause": 0.5}, env=OURS, package=None, resources_per_node=None,
+        periodic_checkpoint_config=None, enable_progress_tracking=False,
+    )  # fmt: skip
+    job = submitted(kubeflow, trainer)
+    pair = Pair(kubeflow, job, tools(tmp_path))
+    pair.expect("step 3")
+    pair.scale(0)
+    until(lambda: pair.pods() == [], pair.story)
+    (record,) = (json.loads(path.read_text()) for path in volume.glob("checkpoints/*/checkpoint-*/lastcall.json"))
+    assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
+    pair.scale(1)
+    pair.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
+    pair.wait()
+    final = volume / "checkpoints" / "jit-checkpointing" / "final" / "model.safetensors"
+    assert final.read_bytes() == uninterrupted(tmp_path / "uninterrupted")
+
+
+class Pair:
+    """The two pods of a TrainJob, each kept by a Job."""
+
+    def __init__(self, cluster: Cluster, job: Object, tools: Path) -> None:
+        self._cluster = cluster
+        self._names = [f"{job['metadata']['name']}-node-{rank}" for rank in (0, 1)]
+        self._said: dict[str, str] = {}
+        port = str(free_port())
+        for rank, name in enumerate(self._names):
+            spec = kubeflow_objects.pod_template(job)["spec"]
+            spec |= {"restartPolicy": "Never", "hostNetwork": True}
+            (container,) = spec["containers"]
+            container["image"] = kube_images.TRAINING
+            said = {**PLUGIN, "PET_NODE_RANK": str(rank), "PET_MASTER_PORT": port, "PATH": f"{tools}:/usr/bin:/bin"}
+            container["env"] += [{"name": key, "value": value} for key, value in said.items()]
+            mounts = {**kube_images.MOUNTS, "tools": tools}
+            spec["volumes"] += [{"name": key, "hostPath": {"path": str(path)}} for key, path in mounts.items()]
+            container["volumeMounts"] += [{"name": key, "mountPath": str(path), "readOnly": True} for key, path in mounts.items()]
+            template = {"metadata": {"labels": {"trainjob": job["metadata"]["name"]}}, "spec": spec}
+            metadata = {"name": name, "annotations": job["metadata"]["annotations"]}
+            cluster.api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": template}})
+        self._selector = f"trainjob={job['metadata']['name']}"
+
+    def pods(self) -> list[Object]:
+        return self._cluster.api.pods(self._selector)
+
+    def scale(self, parallelism: int) -> None:
+        """What `lastcall kube pause` does to a Job where the server has no `suspend`."""
+        change = json.dumps({"spec": {"parallelism": parallelism}})
+        for name in self._names:
+            done = self._cluster.kubectl("patch", "job", name, "-p", change)
+            assert done.returncode == 0, done.stderr
+
+    def expect(self, words: str) -> None:
+        until(lambda: words in self.log(), self.story)
+
+    def wait(self) -> None:
+        until(lambda: all(self._cluster.api.get("Job", name)["status"].get("succeeded") for name in self._names), self.story)
+
+    def log(self) -> str:
+        """Of all lives: a pod that is gone has taken its own along."""
+        for pod in self.pods():
+            name = pod["metadata"]["name"]
+            self._said[name] = self._cluster.api.log(name) or self._said.get(name, "")
+        return "\n".join(self._said.values())
+
+    def story(self) -> str:
+        states = [f"{pod['metadata']['name']}: {pod['status']}" for pod in self.pods()]
+        events = self._cluster.kubectl("get", "events", "--sort-by=.lastTimestamp").stdout.splitlines()[-25:]
+        return "\n".join([*states, *events, self.log()[-8000:]])
+
+
+def claim(cluster: Cluster, name: str, folder: Path) -> None:
+    """A claim that is a folder of this machine."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {**common, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(folder)}}
+    claimed = {**common, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"metadata": {"name": name}}
+    created = cluster.kubectl(
+        "create", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "PersistentVolume", **metadata, "spec": volume})
+    )
+    assert created.returncode == 0, created.stderr
+    cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **metadata, "spec": claimed})
+
+
+def tools(folder: Path) -> Path:
+    """torchrun, which Kubeflow's images have on their path."""
+    path = folder / "tools" / "torchrun"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {kube_images.PYTHON} -m torch.distributed.run "$@"\n')
+    path.chmod(0o755)
+    return path.parent
+
+
+def uninterrupted(folder: Path) -> bytes:
+    """The weights that two ranks come to on this machine, where nobody has heard of lastcall or Kubeflow."""
+    folder.mkdir()
+    (folder / "script.py").write_text(f"from helpers.kubeflow_functions import train\ntrain(epochs={EPOCHS})\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "script.py"]
+    environ = {**nursery.environment(), **OURS, "LASTCALL_ENABLED": "0"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return (folder / "lost" / "final" / "model.safetensors").read_bytes()
