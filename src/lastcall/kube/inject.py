@@ -49,6 +49,8 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     kind = kinds.of(obj)
     if kind is None:
         return Injection((), "not a kind that lastcall protects")
+    for found in annotated(obj):
+        noted.read(found)
     wishes = asked(obj, kind, namespace)
     idle = tuple(_idle(name, kind) for name in wishes.idle)
     if not wishes.enabled:
@@ -68,6 +70,13 @@ def asked(obj: Object, kind: Kind, namespace: Mapping[str, str] | None) -> Wishe
     return noted.wishes(at(obj, ("metadata", "annotations")), default, ray=kind.ray)
 
 
+def annotated(obj: Object) -> list[Object]:
+    """The annotations of the object and of its templates: those are the pods' own, and are refused here rather than there."""
+    kind = kinds.of(obj)
+    paths: list[Path] = [(), *(template.path for template in (kind.find(obj) if kind is not None else ()))]
+    return [noted.ours(at(obj, (*path, "metadata", "annotations"))) for path in paths]
+
+
 def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Options) -> list[str]:
     if kind.name == "TrainJob":
         trainjobs.inject(draft, wishes)
@@ -79,16 +88,19 @@ def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Opt
 
 
 def _template(draft: Draft, template: Template, kind: Kind, wishes: Wishes, options: Options) -> list[str | None]:
-    grace = _raised(draft, template, wishes)
     env: Path = (*template.trainer, "env")
-    facts = variables.Facts(wishes, kind.ray, grace, template.exit_codes)
-    container = draft.get((*template.trainer, "name"))
-    variables.add(draft, env, variables.wanted(facts) | {"LASTCALL_STOP_FILE": tree.stop_file(str(container))})
-    warnings = [mounts.package(draft, template, options.image, options.pull_policy), mounts.hook(draft, template)]
-    if options.image is not None:
-        warnings.append(variables.add_to_python_path(draft, env, container))
+    facts = variables.Facts(wishes, kind.ray, _raised(draft, template, wishes), template.exit_codes)
+    variables.add(draft, env, variables.wanted(facts))
     mounts.storage(draft, template, wishes)
     _spare_backoff(draft, template)
+    warning = mounts.package(draft, template, options.image, options.pull_policy)
+    if warning is not None:
+        return [warning]
+    container = draft.get((*template.trainer, "name"))
+    variables.add(draft, env, {"LASTCALL_STOP_FILE": tree.stop_file(container)})
+    warnings = [mounts.hook(draft, template)]
+    if options.image is not None:
+        warnings.append(variables.add_to_python_path(draft, env, container))
     return warnings
 
 

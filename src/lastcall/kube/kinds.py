@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lastcall.kube.patches import Object, Path, at
+from lastcall.kube.patches import Object, Path, at, items
 
 Update = Literal["never", "rolls", "free"]
+VOLUME = "lastcall"  # of the package and the stop file
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # what a job of a TrainJob's JobSet is for: trainer, or an initializer
 
@@ -47,11 +48,17 @@ class Kind:
 
 
 def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
-    """The one that trains: of this name, else the one that kubectl takes by default, else the first."""
-    containers = at(obj, (*path, "spec", "containers"))
-    names = [at(item, ("name",)) for item in containers] if isinstance(containers, list) else []
+    """The one that trains: of this name, else the one that kubectl takes by default, else the first.
+
+    One that has our volume trains: another webhook may have put a sidecar in front of it since.
+    """
+    containers = items(obj, (*path, "spec", "containers"))
+    names = [at(item, ("name",)) for item in containers]
     if not names or not all(isinstance(known, str) for known in names):
         return None
+    for index, item in enumerate(containers):
+        if any(at(mount, ("name",)) == VOLUME for mount in items(item, ("volumeMounts",))):
+            return index
     for wanted in (name, at(obj, (*path, "metadata", "annotations", _DEFAULT_CONTAINER))):
         if isinstance(wanted, str) and wanted in names:
             return names.index(wanted)
@@ -72,9 +79,8 @@ def _ray(cluster: Path) -> Callable[[Object], Iterator[Template]]:
 
     def find(obj: Object) -> Iterator[Template]:
         paths: list[Path] = [(*cluster, "headGroupSpec", "template")]
-        groups = at(obj, (*cluster, "workerGroupSpecs"))
-        count = len(groups) if isinstance(groups, list) else 0
-        paths += [(*cluster, "workerGroupSpecs", index, "template") for index in range(count)]
+        groups = items(obj, (*cluster, "workerGroupSpecs"))
+        paths += [(*cluster, "workerGroupSpecs", index, "template") for index in range(len(groups))]
         for path in paths:
             if _container(obj, path) is not None:
                 yield Template(path, 0)
@@ -92,8 +98,7 @@ def _replicas(obj: Object) -> Iterator[Template]:
 
 
 def _replicated_jobs(obj: Object) -> Iterator[Template]:
-    jobs = at(obj, ("spec", "replicatedJobs"))
-    for number in range(len(jobs) if isinstance(jobs, list) else 0):
+    for number in range(len(items(obj, ("spec", "replicatedJobs")))):
         job: Path = ("spec", "replicatedJobs", number, "template")
         step = at(obj, (*job, "metadata", "labels", _STEP))
         path: Path = (*job, "spec", "template")
@@ -134,10 +139,9 @@ def of(obj: Any) -> Kind | None:
 
 def owned(obj: Object) -> bool:
     """Whether it was made by the controller of an object that was, or will be, asked itself."""
-    references = at(obj, ("metadata", "ownerReferences"))
     return any(
         isinstance(one, dict) and one.get("controller") is True and (_group(one.get("apiVersion")), one.get("kind")) in _OWNERS
-        for one in (references if isinstance(references, list) else ())
+        for one in items(obj, ("metadata", "ownerReferences"))
     )
 
 

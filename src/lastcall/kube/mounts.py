@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from lastcall.kube import tree
 from lastcall.kube.annotations import Wishes
-from lastcall.kube.kinds import Template
-from lastcall.kube.patches import Draft, Object, Path
+from lastcall.kube.kinds import VOLUME, Template
+from lastcall.kube.patches import Draft, Object, Path, at
 
-VOLUME = "lastcall"
 INSTALL = "lastcall-install"
 STORAGE = "lastcall-storage"
+_RIGHTS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
 
 
 def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
     """The volume at tree.MOUNT, and the init container that copies the package there. A warning where it cannot be."""
-    volume = draft.named((*template.spec, "volumes"), VOLUME)
-    if volume is not None and draft.get((*template.spec, "volumes", volume, "emptyDir")) is None:
-        return f"the volume {VOLUME} of the pod is not ours: neither the package nor the stop file can be mounted. Give it another name"
+    volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
+    volume = draft.named(volumes, VOLUME)
+    taken = _mounted(draft, template.trainer, tree.MOUNT)
+    if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
+        return (
+            f"the volume {VOLUME}, or the mount at {tree.MOUNT}, is not ours: neither package nor stop file can be put there. Rename it"
+        )
     if volume is None:
-        draft.append((*template.spec, "volumes"), {"name": VOLUME, "emptyDir": {}})
+        draft.append(volumes, {"name": VOLUME, "emptyDir": {}})
     if image is not None and draft.named((*template.spec, "initContainers"), INSTALL) is None:
-        draft.append((*template.spec, "initContainers"), _install(image, pull_policy))
-    _mount(draft, template.trainer, {"name": VOLUME, "mountPath": tree.MOUNT})
+        rights = draft.mapping((*template.trainer, "securityContext"))
+        draft.append((*template.spec, "initContainers"), _install(image, pull_policy, rights))
+    if taken is None:
+        draft.append(mounts, {"name": VOLUME, "mountPath": tree.MOUNT})
     return None
 
 
@@ -40,9 +46,11 @@ def hook(draft: Draft, template: Template) -> str | None:
 
 def storage(draft: Draft, template: Template, wishes: Wishes) -> None:
     """The claim at the run's directory, unless the user mounts something there."""
-    if wishes.storage is None:
+    where = wishes.where()
+    if wishes.storage is None or where is None or _mounted(draft, template.trainer, where) is not None:
         return
-    if _mount(draft, template.trainer, storage_mount(wishes)) and draft.named((*template.spec, "volumes"), STORAGE) is None:
+    draft.append((*template.trainer, "volumeMounts"), storage_mount(wishes))
+    if draft.named((*template.spec, "volumes"), STORAGE) is None:
         draft.append((*template.spec, "volumes"), storage_volume(wishes))
 
 
@@ -57,18 +65,17 @@ def storage_volume(wishes: Wishes) -> Object:
     return {"name": STORAGE, "persistentVolumeClaim": {"claimName": wishes.storage.name}}
 
 
-def _mount(draft: Draft, container: Path, mount: Object) -> bool:
-    """False where something is mounted there."""
-    mounts = (*container, "volumeMounts")
-    paths = [item.get("mountPath") for item in draft.items(mounts) if isinstance(item, dict)]
-    if mount["mountPath"] in [path.rstrip("/") for path in paths if isinstance(path, str)]:
-        return False
-    draft.append(mounts, mount)
-    return True
+def _mounted(draft: Draft, container: Path, where: str) -> object:
+    """The name of the volume that is mounted there; None if none is."""
+    for mount in draft.items((*container, "volumeMounts")):
+        path = at(mount, ("mountPath",))
+        if isinstance(path, str) and path.rstrip("/") == where:
+            return at(mount, ("name",)) or ""
+    return None
 
 
-def _install(image: str, pull_policy: str) -> Object:
-    """Any user may write to an emptyDir, so it needs no rights, and runs as whoever the pod says."""
+def _install(image: str, pull_policy: str, rights: Object) -> Object:
+    """Any user may write to an emptyDir, so it runs as the training does: a policy that admits the one admits the other."""
     return {
         "name": INSTALL,
         "image": image,
@@ -76,6 +83,7 @@ def _install(image: str, pull_policy: str) -> Object:
         "command": ["python3", "-m", "lastcall", "kube", "copy", tree.MOUNT],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "128Mi"}},
         "securityContext": {
+            **{name: rights[name] for name in _RIGHTS if name in rights},
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},

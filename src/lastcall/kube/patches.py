@@ -34,8 +34,7 @@ class Draft:
 
     def items(self, path: Path) -> list[Any]:
         """The list that is there, empty if there is none. For reading only."""
-        value = self.get(path)
-        return value if isinstance(value, list) else []
+        return items(self.object, path)
 
     def named(self, path: Path, name: str) -> int | None:
         """Where in the list the item of this name stands."""
@@ -84,6 +83,12 @@ def at(obj: Any, path: Path) -> Any:
         else:
             return None
     return obj
+
+
+def items(obj: Any, path: Path) -> list[Any]:
+    """The list at this path of an object that may be anything; empty where there is none."""
+    value = at(obj, path)
+    return value if isinstance(value, list) else []
 
 
 def pointer(path: Path) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from lastcall.kube import mounts, variables
 from lastcall.kube.annotations import Wishes
-from lastcall.kube.patches import Draft, Object, Path, at
+from lastcall.kube.patches import Draft, Object, Path, at, items
 
 MANAGER = "lastcall.dev/webhook"
 _NODE = "node"  # what the trainer calls the job, and the container in it, that trains
@@ -33,8 +32,8 @@ def inject(draft: Draft, wishes: Wishes) -> None:
 def _storage(draft: Draft, wishes: Wishes) -> Object:
     if wishes.storage is None:
         return {}
-    containers = [container for pod in _pods(draft) for container in _list(pod, "containers")]
-    present = [at(mount, ("mountPath",)) for container in containers for mount in _list(container, "volumeMounts")]
+    containers = [container for pod in _pods(draft) for container in items(pod, ("containers",))]
+    present = [at(mount, ("mountPath",)) for container in containers for mount in items(container, ("volumeMounts",))]
     if wishes.where() in present:
         return {}
     container = {"name": _NODE, "volumeMounts": [mounts.storage_mount(wishes)]}
@@ -51,12 +50,7 @@ def _patch(wishes: Wishes, pod: Object) -> Object:
 def _pods(draft: Draft) -> Iterator[Object]:
     """What the patches in the TrainJob say of the pods that train."""
     for entry in draft.items(_PATCHES):
-        for job in _list(at(entry, ("trainingRuntimeSpec", "template", "spec")), "replicatedJobs"):
+        for job in items(entry, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")):
             pod = at(job, ("template", "spec", "template", "spec"))
             if at(job, ("name",)) == _NODE and isinstance(pod, dict):
                 yield pod
-
-
-def _list(obj: Any, name: str) -> list[Any]:
-    value = at(obj, (name,))
-    return value if isinstance(value, list) else []

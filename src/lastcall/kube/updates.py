@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lastcall.kube import annotations as noted
 from lastcall.kube import inject
 from lastcall.kube.annotations import AnnotationError
 from lastcall.kube.inject import Options
@@ -23,12 +22,12 @@ def harmless(kind: Kind, old: Object, new: Object, *, options: Options, namespac
 def asks_anew(old: Object, new: Object) -> bool:
     """Whether the annotations are the update's own. Wrong ones that were there before must not keep an object from being changed,
     or from being deleted: finalizers are removed by updates."""
-    return _annotations(old) != _annotations(new) and at(new, ("metadata", "deletionTimestamp")) is None
+    return inject.annotated(old) != inject.annotated(new) and at(new, ("metadata", "deletionTimestamp")) is None
 
 
 def _restored(old: Object, new: Object, options: Options, namespace: Mapping[str, str] | None) -> bool:
     """Whether the old object has all of it, for the same annotations."""
-    if _annotations(old) != _annotations(new):
+    if inject.annotated(old) != inject.annotated(new):
         return False
     try:
         return not inject.patch(old, options=options, namespace=namespace)
@@ -39,7 +38,3 @@ def _restored(old: Object, new: Object, options: Options, namespace: Mapping[str
 def _rolls(kind: Kind, old: Object, new: Object) -> bool:
     before, after = ([at(obj, template.path) for template in kind.find(obj)] for obj in (old, new))
     return before != after
-
-
-def _annotations(obj: Object) -> dict[str, object]:
-    return noted.ours(at(obj, ("metadata", "annotations")))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lastcall.kube import inject, kinds, tree
+from lastcall.kube.annotations import AnnotationError
 from lastcall.kube.inject import Options
 from lastcall.kube.patches import at
 from unit.kube.objects import ON, every, job, made, pod, protected, trainer, trainjob, variables
@@ -140,8 +141,41 @@ def test_a_hook_of_the_user_stays_and_is_warned_of() -> None:
 def test_a_volume_of_our_name_that_is_not_ours_is_not_written_to() -> None:
     obj = job(volumes=[{"name": "lastcall", "persistentVolumeClaim": {"claimName": "x"}}])
     after = protected(obj)
-    assert "initContainers" not in after["spec"]["template"]["spec"] and "volumeMounts" not in trainer(after)
+    assert "initContainers" not in after["spec"]["template"]["spec"] and not {"volumeMounts", "lifecycle"} & set(trainer(after))
+    assert "LASTCALL_STOP_FILE" not in variables(trainer(after)) and "LASTCALL_ENABLED" in variables(trainer(after))
     assert "is not ours" in inject.inject(obj, options=Options(image="lastcall:1")).warnings[0]
+
+
+def test_a_mount_of_the_user_at_our_place_stays() -> None:
+    obj = job()
+    trainer(obj)["volumeMounts"] = [{"name": "own", "mountPath": "/opt/lastcall/"}]
+    assert trainer(protected(obj))["volumeMounts"] == trainer(obj)["volumeMounts"]
+
+
+def test_the_init_container_runs_as_the_training_does() -> None:
+    obj = job()
+    trainer(obj)["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True, "privileged": True, "readOnlyRootFilesystem": False}
+    (install,) = protected(obj)["spec"]["template"]["spec"]["initContainers"]
+    assert install["securityContext"] == {
+        "runAsUser": 1000,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_a_sidecar_that_another_webhook_puts_first_afterwards_is_left_alone() -> None:
+    obj = protected(made("v1", "Pod", pod(), ON))
+    obj["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy"})
+    assert inject.patch(obj, options=Options(image="lastcall:1")) == []
+
+
+def test_a_wrong_annotation_in_a_template_is_refused_with_the_object() -> None:
+    obj = job({})
+    obj["spec"]["template"]["metadata"] = {"annotations": {"lastcall.dev/enabled": "sure"}}
+    with pytest.raises(AnnotationError, match="lastcall.dev/enabled: 'sure'"):
+        inject.patch(obj, options=Options())
 
 
 def test_storage_is_mounted_once_and_not_over_what_is_there() -> None:
