@@ -17,7 +17,7 @@ from lastcall import errors, settings
 from lastcall.cli import ls, main
 from unit.cli.harness import Cli, MakeRun
 
-NAMES = ["run", "ls", "show", "verify", "export", "prune", "watch", "pause", "resume", "doctor", "drill"]
+NAMES = ["run", "ls", "show", "verify", "export", "prune", "watch", "pause", "resume", "doctor", "kube", "drill"]
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
