@@ -64,6 +64,14 @@ def test_the_start_of_a_python_process_is_listed_with_its_control(tmp_path: Path
         assert said in done.stdout
 
 
+@pytest.mark.slow
+def test_the_webhook_is_asked_at_a_fixed_rate_and_as_fast_as_it_goes(tmp_path: Path) -> None:
+    done = small(tmp_path, "kube-webhook")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("200 requests a second: median", "99th percentile", "as fast as they go", "with annotation"):
+        assert said in done.stdout
+
+
 def test_the_cost_of_a_step_is_listed_with_its_control(tmp_path: Path) -> None:
     done = small(tmp_path, "step")
     assert done.returncode == 0, done.stdout + done.stderr

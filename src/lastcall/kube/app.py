@@ -20,7 +20,7 @@ from lastcall.kube.metrics import Metrics
 from lastcall.kube.namespaces import Namespaces
 
 log = logging.getLogger("lastcall.kube")
-MOST_BYTES = 16 * 1024 * 1024  # an update holds two objects, each of 3 MB at most in a request to the API server
+MOST_BYTES = 8 * 1024 * 1024  # an update holds two objects, and the API server takes none of more than 3 MiB
 READ_SECONDS = 5.0
 _LARGE_BYTES = 256 * 1024  # such a body is worked on beside the event loop: probes are answered meanwhile
 

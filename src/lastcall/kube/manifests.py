@@ -189,7 +189,7 @@ def _container(installation: Installation) -> Object:
         "readinessProbe": _probe("/readyz", 5),
         # The API server may go on sending for a moment after the end has begun.
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-c", "import time; time.sleep(5)"]}}},
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
