@@ -60,7 +60,7 @@ class Webhook:
         self.metrics.count(answer.result, seconds)
         told = {**request.told(), "result": answer.result, "operations": answer.operations, "ms": round(seconds * 1000, 3)}
         level = {"unchanged": logging.DEBUG, "failed": logging.ERROR}.get(answer.result, logging.INFO)
-        log.log(level, answer.because, extra={"told": told})
+        log.log(level, answer.because, extra={"told": told}, exc_info=answer.failure)
         return Response(json.dumps(answer.document), media_type="application/json")
 
     async def health(self, http: Request) -> Response:

@@ -50,6 +50,7 @@ class Answer:
     because: str
     document: Object = field(repr=False)
     operations: int = 0
+    failure: Exception | None = None  # of our own
 
 
 def parse(body: bytes) -> Request:
@@ -83,7 +84,7 @@ def answer(request: Request, *, options: Options, namespace: Mapping[str, str] |
         return Answer("refused", str(error), _document(request, {"allowed": False, "status": _status(str(error))}))
     except Exception as error:
         because = f"{type(error).__name__}: {error}"
-        return Answer("failed", because, _document(request, {"allowed": True}))
+        return Answer("failed", because, _document(request, {"allowed": True}), failure=error)
 
 
 def _checked(namespace: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:

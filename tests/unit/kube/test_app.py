@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lastcall.kube import app
+from lastcall.kube import app, logs, review
 from lastcall.kube.inject import Options
 from lastcall.kube.metrics import Metrics
 from lastcall.kube.namespaces import Namespaces
@@ -79,6 +79,17 @@ def test_what_is_no_review_is_told_so_and_the_next_one_is_answered() -> None:
     assert called(hook, "POST", "/mutate", [b"{"]) == (400, "not JSON: JSONDecodeError\n")
     assert called(hook, "POST", "/mutate", [objects.review(job({}))])[0] == 200
     assert 'lastcall_webhook_requests_total{result="unreadable"} 1' in hook.metrics.page()
+
+
+def test_an_error_of_our_own_is_logged_with_its_trace(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(review.inject, "inject", broken)
+    status, body = called(webhook(), "POST", "/mutate", [objects.review(job())])
+    assert (status, json.loads(body)["response"]) == (200, {"uid": "abc", "allowed": True})
+    line = json.loads(logs.Lines().format(caplog.records[-1]))
+    assert (line["level"], line["kind"], line["result"]) == ("error", "Job", "failed") and "in broken" in line["trace"]
 
 
 def test_a_body_without_end_is_not_read_to_its_end() -> None:
