@@ -4,22 +4,19 @@ pods that it would make of the job are made by two Jobs, with the variables that
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import kube_images, kubeflow_functions, kubeflow_objects, nursery
+from helpers import kube_images, kubeflow_functions, kubeflow_objects, kubeflow_plain
 from helpers.kube_api import Object, until
 from helpers.kube_cluster import Cluster
 from helpers.ports import free_port
 
 EPOCHS = 3
+# There is no DNS here: the pods share the node's network, where each finds the other.
 PLUGIN = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
-# Without DNS the pods share the node's network, where each finds the other.
-OURS = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +46,14 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     volume.mkdir()
     claim(kubeflow, "shared", volume)
     trainer = kubeflow_objects.of_the_seed(
-        func=kubeflow_functions.train, func_args={"epochs": EPOCHS, "pause": 0.5}, env=OURS, package=None, resources_per_node=None,
-        periodic_checkpoint_config=None, enable_progress_tracking=False,
-    )  # fmt: skip
+        func=kubeflow_functions.train,
+        func_args={"epochs": EPOCHS, "pause": 0.5},
+        env=kubeflow_plain.TWO_NODES,
+        package=None,
+        resources_per_node=None,
+        periodic_checkpoint_config=None,
+        enable_progress_tracking=False,
+    )
     job = submitted(kubeflow, trainer)
     pair = Pair(kubeflow, job, tools(tmp_path))
     pair.expect("step 3")
@@ -63,7 +65,7 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     pair.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
     pair.wait()
     final = volume / "checkpoints" / "jit-checkpointing" / "final" / "model.safetensors"
-    assert final.read_bytes() == uninterrupted(tmp_path / "uninterrupted")
+    assert final.read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
 
 
 class Pair:
@@ -138,14 +140,3 @@ def tools(folder: Path) -> Path:
     path.write_text(f'#!/bin/sh\nexec {kube_images.PYTHON} -m torch.distributed.run "$@"\n')
     path.chmod(0o755)
     return path.parent
-
-
-def uninterrupted(folder: Path) -> bytes:
-    """The weights that two ranks come to on this machine, where nobody has heard of lastcall or Kubeflow."""
-    folder.mkdir()
-    (folder / "script.py").write_text(f"from helpers.kubeflow_functions import train\ntrain(epochs={EPOCHS})\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "script.py"]
-    environ = {**nursery.environment(), **OURS, "LASTCALL_ENABLED": "0"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return (folder / "lost" / "final" / "model.safetensors").read_bytes()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -15,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from helpers import chain, kubeflow_functions
+from helpers import chain, kubeflow_functions, kubeflow_plain
 from helpers.kubeflow_local import Jobs
 from helpers.kubeflow_status import Controller, metrics
-from helpers.nursery import ROOT, environment
 from helpers.ports import free_port
 
 STEPS = 24  # of three epochs
@@ -66,7 +63,7 @@ def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same
         assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
         last = controller.told[-1]
         assert (last["progressPercentage"], metrics(last)["resumed_from"]) == (100, f"checkpoint-{record['step']}")
-    assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == plain(tmp_path / "plain")
+    assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", 3)
 
 
 def poll(port: int) -> dict[str, Any]:
@@ -74,12 +71,3 @@ def poll(port: int) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         said: dict[str, Any] = json.load(answer)
     return said
-
-
-def plain(folder: Path) -> bytes:
-    """The weights that the same function comes to where nobody has heard of lastcall or Kubeflow."""
-    folder.mkdir()
-    call = "from helpers.kubeflow_functions import train; train(epochs=3)"
-    environ = {**environment(), "PYTHONPATH": str(ROOT / "tests"), "LASTCALL_ENABLED": "0"}
-    subprocess.run([sys.executable, "-c", call], cwd=folder, env=environ, check=True, capture_output=True, timeout=150)
-    return (folder / "lost" / "final" / "model.safetensors").read_bytes()
