@@ -13,6 +13,7 @@ from lastcall.doctor import finding, scripts
 from lastcall.doctor.commands import Launch
 from lastcall.doctor.finding import Finding
 from lastcall.launch import processes
+from lastcall.notices import ancestry
 
 # What is made to be PID 1 of a container: each hands SIGTERM on to its child.
 _INITS = frozenset(
@@ -47,7 +48,7 @@ class Ancestor:
 def above(pid: int) -> list[Ancestor]:
     """From the parent up. It ends at PID 1, or earlier where somebody came in from outside of the container (docker exec)."""
     found = []
-    while (parent := _parent(pid)) > 0:
+    while (parent := ancestry.parent_of(pid)) > 0:
         found.append(ancestor(parent))
         pid = parent
     return found
@@ -75,13 +76,6 @@ def masks(pid: int | str) -> tuple[set[int], set[int], set[int]]:
             bits = int(value, 16)
             found[name] = {number for number in range(1, 65) if bits >> (number - 1) & 1}
     return found.get("SigCgt", set()), found.get("SigBlk", set()), found.get("SigIgn", set())
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def check_first(own: int, chain: Sequence[Ancestor]) -> Finding:

@@ -212,3 +212,11 @@ def test_starting_twice_is_harmless(tmp_path: Path, nowhere: Path) -> None:
     assert heard.get(timeout=PATIENCE)
     source.stop()
     assert heard.empty()
+
+
+def test_the_stop_file_that_the_environment_names_is_listened_to_unless_another_is_given(nowhere: Path, tmp_path: Path) -> None:
+    environ = {"LASTCALL_STOP_FILE": f" {tmp_path / 'named'} "}
+    (named,) = sources.build(None, environ=environ, firmware=nowhere)
+    (given,) = sources.build(tmp_path / "given", environ=environ, firmware=nowhere)
+    assert isinstance(named, files.StopFile) and isinstance(given, files.StopFile)
+    assert (named.path, given.path) == (tmp_path / "named", tmp_path / "given")
