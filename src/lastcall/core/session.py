@@ -265,6 +265,7 @@ class Session:
             self.outside.tell(step=self.subject.step)
         self.events.close()
         self.progress.flush()
+        self.progress.flush()  # the last report was made within a step: where the run is comes after it
 
     # ---- boundaries ------------------------------------------------------------------------------------------------------------
 
