@@ -39,8 +39,10 @@ class Place:
 def parse(output_dir: str) -> Place:
     match = _SCHEME.fullmatch(output_dir)
     if match is None:
-        if not output_dir.strip():
-            raise ValueError("output_dir is empty. Give a path, or a claim: output_dir='pvc://shared/checkpoints/exp1'")
+        if not output_dir.startswith("/"):  # it would be in the folder that the processes start in, and go with it
+            raise ValueError(
+                f"output_dir={output_dir!r} is not an absolute path. Give one, or a claim: output_dir='pvc://shared/checkpoints/exp1'"
+            )
         return Place(output_dir)
     scheme, rest = match[1].lower(), match[2]
     if scheme != "pvc":

@@ -69,7 +69,8 @@ class Additions:
 
     def __call__(self, job_spec: dict[str, Any], trainer: object, backend: object) -> None:
         metadata = job_spec.setdefault("metadata", {})
-        metadata["annotations"] = {**job_annotations(self.trainer), **(metadata.get("annotations") or {})}
+        if ours := job_annotations(self.trainer):
+            metadata["annotations"] = {**ours, **(metadata.get("annotations") or {})}
         if (patch := runtime_patch(self.trainer, self.claim)) is not None:
             job_spec.setdefault("spec", {}).setdefault("runtimePatches", []).append(patch)
 

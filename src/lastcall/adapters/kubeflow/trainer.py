@@ -51,6 +51,9 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
         _whole("grace_seconds", self.grace_seconds, range(1, 7 * 86400))
         shipping.source_of(self.func)
         shipping.arguments_of(self.func_args)
+        for name, value in (self.env or {}).items():
+            if not isinstance(value, str):
+                raise ValueError(f"env: {name}={value!r} is not text. Write {str(value)!r}")
         try:  # now, and not when the pods have been scheduled
             JITCheckpointConfig(environ=self.env or {})
             PeriodicCheckpointConfig(environ=self.env or {})

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubeflow.trainer.backends.container.backend import ContainerBackend
 
 from helpers import kubeflow_functions
-from lastcall.adapters.kubeflow import places, submission
+from lastcall.adapters.kubeflow import patch, places, submission
 from lastcall.kubeflow import PeriodicCheckpointConfig, TransformersTrainer
 
 DIRECTORY = "pvc://shared/a/b"
@@ -28,7 +29,6 @@ def trainer(**said: Any) -> TransformersTrainer:
         ("pvc://shared", "shared", "/mnt/kubeflow-checkpoints"),
         ("PVC://shared/", "shared", "/mnt/kubeflow-checkpoints"),
         ("/mnt/data/exp1", None, "/mnt/data/exp1"),
-        ("runs/exp1", None, "runs/exp1"),
     ],
 )
 def test_a_directory_is_a_claim_or_a_path(output_dir: str, claim: str | None, in_pod: str) -> None:
@@ -46,7 +46,9 @@ def test_a_directory_is_a_claim_or_a_path(output_dir: str, claim: str | None, in
         ("pvc://Shared/x", "not the name of a claim"),
         ("pvc://a b/x", "not the name of a claim"),
         ("pvc://shared/../other", "leads out of the claim"),
-        ("", "is empty"),
+        ("", "is not an absolute path"),
+        ("runs/exp1", "is not an absolute path"),
+        ("~/exp1", "is not an absolute path"),
     ],
 )
 def test_what_is_neither_is_refused_before_anything_is_submitted(output_dir: str, why: str) -> None:
@@ -60,7 +62,14 @@ def test_without_a_cluster_a_claim_is_a_folder_at_home_which_must_be_there(tmp_p
         places.parse(DIRECTORY).here()
     (tmp_path / "shared").mkdir()
     assert places.parse(DIRECTORY).here() == str(tmp_path / "shared" / "a" / "b")
-    assert places.parse("runs/exp1").here() == "runs/exp1"
+    assert places.parse("/runs/exp1").here() == "/runs/exp1"
+
+
+def test_a_container_without_a_cluster_has_no_claims() -> None:
+    assert patch._directory(None, ContainerBackend) is None
+    assert patch._directory(places.parse("/runs/exp1"), ContainerBackend) == "/runs/exp1"
+    with pytest.raises(ValueError, match="no claims without a cluster"):
+        patch._directory(places.parse(DIRECTORY), ContainerBackend)
 
 
 # ---- what is said wrongly ------------------------------------------------------------------------------------------------------
@@ -87,6 +96,8 @@ def test_a_wrong_variable_is_refused_here_and_not_in_the_pods() -> None:
     with pytest.raises(ValueError, match="env: LASTCALL_KILL_WAIT_SECONDS='soon' is not a number of seconds") as caught:
         trainer(env={"LASTCALL_KILL_WAIT_SECONDS": "soon"})
     assert not isinstance(caught.value, SystemExit)  # a notebook goes on
+    with pytest.raises(ValueError, match="env: STEPS=5 is not text"):
+        trainer(env={"STEPS": 5})
     with pytest.warns(UserWarning, match="Did you mean LASTCALL_KILL_WAIT_SECONDS"):
         trainer(env={"LASTCALL_KILL_WAIT_SECOND": "1"})
 
