@@ -103,8 +103,8 @@ class Pod:
 
     @property
     def gone(self) -> bool:
-        """Nothing of it runs any more."""
-        return self.phase in ("Succeeded", "Failed")
+        """Nothing of it runs any more, and nobody is about to remove it: what is being deleted is there until it is not listed."""
+        return self.phase in ("Succeeded", "Failed") and not self.leaving
 
 
 @dataclass(frozen=True)

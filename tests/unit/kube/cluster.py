@@ -101,14 +101,16 @@ class Cluster:
         body: dict[str, Any] = json.loads((self.home / resource / f"{name}.json").read_text())
         return body
 
-    def pod(self, name: str, label: str, phase: str = "Running", says: str = "") -> None:
+    def pod(self, name: str, label: str, phase: str = "Running", says: str = "", *, leaving: bool = False) -> None:
         key, value = label.split("=")
         containers = [{"name": "sidecar"}, {"name": "train", "env": [{"name": "LASTCALL_ENABLED", "value": "1"}]}]
-        body = {
+        body: dict[str, dict[str, Any]] = {
             "metadata": {"name": name, "labels": {key: value}},
             "spec": {"containers": containers, "nodeName": "node-1"},
             "status": {"phase": phase, "containerStatuses": [{"restartCount": 1}]},
         }
+        if leaving:
+            body["metadata"]["deletionTimestamp"] = "2026-11-16T00:00:00Z"
         (self.home / "pods" / f"{name}.json").write_text(json.dumps(body))
         (self.home / "last-words" / name).write_text(says)
 

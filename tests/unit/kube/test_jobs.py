@@ -253,6 +253,15 @@ def test_the_progress_of_a_run_is_found_through_the_lock_that_it_holds(cluster: 
     assert run.committed is not None and run.committed["path"] == "checkpoint-6"
 
 
+@pytest.mark.parametrize(("leaving", "state"), [(False, "paused"), (True, "pausing")])
+def test_a_pod_that_has_ended_and_is_being_deleted_is_still_there(
+    cluster: Cluster, kubectl: Kubectl, leaving: bool, state: str
+) -> None:
+    cluster.add("jobs.batch", "x", spec={"suspend": True})
+    cluster.pod("x-0", "job-name=x", phase="Failed", leaving=leaving)
+    assert jobs.status(kubectl, "x").state == state
+
+
 def test_where_exec_is_forbidden_the_rest_is_said_all_the_same(cluster: Cluster, kubectl: Kubectl) -> None:
     (cluster.home / "no-exec").touch()
     cluster.add("jobs.batch", "x")
