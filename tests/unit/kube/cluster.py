@@ -66,7 +66,8 @@ elif verb == "patch":
     if (home / "old").exists() and rest[0] == "jobs.batch":
         change.get("spec", {{}}).pop("suspend", None)
     merge(body, change)
-    path.write_text(json.dumps(body))
+    path.with_suffix(".tmp").write_text(json.dumps(body))
+    os.replace(path.with_suffix(".tmp"), path)  # others read it at this very moment
     print(path.read_text())
 elif verb == "logs":
     print("an early line", flush=True)
