@@ -105,6 +105,8 @@ def _injected(obj: Any, place: str, options: injecting.Options) -> tuple[str, An
         injection = injecting.inject(obj, options=options)
     except AnnotationError as error:
         settings.fail(f"{place}: {error}")
+    except RecursionError:  # an anchor that holds itself
+        settings.fail(f"{place} is nested too deeply")
     return place, applied(obj, injection.operations), injection
 
 

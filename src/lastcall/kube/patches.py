@@ -6,7 +6,6 @@ builds on an earlier one. The object that was given stays as it is.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ class ShapeError(TypeError):
 
 class Draft:
     def __init__(self, obj: Object) -> None:
-        self.object = copy.deepcopy(obj)
+        self.object: Object = copied(obj)
         self.operations: list[Object] = []
 
     def get(self, path: Path) -> Any:
@@ -45,7 +44,7 @@ class Draft:
         *above, last = path
         parent = self._made(tuple(above))
         operation = "replace" if last in parent else "add"
-        parent[last] = copy.deepcopy(value)
+        parent[last] = copied(value)
         self._record(operation, path, value)
 
     def append(self, path: Path, item: Any) -> None:
@@ -54,7 +53,7 @@ class Draft:
         if present is None:
             self.put(path, [item])
         elif isinstance(present, list):
-            present.append(copy.deepcopy(item))
+            present.append(copied(item))
             self._record("add", (*path, "-"), item)
         else:
             raise ShapeError(f"{pointer(path)} is not a list")
@@ -71,6 +70,13 @@ class Draft:
 
     def _record(self, operation: str, path: Path, value: Any) -> None:
         self.operations.append({"op": operation, "path": pointer(path), "value": value})
+
+
+def copied(value: Any) -> Any:
+    """A copy in which no part stands twice, unlike copy.deepcopy's: YAML's anchors make one mapping of two pod templates."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
 
 
 def at(obj: Any, path: Path) -> Any:
@@ -97,16 +103,16 @@ def pointer(path: Path) -> str:
 
 def applied(obj: Object, operations: Sequence[Object]) -> Object:
     """The object after a patch of ours: only `add` and `replace` are known."""
-    made = copy.deepcopy(obj)
+    made: Object = copied(obj)
     for operation in operations:
         *above, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
         node: Any = made
         for key in above:
             node = node[int(key)] if isinstance(node, list) else node[key]
         if not isinstance(node, list):
-            node[last] = copy.deepcopy(operation["value"])
+            node[last] = copied(operation["value"])
         elif last == "-":
-            node.append(copy.deepcopy(operation["value"]))
+            node.append(copied(operation["value"]))
         else:
-            node[int(last)] = copy.deepcopy(operation["value"])
+            node[int(last)] = copied(operation["value"])
     return made

@@ -106,16 +106,19 @@ def _injection(request: Request, options: Options, namespace: Mapping[str, str] 
     made = inject.inject(obj, options=options, namespace=namespace)
     if not made.operations or request.operation == "CREATE":
         return made
-    kind = kinds.of(obj)
-    assert kind is not None
-    if not isinstance(request.old, dict) or not updates.harmless(kind, request.old, obj, options=options, namespace=namespace):
-        late = f"lastcall protects this {kind.name} only when it is created anew: it runs already" if _new(request) else None
-        return Injection((), "left alone: it runs already", (late,) if late else ())
-    return made
+    return _updated(obj, request.old, made, options, namespace)
 
 
-def _new(request: Request) -> bool:
-    return isinstance(request.old, dict) and updates.asks_anew(request.old, request.obj)
+def _updated(new: Object, old: Any, made: Injection, options: Options, namespace: Mapping[str, str] | None) -> Injection:
+    kind = kinds.of(new)
+    if kind is None or not isinstance(old, dict):
+        return Injection((), "left alone: what it was before is not known")
+    put_back = updates.lost(old, new, options=options, namespace=namespace)
+    if updates.replaces_pods(kind, old, new, put_back):
+        return made
+    late = f"lastcall protects this {kind.name} as it is annotated now when it is created anew: it runs already"
+    warnings = (late,) if updates.asks_anew(old, new) else ()
+    return Injection(put_back, "put back what the update has lost" if put_back else "left alone: it runs already", warnings)
 
 
 def _admitted(request: Request, injection: Injection, warnings: tuple[str, ...]) -> Answer:

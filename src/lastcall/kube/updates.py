@@ -1,40 +1,40 @@
-"""Whether an object that exists may be changed by its update.
+"""What may be changed in an object that exists, by the way of its update.
 
-`kubectl apply` of a custom resource replaces lists, and with them what was injected: putting it back changes nothing. Otherwise a new
-template is refused by the API server, or replaces running pods, so it is left alone unless the user's own change does that anyway.
+`kubectl apply` of a custom resource replaces lists, and with them what was injected: that is put back, as it was. What the object has
+not had so far is another matter: a new template is refused by the API server, or replaces running pods. So it is left alone, unless
+the user's own change does that anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lastcall.kube import inject
 from lastcall.kube.annotations import AnnotationError
 from lastcall.kube.inject import Options
 from lastcall.kube.kinds import Kind
-from lastcall.kube.patches import Object, at
+from lastcall.kube.patches import Object, applied, at
 
 
-def harmless(kind: Kind, old: Object, new: Object, *, options: Options, namespace: Mapping[str, str] | None) -> bool:
-    return kind.update == "free" or _restored(old, new, options, namespace) or (kind.update == "rolls" and _rolls(kind, old, new))
+def replaces_pods(kind: Kind, old: Object, new: Object, put_back: Sequence[Object]) -> bool:
+    """Whether the update is one that a change of ours makes no worse. What it has lost is not a change of the user's."""
+    before, after = ([at(obj, template.path) for template in kind.find(obj)] for obj in (old, applied(new, put_back)))
+    return kind.update == "free" or (kind.update == "rolls" and before != after)
+
+
+def lost(old: Object, new: Object, *, options: Options, namespace: Mapping[str, str] | None) -> tuple[Object, ...]:
+    """The operations that put back what the update has removed: those that the new object needs, as it was annotated, and the old
+    one does not. A field that an older API server drops is missing in both, and is not asked for again and again."""
+    metadata = {**(at(new, ("metadata",)) or {}), "annotations": at(old, ("metadata", "annotations"))}
+    try:
+        wanted = inject.patch({**new, "metadata": metadata}, options=options, namespace=namespace)
+        missing = inject.patch(old, options=options, namespace=namespace)
+    except AnnotationError:
+        return ()
+    return tuple(operation for operation in wanted if operation not in missing)
 
 
 def asks_anew(old: Object, new: Object) -> bool:
     """Whether the annotations are the update's own. Wrong ones that were there before must not keep an object from being changed,
     or from being deleted: finalizers are removed by updates."""
     return inject.annotated(old) != inject.annotated(new) and at(new, ("metadata", "deletionTimestamp")) is None
-
-
-def _restored(old: Object, new: Object, options: Options, namespace: Mapping[str, str] | None) -> bool:
-    """Whether the old object has all of it, for the same annotations."""
-    if inject.annotated(old) != inject.annotated(new):
-        return False
-    try:
-        return not inject.patch(old, options=options, namespace=namespace)
-    except AnnotationError:
-        return False
-
-
-def _rolls(kind: Kind, old: Object, new: Object) -> bool:
-    before, after = ([at(obj, template.path) for template in kind.find(obj)] for obj in (old, new))
-    return before != after

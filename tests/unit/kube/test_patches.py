@@ -40,3 +40,11 @@ def test_what_has_another_shape_is_not_replaced() -> None:
     with pytest.raises(ShapeError):
         draft.put(("env", "a", "b"), 1)
     assert draft.operations == []
+
+
+def test_templates_that_are_one_object_are_changed_each_for_itself() -> None:
+    shared: dict[str, object] = {"list": []}
+    obj = {"a": shared, "b": shared}
+    draft = Draft(obj)
+    draft.append(("a", "list"), 1)
+    assert draft.object == applied(obj, draft.operations) == {"a": {"list": [1]}, "b": {"list": []}}

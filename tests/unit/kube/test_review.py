@@ -126,7 +126,37 @@ def test_a_change_that_replaces_the_pods_anyway_protects_them(obj: dict[str, Any
 
 def test_an_annotation_that_comes_too_late_is_warned_of() -> None:
     said = response(objects.review(job(), "UPDATE", job({})))
-    assert "patch" not in said and said["warnings"] == ["lastcall protects this Job only when it is created anew: it runs already"]
+    assert "patch" not in said and said["warnings"] == [
+        "lastcall protects this Job as it is annotated now when it is created anew: it runs already"
+    ]
+
+
+def test_a_later_version_of_the_webhook_does_not_replace_running_pods() -> None:
+    obj = every(ON)[0]
+    old = protected(obj)
+    for group in (old["spec"]["headGroupSpec"], *old["spec"]["workerGroupSpecs"]):
+        del group["template"]["spec"]["containers"][0]["lifecycle"]  # what an earlier one did not add yet
+    answer = answered(objects.review(obj, "UPDATE", old))
+    assert patches.applied(obj, operations(answer.document)) == old
+
+
+def test_a_field_that_the_api_server_drops_does_not_keep_the_rest_from_being_put_back() -> None:
+    obj = job(restartPolicy="Never", terminationGracePeriodSeconds=30)
+    old = protected(obj)
+    del old["spec"]["podFailurePolicy"]  # Kubernetes 1.20
+    answer = answered(objects.review(obj, "UPDATE", old))
+    assert patches.applied(obj, operations(answer.document)) == old
+
+
+def test_other_annotations_put_back_what_was_there_and_warn() -> None:
+    cluster = every({**ON, "lastcall.dev/grace-seconds": "200"})[0]
+    later = {**cluster, "metadata": {**cluster["metadata"], "annotations": {**ON, "lastcall.dev/grace-seconds": "500"}}}
+    answer = answered(objects.review(later, "UPDATE", protected(cluster)))
+    assert patches.applied(later, operations(answer.document))["spec"] == protected(cluster)["spec"]
+    assert "as it is annotated now when it is created anew" in answer.document["response"]["warnings"][0]
+    stays = {**protected(cluster), "metadata": later["metadata"]}
+    said = response(objects.review(stays, "UPDATE", protected(cluster)))
+    assert "patch" not in said and "as it is annotated now when it is created anew" in said["warnings"][0]
 
 
 def test_an_update_with_a_new_wrong_value_is_refused() -> None:
