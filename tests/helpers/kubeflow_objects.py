@@ -135,8 +135,8 @@ def pod_template(job: Object, runtime: Object = RUNTIME) -> Object:
     container.update({name: trainer[name] for name in ("image", "command", "args") if name in trainer})
     container["env"] = [*container.get("env", ()), *trainer.get("env", ())]
     for patch in job["spec"].get("runtimePatches", ()):
-        for patched in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
-            spec = patched["template"]["spec"]["template"]["spec"]
+        for patched in patch["trainingRuntimeSpec"]["template"].get("spec", {}).get("replicatedJobs", ()):
+            spec = copy.deepcopy(patched["template"]["spec"]["template"]["spec"])
             pod["spec"].update({name: value for name, value in spec.items() if name != "containers"})
             for one in spec.get("containers", ()):
                 container.setdefault("volumeMounts", []).extend(one.get("volumeMounts", ()))
