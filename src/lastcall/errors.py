@@ -45,8 +45,8 @@ class CheckpointError(LastcallError, ValueError):
 
 
 class UncheckedError(CheckpointError):
-    """Nobody can tell here whether a checkpoint is whole: what its digests are made with is not installed. A run does not start over it:
-    it would begin again from an older one, or from nothing, beside one that is probably good."""
+    """Nobody can tell here whether a checkpoint is whole: what its digests are made with is not installed. A run does not start over
+    it: it would begin again from an older one, or from nothing, beside one that is probably good."""
 
 
 class SaveError(LastcallError):

@@ -60,6 +60,19 @@ def main(config):
     return LEARNING + textwrap.dedent(helpers).replace("STATE", _STEP_STATE) + lines.replace("STATE", _STEP_STATE)
 
 
+_LOOP = """        for index, batch in enumerate(LOADER):
+            loss = learn(model, optimizer, batch)
+            seen((epoch, index))
+"""
+_COMPREHENSION = """        losses = [one(model, optimizer, epoch, *pair) for pair in enumerate(LOADER)]
+"""
+_ONE = """
+def one(model, optimizer, epoch, index, batch):
+    loss = learn(model, optimizer, batch)
+    seen((epoch, index))
+    return loss
+"""
+
 SAVE = """
 with tempfile.TemporaryDirectory() as folder:
     torch.save(STATE, f"{folder}/state.pt")
@@ -80,6 +93,7 @@ def save(model, optimizer, epoch, metrics):
 
 EPOCH_SHAPES = {
     "seed": _epochs(_under("if epoch % 10 == 9:") + 'else:\n    train.report({"epoch": epoch, "loss": loss})\n'),
+    "comprehension": _epochs(_under("if epoch % 10 == 9:"), _ONE, before="loss = 0.0").replace(_LOOP, _COMPREHENSION),
     "no other report": _epochs(_under("if epoch > 0 and epoch % every == 0:")),
     "variable": _epochs("""
         should = epoch % every == every - 1

@@ -50,8 +50,10 @@ def again(said: Said, left: float) -> dict[str, Any]:
 
 
 def report(said: Said, size: int) -> dict[str, Any]:
-    """A report() after the notice: who is there, and who brings a checkpoint."""
-    saving = sorted(rank for rank, word in said.items() if word.get("checkpoint"))
+    """A report() after the notice: who is there, and who brings a checkpoint. One that a rank had passed when it heard the notice
+    is not the save: that rank trains on."""
+    passed = any(word.get("passed") for word in said.values())
+    saving = [] if passed else sorted(rank for rank, word in said.items() if word.get("checkpoint"))
     replayed = {bool(word.get("replayed")) for rank, word in said.items() if rank in saving}
     failed = {rank: str(word["failed"]) for rank, word in said.items() if word.get("failed")}
     return {

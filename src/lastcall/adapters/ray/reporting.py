@@ -40,6 +40,7 @@ class Reporting:
         self._ours = self.report  # one object, so that we know it when we see it
         self._lock = threading.Lock()
         self._under_way: dict[str, Any] | None = None  # a report that went through before the notice was heard
+        self._finished = 0  # the last report that is over
         self._spoken: _Spoken | None = None
         self._calls = 0  # of report(), the same on all ranks: a report that is left out counts, unlike in Ray
         self._last = time.monotonic()
@@ -71,6 +72,7 @@ class Reporting:
         self._real(metrics, checkpoint, *args, **kwargs)
         with self._lock:
             self._under_way = None
+            self._finished = number
             spoken = self._spoken
         if settled is None and spoken is not None and not committing.done:
             settled = spoken.result()
@@ -91,8 +93,12 @@ class Reporting:
         self._meet(self._line, {"number": self._calls, "checkpoint": False, "failed": because})
 
     def speak(self) -> None:
-        """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us."""
+        """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us; and if it has
+        just come out of it: a rank that was a little slower, or heard the notice a little sooner, waits for our word on that report."""
         with self._lock:
+            if self._finished:
+                word = {"number": self._finished, "checkpoint": False, "passed": True}
+                _Spoken(self._meet, self._line, word, lambda: None)
             if self._under_way is not None:
                 word = {**self._under_way, "inside": True}
                 self._spoken = _Spoken(self._meet, self._line, word, lambda: internals.release_barrier(self._context))

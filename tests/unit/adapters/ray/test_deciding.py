@@ -93,3 +93,8 @@ def test_a_checkpoint_with_other_files_than_the_one_before_is_not_trusted() -> N
 def test_a_checkpoint_with_the_files_of_the_one_before_is_whole() -> None:
     found = deciding.report({0: reported(checkpoint=True, files=("epoch.pt", "model.pt"))}, 2)
     assert deciding.flaw(found, ["model.pt", "epoch.pt"]) == ""
+
+
+def test_a_report_that_a_rank_had_passed_before_the_notice_is_not_the_save() -> None:
+    found = deciding.report({0: {"checkpoint": False, "passed": True}, 1: {"checkpoint": True, "files": ["a"]}}, 2)
+    assert (found["saving"], found["missing"], found["files"]) == ([], [], [])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,6 +75,31 @@ def test_a_rank_that_is_in_rays_barrier_when_it_hears_the_notice_is_joined_there
     early.told()
     finish(in_barrier, joining)
     assert [rank.parked for rank in two.ranks] == [True, True] and two.committed == [1]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["metrics", "checkpoint"])
+def test_a_rank_that_is_out_of_rays_barrier_when_it_hears_the_notice_keeps_nobody_waiting_there(two: Group, given: bool) -> None:
+    quick, slow = two.ranks
+    out, on = threading.Event(), threading.Event()
+    real = slow.reporting._real
+
+    def lingering(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        out.set()
+        assert on.wait(PATIENCE)
+
+    slow.reporting._real = lingering
+    last = slow.report(made() if given else None)
+    finish(quick.report())
+    assert out.wait(PATIENCE)
+    for rank in two.ranks:
+        rank.told(grace=10 * PATIENCE)
+    on.set()
+    finish(last)
+    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2  # the save is yet to come
+    slow.reporting._real = real
+    finish(quick.report(made()), slow.report())
+    assert [rank.parked for rank in two.ranks] == [True, True]
 
 
 def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(two: Group, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from lastcall.adapters.torch.script import points, scopes
 from lastcall.adapters.torch.script.learning import Learned
 from lastcall.adapters.torch.script.points import Point, Saves
-from lastcall.adapters.torch.script.scopes import Loop, Scope, below, spans
+from lastcall.adapters.torch.script.scopes import Scope, below, spans
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def _bind(inner: Scope, outer: Scope) -> None:
             callee = outer.called(node)
             if callee is not None and callee.code == inner.code:
                 inner.bound = callee.bound
+                outer.calling = node
                 return
 
 
 def _in_loop(scope: Scope) -> bool:
-    return any(isinstance(node, Loop) and spans(node, scope.line or 0) for node in below(scope.node))
+    return any(map(scope.repeats, below(scope.node)))

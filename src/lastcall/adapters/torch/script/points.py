@@ -100,8 +100,7 @@ def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:
     loops = [node for node in _ancestors(holder, scope.source) if isinstance(node, Loop)]
     if not (loops or looped):
         return None
-    inner = [node for node in below(current) if isinstance(node, Loop) and spans(node, scope.line)] if current is not None else []
-    near = not deep and not inner and not (isinstance(current, Loop) and spans(current, scope.line))
+    near = not deep and not (current is not None and any(map(scope.repeats, (current, *below(current)))))
     ahead = current is None or current.lineno < holder.lineno
     needs = list(to_reach(way.call, top, scope, passed=scope.line if ahead else 0))
     further = way.further

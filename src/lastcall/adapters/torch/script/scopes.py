@@ -14,6 +14,7 @@ from typing import Any
 from lastcall.adapters.torch.script import sources
 
 Loop = ast.For | ast.While | ast.AsyncFor
+_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _LISTED = 32  # callbacks
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Their functions hold no save of the script's, and are many.
@@ -41,7 +42,8 @@ def spans(node: ast.AST, line: int) -> bool:
 
 
 class Scope:
-    """`bound`: parameters, as the scope and the expression that they were given from. `line`: where the frame is, if it runs."""
+    """`bound`: parameters, as the scope and the expression that they were given from. `line`: where the frame is, if it runs;
+    `calling`: the call that it is in, if that is known."""
 
     def __init__(
         self,
@@ -55,6 +57,13 @@ class Scope:
         self.source, self.node, self.code, self.line = source, node, code, line
         self.space, self.own = space, own
         self.bound: dict[str, tuple[Scope, ast.expr]] = {}
+        self.calling: ast.Call | None = None
+
+    def repeats(self, node: ast.AST) -> bool:
+        """Whether what runs now is run again and again by this node: a loop, or a comprehension around the call that runs."""
+        if isinstance(node, _Comprehension):
+            return self.calling is not None and any(each is self.calling for each in below(node))
+        return isinstance(node, Loop) and self.line is not None and spans(node, self.line)
 
     @functools.cached_property
     def assigned(self) -> dict[str, list[tuple[ast.AST, ast.expr | None]]]:

@@ -53,6 +53,7 @@ def test_a_source_that_was_edited_since_is_not_believed(tmp_path: Path) -> None:
     ("shape", "near"),
     [
         (script_shapes.EPOCH_SHAPES["seed"], False),
+        (script_shapes.EPOCH_SHAPES["comprehension"], False),
         (script_shapes.STEP_SHAPES["plain"], True),
         (script_shapes.STEP_SHAPES["closure"], True),
     ],
