@@ -169,5 +169,6 @@ def _sentence(done: pausing.Paused) -> str:
     if any(item.outcome == "finished" for item in done.endings):
         return f"{target} finished before it could be paused."
     failed = sorted({item.words for item in done.endings if item.outcome == "not saved"})
-    why = output.printable("; ".join(failed)) or "its log says nothing of a save. Is it protected? (lastcall.dev/enabled)"
-    return f"{target} is paused, and has left WITHOUT saving: {why}. {again}"
+    if not failed:
+        return f"{target} is paused. Its log does not say whether it saved: it goes elsewhere, or the job is not protected. {again}"
+    return f"{target} is paused, and has left WITHOUT saving: {output.printable('; '.join(failed))}. {again}"

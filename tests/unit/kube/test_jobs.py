@@ -307,6 +307,10 @@ def test_a_loss_and_an_error_are_told_by_the_exit_code(cluster: Cluster) -> None
     cluster.pod("x-0", "job-name=x", says="bye")
     done = lastcall(cluster, "pause", "x", "--json")
     assert done.returncode == 1 and json.loads(done.stdout)["pods"] == [{"pod": "x-0", "outcome": None, "words": ""}]
+    jobs.resume(Kubectl(str(cluster.kubectl)), "x")
+    cluster.pod("x-0", "job-name=x", says="bye")
+    done = lastcall(cluster, "pause", "x")
+    assert done.returncode == 1 and "Its log does not say whether it saved" in done.stdout and "WITHOUT" not in done.stdout
     done = lastcall(cluster, "status", "y")
     assert (done.returncode, done.stdout) == (1, "") and "called y" in done.stderr
 
