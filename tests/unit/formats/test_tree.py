@@ -262,7 +262,7 @@ def test_a_foreign_that_never_ends_is_no_recursion_error() -> None:
         {"$x": 1},
         {1: 2},
         b"bytes",
-        object(),
+        pytest.param(object(), id="an object"),
         {"$": "tuple"},
         {"$": "tuple", "items": 3},
         {"$": "tuple", "items": {"a": 1}},
