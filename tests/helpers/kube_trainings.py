@@ -25,14 +25,16 @@ def job(
     resources: Object | None = None,
     grace: int | None = None,
     shell: bool = False,
+    logged: bool = False,
 ) -> Object:
     """The Job of somebody who has never heard of us, but for the annotations.
 
-    `folder` is its volume; `grace` what its pod says; `shell`: a shell stays above the training, and swallows what the kubelet signals.
+    `folder` is its volume; `grace` what its pod says; `shell`: a shell stays above the training, and swallows what the kubelet signals;
+    `logged`: what lastcall says is in the pod's log, where people look for it, and not in a file that outlives the pod.
     """
     mounts = {**kube_images.MOUNTS, "code": SCRIPT.parent}
     volumes = [{"name": key, "hostPath": {"path": str(path)}} for key, path in {**mounts, "data": folder}.items()]
-    training = f"{kube_images.PYTHON} -u {SCRIPT} /data >> /data/out 2>> /data/err"
+    training = f"{kube_images.PYTHON} -u {SCRIPT} /data >> /data/out{'' if logged else ' 2>> /data/err'}"
     container = {
         "name": "train",
         "image": kube_images.TRAINING,
