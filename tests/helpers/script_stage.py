@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
@@ -76,6 +77,7 @@ class Stage:
         self.because = ""
         self.saved: Path | None = None  # after the notice
         self.after = 0
+        self.trace: Any = None  # a trace function of somebody else's, before the run, and after it
         self._told = False
         self._at, self._act = at, act
         self._folder = folder
@@ -109,7 +111,12 @@ class Stage:
         return self.run_code(compile(self._path.read_text(), str(self._path), "exec"))
 
     def run_code(self, code: CodeType) -> Stage:
-        before = sys.gettrace()
+        """In a thread, as Ray does it: nothing of whoever runs the tests is among the frames of the script."""
+        with ThreadPoolExecutor(1) as training:
+            return training.submit(self._run_here, code).result()
+
+    def _run_here(self, code: CodeType) -> Stage:
+        sys.settrace(self.trace)
         sys.modules["script"] = self._script  # dataclasses look there
         hook = register_optimizer_step_post_hook(self._stepped)
         try:
@@ -123,7 +130,7 @@ class Stage:
             del sys.modules["script"]
             if self.script is not None:
                 self.script.cancel()
-            sys.settrace(before)
+            self.trace = sys.gettrace()
         return self
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:

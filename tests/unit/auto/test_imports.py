@@ -24,8 +24,8 @@ applied: list[types.ModuleType] = []
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules of a test are gone after it, and so are finders. Threads that other tests have left do not count."""
     modules, finders = set(sys.modules), list(sys.meta_path)
-    known = {thread.ident for thread in threading.enumerate() if thread is not threading.main_thread()}
-    frames = sys._current_frames
+    frames = sys._current_frames  # pytest-xdist's own thread is none of threading's
+    known = set(frames()) - {threading.main_thread().ident}
     monkeypatch.setattr(sys, "_current_frames", lambda: {thread: frame for thread, frame in frames().items() if thread not in known})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module written anew within a second would be taken for the old one
