@@ -137,7 +137,8 @@ def _document(request: Request, response: Object) -> Object:
 
 
 def _status(message: str) -> Object:
-    return {"status": "Failure", "reason": "Invalid", "code": 422, "message": message}
+    # Not "Invalid": kubectl 1.20 then says "The request is invalid", and keeps the message to itself
+    return {"status": "Failure", "reason": "BadRequest", "code": 400, "message": message}
 
 
 def _short(text: str) -> str:
