@@ -18,7 +18,7 @@ import os, time
 from helpers.kube_machine import Machine
 machine = Machine(os.environ["PATH"] + ":/usr/sbin:/sbin")
 machine.start("sh", "-c", "setsid sleep 1000 & mount -t tmpfs tmpfs /mnt; exec sleep 2000")
-machine.expect(lambda: "sleep 2000" in machine.run("ps", "ax"), "a server")
+machine.expect(lambda: "sleep 2000" in machine.run("ps", "axo", "args=").splitlines(), "a server")
 print(machine.folder, machine.network, *machine.pids(), flush=True)
 time.sleep(1000)
 """
@@ -31,10 +31,14 @@ def test_processes_mounts_and_network_end_with_the_tests_however_these_end(signu
         [sys.executable, "-c", _SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
     ) as tests:
         assert tests.stdout is not None
-        folder, network, *pids = tests.stdout.readline().split()
-        assert len(pids) >= 3 and not any(gone(int(pid)) for pid in pids)
-        assert f"{network}.2.1" in said("ip", "address")
-        tests.send_signal(signum)
+        try:
+            folder, network, *pids = tests.stdout.readline().split()
+            assert len(pids) >= 3 and not any(gone(int(pid)) for pid in pids)
+            assert f"{network}.2.1" in said("ip", "address")
+            tests.send_signal(signum)
+        except BaseException:
+            tests.kill()  # else its end would be waited for
+            raise
     until(lambda: all(gone(int(pid)) for pid in pids), lambda: f"the end of {pids}")
     until(lambda: not Path(folder).exists(), lambda: f"the end of {folder}")
     until(lambda: f"{network}." not in said("ip", "address") + said("ip", "route"), lambda: f"the end of {network}")
