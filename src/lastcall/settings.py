@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from lastcall import errors
+from lastcall import errors, parsing
 
 SaveStrategy = Literal["no", "steps", "epoch"]
 Mode = Literal["min", "max"]
@@ -33,11 +32,7 @@ LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
     "LASTCALL_REQUEUE_FILE",
     "LASTCALL_SLURM_LEAD_SECONDS",
 )
-SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_YES = ("1", "true", "yes", "on")
-_NO = ("0", "false", "no", "off")
-_MOST_THREADS = 64
 
 
 def fail(message: str) -> NoReturn:
@@ -45,122 +40,6 @@ def fail(message: str) -> NoReturn:
     if sys.stderr is not None:
         sys.stderr.write(f"lastcall: {message}\n")
     raise errors.ConfigError(message)
-
-
-# Parsers take text or a proper value. Their ValueError ends the sentence that begins with "name=value".
-
-
-def _flag(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = value.strip().lower() if isinstance(value, str) else ""
-    if text not in _YES + _NO:
-        raise ValueError("is neither yes nor no")
-    return text in _YES
-
-
-def _seconds(value: object) -> float:
-    try:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError("is not a number of seconds") from None
-    if not math.isfinite(number):
-        raise ValueError("is not a finite number of seconds")
-    if number < 0:
-        raise ValueError("is negative")
-    return number
-
-
-def _some_seconds(value: object) -> float:
-    number = _seconds(value)
-    if number == 0:
-        raise ValueError("leaves no time to save anything")
-    return number
-
-
-def _whole(value: object) -> int:
-    try:
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ValueError
-        return int(value)
-    except ValueError:
-        raise ValueError("is not a whole number") from None
-
-
-def _positive(value: object) -> int:
-    number = _whole(value)
-    if number < 1:
-        raise ValueError("is less than 1")
-    return number
-
-
-def _threads(value: object) -> int:
-    number = _positive(value)
-    if number > _MOST_THREADS:
-        raise ValueError(f"is more than {_MOST_THREADS}")
-    return number
-
-
-def _exit_code(value: object) -> int:
-    number = _whole(value)
-    if number == 0:
-        raise ValueError("would say that training finished, and nothing would bring the run back")
-    if not 1 <= number <= 255:
-        raise ValueError("is not an exit code")
-    return number
-
-
-def _port(value: object) -> int:
-    number = _whole(value)
-    if not 0 <= number <= 65535:
-        raise ValueError("is not a port")
-    return number
-
-
-def _file(value: object) -> str:
-    text = value.strip() if isinstance(value, str) else ""
-    if not text or "\0" in text:
-        raise ValueError("is not the path of a file")
-    return text
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("is not a name")
-    return value.strip()
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
-    """Any case is taken; the result is spelt as in `choices`. Transformers' IntervalStrategy is text, too."""
-
-    def parse(value: object) -> str:
-        text = value.strip().lower() if isinstance(value, str) else None
-        for choice in choices:
-            if choice.lower() == text:
-                return choice
-        raise ValueError("is not one of the choices")
-
-    return parse
-
-
-def _signals(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) and value.strip().lower() == "none":
-        return ()
-    if isinstance(value, str):
-        names = [name for name in value.split(",") if name.strip()]
-        if not names:
-            raise ValueError("names no signal")
-    elif isinstance(value, list | tuple):
-        names = list(value)
-    else:
-        raise ValueError("is not a list of signal names")
-    known = _one_of(SIGNALS)
-    try:
-        return tuple(dict.fromkeys(known(name) for name in names))
-    except ValueError:
-        raise ValueError("names a signal that lastcall does not listen to") from None
 
 
 @dataclass(frozen=True)
@@ -179,43 +58,43 @@ class Setting:
 _YES_OR_NO = "1 or 0 (true/false, yes/no, on/off)"
 
 JIT = (
-    Setting("enabled", "LASTCALL_ENABLED", True, _flag, _YES_OR_NO, "1", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED"),
+    Setting("enabled", "LASTCALL_ENABLED", True, parsing.flag, _YES_OR_NO, "1", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED"),
     Setting(
         "kill_wait",
         "LASTCALL_KILL_WAIT_SECONDS",
         3.0,
-        _seconds,
+        parsing.seconds,
         "a number of at least 0",
         "3.0",
         "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT",
     ),
-    Setting("grace", "LASTCALL_GRACE_SECONDS", 30.0, _some_seconds, "a number greater than 0", "30.0"),
+    Setting("grace", "LASTCALL_GRACE_SECONDS", 30.0, parsing.some_seconds, "a number greater than 0", "30.0"),
     Setting(
         "signals",
         "LASTCALL_SIGNALS",
         ("SIGTERM",),
-        _signals,
-        f"one or more of {', '.join(SIGNALS)}, or none",
+        parsing.signals,
+        f"one or more of {', '.join(parsing.SIGNALS)}, or none",
         "SIGTERM,SIGUSR1",
     ),
-    Setting("stop_file", "LASTCALL_STOP_FILE", None, _file, "the path of a file", "/tmp/stop"),
-    Setting("rescue", "LASTCALL_RESCUE", True, _flag, _YES_OR_NO, "1"),
-    Setting("spare", "LASTCALL_SPARE", True, _flag, _YES_OR_NO, "1"),
-    Setting("guard", "LASTCALL_GUARD", False, _flag, _YES_OR_NO, "1"),
-    Setting("guard_steps", "LASTCALL_GUARD_STEPS", None, _positive, "a whole number of at least 1", "10"),
-    Setting("guard_seconds", "LASTCALL_GUARD_SECONDS", None, _some_seconds, "a number greater than 0", "30"),
-    Setting("guard_folder", "LASTCALL_GUARD_FOLDER", "/dev/shm", _text, "a folder in memory", "/dev/shm"),
-    Setting("huge_pages", "LASTCALL_HUGE_PAGES", True, _flag, _YES_OR_NO, "1"),
-    Setting("threads", "LASTCALL_WRITER_THREADS", 16, _threads, f"a whole number from 1 to {_MOST_THREADS}", "16"),
-    Setting("ranks", "LASTCALL_RANKS", "together", _one_of(("together", "separate")), "one of together, separate", "together"),
-    Setting("on_hang", "LASTCALL_ON_HANG", "save", _one_of(("save", "exit")), "one of save, exit", "save"),
-    Setting("hang_seconds", "LASTCALL_HANG_SECONDS", 30.0, _some_seconds, "a number greater than 0", "30.0"),
-    Setting("exit_code", "LASTCALL_EXIT_CODE", 75, _exit_code, "a whole number from 1 to 255", "75"),
-    Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", _one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
-    Setting("progress_port", "LASTCALL_PROGRESS_PORT", None, _port, "a port from 0 to 65535 (0: any that is free)", "28080"),
-    Setting("run_id", "LASTCALL_RUN_ID", None, _text, "a name that no other run in this directory has", "exp1"),
-    Setting("directory", "LASTCALL_DIRECTORY", None, _text, "a folder that outlives the process", "/mnt/checkpoints/exp1"),
-    Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, _flag, _YES_OR_NO, "1"),
+    Setting("stop_file", "LASTCALL_STOP_FILE", None, parsing.file, "the path of a file", "/tmp/stop"),
+    Setting("rescue", "LASTCALL_RESCUE", True, parsing.flag, _YES_OR_NO, "1"),
+    Setting("spare", "LASTCALL_SPARE", True, parsing.flag, _YES_OR_NO, "1"),
+    Setting("guard", "LASTCALL_GUARD", False, parsing.flag, _YES_OR_NO, "1"),
+    Setting("guard_steps", "LASTCALL_GUARD_STEPS", None, parsing.positive, "a whole number of at least 1", "10"),
+    Setting("guard_seconds", "LASTCALL_GUARD_SECONDS", None, parsing.some_seconds, "a number greater than 0", "30"),
+    Setting("guard_folder", "LASTCALL_GUARD_FOLDER", "/dev/shm", parsing.text, "a folder in memory", "/dev/shm"),
+    Setting("huge_pages", "LASTCALL_HUGE_PAGES", True, parsing.flag, _YES_OR_NO, "1"),
+    Setting("threads", "LASTCALL_WRITER_THREADS", 16, parsing.threads, f"a whole number from 1 to {parsing.MOST_THREADS}", "16"),
+    Setting("ranks", "LASTCALL_RANKS", "together", parsing.one_of(("together", "separate")), "one of together, separate", "together"),
+    Setting("on_hang", "LASTCALL_ON_HANG", "save", parsing.one_of(("save", "exit")), "one of save, exit", "save"),
+    Setting("hang_seconds", "LASTCALL_HANG_SECONDS", 30.0, parsing.some_seconds, "a number greater than 0", "30.0"),
+    Setting("exit_code", "LASTCALL_EXIT_CODE", 75, parsing.exit_code, "a whole number from 1 to 255", "75"),
+    Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", parsing.one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
+    Setting("progress_port", "LASTCALL_PROGRESS_PORT", None, parsing.port, "a port from 0 to 65535 (0: any that is free)", "28080"),
+    Setting("run_id", "LASTCALL_RUN_ID", None, parsing.text, "a name that no other run in this directory has", "exp1"),
+    Setting("directory", "LASTCALL_DIRECTORY", None, parsing.text, "a folder that outlives the process", "/mnt/checkpoints/exp1"),
+    Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, parsing.flag, _YES_OR_NO, "1"),
 )
 
 PERIODIC = (
@@ -223,15 +102,15 @@ PERIODIC = (
         "save_strategy",
         "LASTCALL_SAVE_STRATEGY",
         "no",
-        _one_of(("no", "steps", "epoch")),
+        parsing.one_of(("no", "steps", "epoch")),
         "one of no, steps, epoch",
         "steps",
     ),
-    Setting("save_steps", "LASTCALL_SAVE_STEPS", None, _positive, "a whole number of at least 1", "500"),
-    Setting("save_total_limit", "LASTCALL_SAVE_TOTAL_LIMIT", None, _positive, "a whole number of at least 1", "3"),
-    Setting("monitor", "LASTCALL_MONITOR", None, _text, "the name of a reported metric", "eval_loss"),
-    Setting("mode", "LASTCALL_MODE", "min", _one_of(("min", "max")), "one of min, max", "min"),
-    Setting("save_best_only", "LASTCALL_SAVE_BEST_ONLY", False, _flag, _YES_OR_NO, "1"),
+    Setting("save_steps", "LASTCALL_SAVE_STEPS", None, parsing.positive, "a whole number of at least 1", "500"),
+    Setting("save_total_limit", "LASTCALL_SAVE_TOTAL_LIMIT", None, parsing.positive, "a whole number of at least 1", "3"),
+    Setting("monitor", "LASTCALL_MONITOR", None, parsing.text, "the name of a reported metric", "eval_loss"),
+    Setting("mode", "LASTCALL_MODE", "min", parsing.one_of(("min", "max")), "one of min, max", "min"),
+    Setting("save_best_only", "LASTCALL_SAVE_BEST_ONLY", False, parsing.flag, _YES_OR_NO, "1"),
 )
 
 
