@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
+from helpers.http_servers import Served
 from helpers.kubeflow_objects import RUNTIME
 
 _GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
 
 
-class FakeApi:
+class FakeApi(Served):
     def __init__(self, folder: Path) -> None:
         self.created: list[dict[str, Any]] = []
         handler = type("Handler", (_Handler,), {"api": self})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        super().__init__(handler)
         self.kubeconfig = folder / "kubeconfig"
-        cluster = {"name": "fake", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}
+        cluster = {"name": "fake", "cluster": {"server": self.address}}
         context = {"name": "fake", "context": {"cluster": "fake", "user": "fake"}}
         whole = {"clusters": [cluster], "contexts": [context], "users": [{"name": "fake", "user": {}}], "current-context": "fake"}
         self.kubeconfig.write_text(json.dumps(whole))
-
-    def __enter__(self) -> FakeApi:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

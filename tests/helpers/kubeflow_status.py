@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from helpers.http_servers import Served
 
-class Controller:
+
+class Controller(Served):
     """`told`: each status; `asked`: each request, with its path and its token."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -34,20 +36,8 @@ class Controller:
 
             def log_message(self, format: str, *args: object) -> None: ...
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status"
-
-    def __enter__(self) -> Controller:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(Handler, tls)
+        self.url = f"{self.address}/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status"
 
     def wait(self, condition: Callable[[], object]) -> None:
         with self.changed:

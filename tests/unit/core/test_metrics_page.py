@@ -13,33 +13,20 @@ from typing import Any
 
 import pytest
 
-from lastcall import events, testing
+from helpers.reported import Reported
 from lastcall.core import metrics_page
 from lastcall.core.metrics_page import MetricsPage
-from lastcall.core.report import Report
 
 NUMBERS = {"progressPercentage": int, "estimatedRemainingSeconds": int, "currentStep": int, "totalSteps": int,
            "currentEpoch": float, "totalEpochs": int, "trainMetrics": dict, "evalMetrics": dict}  # fmt: skip
 
 
-class Case:
+class Case(Reported):
     """A session as far as the page knows it."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        self.clock = testing.FakeClock()
-        self.log = events.EventLog(folder / "events-0.jsonl", self.clock)
-        self.progress = events.Progress(folder / "progress.json", self.clock, total=200)
-        self.page = MetricsPage(port, Report(self.progress, self.log, self.clock))
-
-    def at(self, step: int, *more: Any, seconds: float = 1.0) -> Case:
-        self.clock.advance(seconds)
-        self.progress.update(step, *more)
-        self.progress.flush()
-        return self
-
-    def event(self, kind: str, **fields: object) -> Case:
-        self.log.emit(kind, **fields)
-        return self
+        super().__init__(folder)
+        self.page = MetricsPage(port, self.report)
 
     def start(self, resumed: str | None = None, incarnation: int = 1) -> Case:
         return self.event("start", incarnation=incarnation, resumed=resumed, seconds=0.1)

@@ -4,13 +4,11 @@ import logging
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from helpers.kubeflow_status import Controller, metrics
-from lastcall import events, testing
-from lastcall.core.report import Report
+from helpers.reported import Reported
 from lastcall.core.status_push import StatusPush, status_of
 from lastcall.kube import certificates
 from lastcall.settings import StatusServer
@@ -22,25 +20,12 @@ def controller() -> Iterator[Controller]:
         yield controller
 
 
-class Case:
+class Case(Reported):
     def __init__(self, folder: Path, url: str, ca_file: str | None = None) -> None:
-        self.clock = testing.FakeClock()
-        self.log = events.EventLog(folder / "events-0.jsonl", self.clock)
-        self.progress = events.Progress(folder / "progress.json", self.clock, total=200)
-        self.report = Report(self.progress, self.log, self.clock)
+        super().__init__(folder)
         self.token = folder / "token"
         self.token.write_text("secret\n")
         self.push = StatusPush(StatusServer(url, ca_file, str(self.token)), self.report, interval=0.01)
-
-    def at(self, step: int, *more: Any) -> Case:
-        self.clock.advance(1.0)
-        self.progress.update(step, *more)
-        self.progress.flush()
-        return self
-
-    def event(self, kind: str, **fields: object) -> Case:
-        self.log.emit(kind, **fields)
-        return self
 
 
 @pytest.fixture
