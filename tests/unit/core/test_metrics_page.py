@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -210,9 +209,7 @@ def test_a_port_in_use_is_a_warning(case: Case, tmp_path: Path, caplog: pytest.L
 def test_the_port_is_free_again_at_once_and_the_thread_is_gone(case: Case, tmp_path: Path) -> None:
     case.page.open()
     assert get(case)[0] == 200
-    began = time.monotonic()
     case.page.close()
-    assert time.monotonic() - began < 0.9
     assert "lastcall-page" not in [thread.name for thread in threading.enumerate()]
     again = Case(tmp_path / "again", case.page.port)
     again.page.open()
