@@ -1,16 +1,24 @@
-"""For all tests. One nursery serves those that start scripts; what a test leaves running is ended after it."""
+"""For all tests. One nursery serves those that start scripts; what a test leaves running is ended after it.
+
+Hypothesis draws the same examples in every run, so that what failed fails again. LASTCALL_TEST_RANDOM=1 draws others each time, to look
+for what was not found yet.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from helpers import findings_table
 from helpers.nursery import Nursery, opened
 
+settings.register_profile("lastcall", derandomize=not os.environ.get("LASTCALL_TEST_RANDOM"), database=None)
+settings.load_profile("lastcall")
 
 def pytest_configure() -> None:
     """A runner started in the background of a shell has SIGINT ignored, and so would every process that the tests start."""

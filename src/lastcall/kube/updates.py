@@ -25,9 +25,10 @@ def replaces_pods(kind: Kind, old: Object, new: Object, put_back: Sequence[Objec
 def lost(old: Object, new: Object, *, options: Options, namespace: Mapping[str, str] | None) -> tuple[Object, ...]:
     """The operations that put back what the update has removed: those that the new object needs, as it was annotated, and the old
     one does not. A field that an older API server drops is missing in both, and is not asked for again and again."""
-    metadata = {**(at(new, ("metadata",)) or {}), "annotations": at(old, ("metadata", "annotations"))}
+    metadata = at(new, ("metadata",))
+    as_before = {**(metadata if isinstance(metadata, dict) else {}), "annotations": at(old, ("metadata", "annotations"))}
     try:
-        wanted = inject.patch({**new, "metadata": metadata}, options=options, namespace=namespace)
+        wanted = inject.patch({**new, "metadata": as_before}, options=options, namespace=namespace)
         missing = inject.patch(old, options=options, namespace=namespace)
     except AnnotationError:
         return ()

@@ -172,3 +172,11 @@ def test_a_wrong_value_that_was_there_before_does_not_stand_in_the_way() -> None
 def test_an_object_that_is_being_deleted_is_never_refused() -> None:
     wrong = job({"lastcall.dev/enabled": "sure"}, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
     assert response(objects.review(wrong, "UPDATE", job({})))["allowed"] is True
+
+
+@pytest.mark.parametrize("metadata", [True, 5, "text", [], None])
+@pytest.mark.parametrize("old", [{}, {"metadata": True}, job()])
+def test_an_update_without_proper_metadata_is_admitted_as_it_is(metadata: Any, old: Any) -> None:
+    new = {**job(), "metadata": metadata}
+    answer = answered(objects.review(new, "UPDATE", old), namespace=ON)
+    assert answer.failure is None and answer.document["response"]["allowed"] is True
