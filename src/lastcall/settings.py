@@ -95,6 +95,7 @@ JIT = (
     Setting("run_id", "LASTCALL_RUN_ID", None, parsing.text, "a name that no other run in this directory has", "exp1"),
     Setting("directory", "LASTCALL_DIRECTORY", None, parsing.text, "a folder that outlives the process", "/mnt/checkpoints/exp1"),
     Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, parsing.flag, _YES_OR_NO, "1"),
+    Setting("mirror", "LASTCALL_MIRROR", None, parsing.place, "s3://BUCKET/PREFIX or file:///FOLDER", "s3://runs/exp1"),
 )
 
 PERIODIC = (
@@ -168,6 +169,9 @@ class JITCheckpointConfig:
     """Where a Trainer's checkpoints go, whatever its script calls output_dir. None: where the script says."""
     progress_push: bool
     """In a pod that Kubeflow Trainer asks for its status, rank 0 reports its progress there."""
+    mirror: str | None
+    """A second place for the checkpoints, s3://BUCKET/PREFIX or file:///FOLDER: they are copied there once they are committed, and
+    fetched from there where the directory has none that is as new."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -194,6 +198,7 @@ class JITCheckpointConfig:
         directory: str | None = None,
         progress_push: bool | None = None,
         stop_file: str | None = None,
+        mirror: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -220,6 +225,7 @@ class JITCheckpointConfig:
             "directory": directory,
             "progress_push": progress_push,
             "stop_file": stop_file,
+            "mirror": mirror,
         }
         _fill(self, JIT, given, environ)
         if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):

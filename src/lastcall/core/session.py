@@ -10,6 +10,7 @@ The way of a notice from its arrival to the boundary or the rescue is in `servin
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import logging
 import threading
@@ -29,6 +30,7 @@ from lastcall.core.joint import Joint
 from lastcall.core.latch import Latch
 from lastcall.core.leaving import Leaving
 from lastcall.core.metrics_page import MetricsPage
+from lastcall.core.mirror import Mirror
 from lastcall.core.outside import Outside
 from lastcall.core.periodic import Periodic
 from lastcall.core.preparing import Preparing
@@ -48,6 +50,7 @@ from lastcall.types import Capture, Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
 _NUDGE = 0.25  # seconds
+_LAST = 0.5  # seconds kept back before the deadline for the way out
 _MANUAL = 60.0  # seconds that run.save() waits for the other ranks, at least
 Boundary = tuple[int, int]
 
@@ -166,6 +169,10 @@ class Session:
         self.preparing = Preparing(self)
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
         self.leaving = Leaving(self.catalog.private, rank)
+        self.mirror: Mirror | None = None
+        if jit.mirror is not None:
+            self.mirror = Mirror(jit.mirror, self.catalog, self.clock, self.events, lambda: self.keep)
+            self.budget.afterwards = self.mirror.seconds
         self.guard: Guard | None = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -238,6 +245,8 @@ class Session:
                 try:
                     if (notice := self.latch.notice) is not None:
                         self.leaving.say(notice.reason, _left(notice, self.clock) or self.jit.grace)
+                        if self.mirror is not None and self._speaks():
+                            self.mirror.leaving(notice.reason, _left(notice, self.clock) or self.jit.grace)
                     self.serving.run()
                 except Exception:
                     log.exception("A fault in lastcall: the next boundary does what it can")
@@ -346,10 +355,20 @@ class Session:
             written=record.written, path=entry.path.name,
         )  # fmt: skip
         self.outside.tell(step=self.subject.step, checkpoint=entry.path.name)
+        self.copy(entry)
         if self.catalog.held:
             for path in self.catalog.prune(self.keep):
                 self.events.emit("pruned", path=path.name)
         space.warn_if_short(self.catalog, record.written)
+
+    def copy(self, entry: catalogs.Entry) -> None:
+        """Have it copied to the mirror, where there is one."""
+        if self.mirror is not None and self._speaks():
+            self.mirror.push(entry, urgent=self.latch.raised or self.pressing is not None)
+
+    def _speaks(self) -> bool:
+        """Whether this rank does what only one of them does: the lowest one that is alive."""
+        return self.ranks is None or self.ranks.rank == min(set(range(self.ranks.size)) - self.ranks.gone(), default=0)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
@@ -420,7 +439,20 @@ class Session:
             left_alone = self.outcome in (Outcome.FAILED, Outcome.FINISHED) and not self.outside.launched
             safe = self.committed == self.subject.boundary or left_alone
             self.guard.close(keep=not safe)
+        if self.mirror is not None:
+            self._settle(self.mirror)
         self.outside.tell(step=self.subject.step, outcome=outcome)
+
+    def _settle(self, mirror: Mirror) -> None:
+        """Nobody leaves before the checkpoints are copied, as long as there is time. Whoever has finished has all the time."""
+        if self.outcome is Outcome.FINISHED:
+            mirror.settle(None)
+            if self._speaks():
+                atexit.register(mirror.copy_rest)
+        elif self.latch.raised:
+            mirror.settle(self.serving.deadline() - _LAST)
+        else:
+            mirror.settle(self.clock.now() + self.jit.grace)
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""

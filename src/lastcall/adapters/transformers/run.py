@@ -70,6 +70,7 @@ class TrainerRun:
         try:
             if entry is not None:
                 self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
+                self._bring_best(entry)
             chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted)
             if not chosen.ours and (named := self._one_of_ours(chosen.path)) is not None:
                 entry, chosen = named, dataclasses.replace(chosen, ours=True)
@@ -91,6 +92,13 @@ class TrainerRun:
         for tell in listeners.begun:
             tell(self)
         return chosen.path
+
+    def _bring_best(self, entry: Entry) -> None:
+        """load_best_model_at_end will look for it in the directory, which may be a new one."""
+        if self.session.mirror is not None and self.session.world.rank == 0 and entry.record.file("trainer_state.json") is not None:
+            best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
+            if best:
+                self.session.mirror.bring(Path(best).name)
 
     @property
     def listening(self) -> bool:
