@@ -20,6 +20,7 @@ from helpers.nursery import Nursery, opened
 settings.register_profile("lastcall", derandomize=not os.environ.get("LASTCALL_TEST_RANDOM"), database=None)
 settings.load_profile("lastcall")
 
+
 def pytest_configure() -> None:
     """A runner started in the background of a shell has SIGINT ignored, and so would every process that the tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

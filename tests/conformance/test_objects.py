@@ -142,6 +142,16 @@ def test_wrong_credentials_are_refused(bucket: Server, monkeypatch: pytest.Monke
         objects.opened("s3://runs/exp1").names()
 
 
+def test_keys_may_lie_in_a_folder_and_variables_win(bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.delenv(name)
+        (tmp_path / name).write_text(f"{value}\n")
+    objects.opened(f"s3://runs/{tmp_path.name}", str(tmp_path)).write("a", b"")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(errors.StorageRefused):
+        objects.opened("s3://runs/exp1", str(tmp_path)).names()
+
+
 def test_no_credentials_are_refused(bucket: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -28,7 +28,12 @@ class Server:
     @property
     def environment(self) -> dict[str, str]:
         """As OpenShift AI's data connections name it."""
-        return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_S3_ENDPOINT": self.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+        return {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_S3_ENDPOINT": self.endpoint,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
 
     def bucket(self, name: str) -> Path:
         """Make it; its objects are files in this folder."""

@@ -70,8 +70,12 @@ class _Held:
 
 
 class Mirror:
-    def __init__(self, url: str, catalog: Catalog, clock: clocks.Clock, events: EventLog, keep: Callable[[], Keep]) -> None:
+    def __init__(
+        self, url: str, catalog: Catalog, clock: clocks.Clock, events: EventLog, keep: Callable[[], Keep], keys: str | None = None
+    ) -> None:
+        """`keys`: a folder with the credentials."""
         self.url = url
+        self._keys = keys
         self._catalog = catalog
         self._clock = clock
         self._events = events
@@ -91,7 +95,7 @@ class Mirror:
     @property
     def place(self) -> Objects:
         if self._place is None:
-            self._place = objects.opened(self.url)
+            self._place = objects.opened(self.url, self._keys)
         return self._place
 
     # ---- start -----------------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class Session:
         self.leaving = Leaving(self.catalog.private, rank)
         self.mirror: Mirror | None = None
         if jit.mirror is not None:
-            self.mirror = Mirror(jit.mirror, self.catalog, self.clock, self.events, lambda: self.keep)
+            self.mirror = Mirror(jit.mirror, self.catalog, self.clock, self.events, lambda: self.keep, jit.mirror_keys)
             self.budget.afterwards = self.mirror.seconds
         self.guard: Guard | None = None
         self._wake = threading.Event()

@@ -51,14 +51,15 @@ class Objects(Protocol):
         """How many seconds ago it was written, by one clock; None where there is none."""
 
 
-def opened(url: str) -> Objects:
+def opened(url: str, keys: str | None = None) -> Objects:
+    """`keys`: a folder with the credentials, where they are not found otherwise."""
     scheme, place = parsing.split_place(url)
     if scheme == "file":
         return Folder(Path("/", place))
     from lastcall.storage import s3
 
     bucket, _, prefix = place.partition("/")
-    return s3.Bucket(bucket, prefix)
+    return s3.Bucket(bucket, prefix, keys)
 
 
 class Folder:

@@ -36,7 +36,8 @@ _FOR_GOOD = {  # what a second attempt does not mend, and what the user can do a
 
 
 class Bucket:
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, keys: str | None = None) -> None:
+        """`keys`: a folder that a secret with the credentials is mounted at, where there is one."""
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         try:
@@ -50,7 +51,8 @@ class Bucket:
         self._errors: tuple[type[Exception], ...] = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Boto3Error)
         self._never = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
         self._config = TransferConfig
-        endpoint = os.environ.get("AWS_S3_ENDPOINT") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+        said = settings.s3_connection(keys)
+        endpoint = said.get("AWS_S3_ENDPOINT") or said.get("AWS_ENDPOINT_URL_S3") or said.get("AWS_ENDPOINT_URL")
         config = botocore.config.Config(
             retries={"mode": "standard", "max_attempts": 4},
             connect_timeout=10,
@@ -61,7 +63,12 @@ class Bucket:
             s3={"addressing_style": "path"} if endpoint else {},
         )
         with self._translated("the store's address or region is wrong"):
-            session = boto3.session.Session()
+            session = boto3.session.Session(
+                aws_access_key_id=said.get("AWS_ACCESS_KEY_ID"),
+                aws_secret_access_key=said.get("AWS_SECRET_ACCESS_KEY"),
+                aws_session_token=said.get("AWS_SESSION_TOKEN"),
+                region_name=said.get("AWS_DEFAULT_REGION"),
+            )
             region = session.region_name or ("us-east-1" if endpoint else None)
             self._client: Any = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
 
@@ -150,4 +157,3 @@ class Bucket:
 def _code(error: Exception) -> str:
     answer = getattr(error, "response", None) or getattr(error.__cause__ or error.__context__, "response", None) or {}
     return str(answer.get("Error", {}).get("Code", ""))
-
