@@ -42,23 +42,23 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(folder: Path, port: int | None = None) -> Iterator[Server]:
+def served(folder: Path, port: int | None = None, host: str = "127.0.0.1") -> Iterator[Server]:
     port = port or ports.free_port()
     folder.mkdir(parents=True, exist_ok=True)
     rclone = RCLONE if RCLONE.exists() else Path(shutil.which("rclone") or "rclone")
-    arguments = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off", str(folder)]
+    arguments = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"{host}:{port}", "--vfs-cache-mode", "off", str(folder)]
     environment = {**os.environ, "RCLONE_CONFIG": "/dev/null"}
     with open(folder.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen([rclone, *arguments], stdout=log, stderr=log, env=environment)
     try:
-        until(lambda: _answers(port), "the S3 server")
-        yield Server(folder, f"http://127.0.0.1:{port}", process)
+        until(lambda: _answers(host, port), "the S3 server")
+        yield Server(folder, f"http://{host}:{port}", process)
     finally:
         process.kill()
         process.wait()
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
         return True
     return False
