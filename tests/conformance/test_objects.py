@@ -161,6 +161,33 @@ def test_no_credentials_are_refused(bucket: Server, monkeypatch: pytest.MonkeyPa
         objects.opened("s3://runs/exp1").names()
 
 
+@pytest.mark.parametrize("endpoint", ["minio:9000", "http://"])
+def test_an_address_that_is_none_is_refused(bucket: Server, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_S3_ENDPOINT", endpoint)
+    with pytest.raises(errors.StorageRefused, match="endpoint"):
+        objects.opened("s3://runs/exp1")
+
+
+def test_what_is_no_name_of_a_bucket_is_refused(bucket: Server) -> None:
+    with pytest.raises(errors.StorageRefused, match="bucket name"):
+        objects.opened("s3://runs!/exp1").names()
+
+
+def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.StorageRefused, match="could not be written"):
+        objects.opened(f"file://{tmp_path}/file/exp1").write("a", b"")
+
+
+def test_what_somebody_was_killed_over_goes_with_the_rest_of_its_folder(tmp_path: Path) -> None:
+    place = objects.opened(f"file://{tmp_path}/mirror")
+    place.write("checkpoint-1/deep/a", b"")
+    (tmp_path / "mirror" / "checkpoint-1" / "deep" / ".lastcall-part-1-2").write_bytes(b"half")
+    assert set(place.names()) == {"checkpoint-1/deep/a"}
+    place.remove(["checkpoint-1/deep/a"])
+    assert list((tmp_path / "mirror").iterdir()) == []
+
+
 def test_a_store_that_does_not_answer_is_an_error_that_may_pass(bucket: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_S3_ENDPOINT", f"http://127.0.0.1:{ports.free_port()}")
     with pytest.raises(errors.StorageError) as raised:

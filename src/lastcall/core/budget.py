@@ -37,15 +37,17 @@ class Budget:
         """What a save of so many bytes is expected to take, cautiously."""
         return FIXED + SAFETY * nbytes / self.bandwidth
 
-    def until_safe(self, nbytes: int) -> float:
-        """... with what follows it before the process may be killed."""
-        return self.seconds(nbytes) + self.afterwards(nbytes)
+    def until_safe(self, nbytes: int, deadline: float) -> float:
+        """... with what follows it before the process may be killed, where the time that is left can hold both: nothing is gained by
+        hurrying towards a copy that will not be whole."""
+        both = self.seconds(nbytes) + self.afterwards(nbytes)
+        return both if both <= deadline - self._clock.now() else self.seconds(nbytes)
 
     def kill_wait(self, wanted: float, nbytes: int, deadline: float | None) -> float:
         """How long to wait before the save, cut short where the grace would not hold both."""
         if deadline is None:
             return wanted
-        return max(0.0, min(wanted, deadline - self._clock.now() - self.until_safe(nbytes) - 1.0))
+        return max(0.0, min(wanted, deadline - self._clock.now() - self.until_safe(nbytes, deadline) - 1.0))
 
     def plan(self, nbytes: int, deadline: float | None) -> Plan:
         needed = self.seconds(nbytes)

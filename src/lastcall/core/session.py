@@ -10,7 +10,6 @@ The way of a notice from its arrival to the boundary or the rescue is in `servin
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import logging
 import threading
@@ -21,7 +20,7 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, memory, settings
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, restore, shares, space
+from lastcall.core import exits, restore, settling, shares, space
 from lastcall.core.budget import Budget
 from lastcall.core.gate import Gate
 from lastcall.core.gathering import Gathering, Order
@@ -50,7 +49,6 @@ from lastcall.types import Capture, Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
 _NUDGE = 0.25  # seconds
-_LAST = 0.5  # seconds kept back before the deadline for the way out
 _MANUAL = 60.0  # seconds that run.save() waits for the other ranks, at least
 Boundary = tuple[int, int]
 
@@ -245,7 +243,7 @@ class Session:
                 try:
                     if (notice := self.latch.notice) is not None:
                         self.leaving.say(notice.reason, _left(notice, self.clock) or self.jit.grace)
-                        if self.mirror is not None and self._speaks():
+                        if self.mirror is not None and self.speaks():
                             self.mirror.leaving(notice.reason, _left(notice, self.clock) or self.jit.grace)
                     self.serving.run()
                 except Exception:
@@ -363,10 +361,10 @@ class Session:
 
     def copy(self, entry: catalogs.Entry) -> None:
         """Have it copied to the mirror, where there is one."""
-        if self.mirror is not None and self._speaks():
+        if self.mirror is not None and self.speaks():
             self.mirror.push(entry, urgent=self.latch.raised or self.pressing is not None)
 
-    def _speaks(self) -> bool:
+    def speaks(self) -> bool:
         """Whether this rank does what only one of them does: the lowest one that is alive."""
         return self.ranks is None or self.ranks.rank == min(set(range(self.ranks.size)) - self.ranks.gone(), default=0)
 
@@ -440,27 +438,16 @@ class Session:
             safe = self.committed == self.subject.boundary or left_alone
             self.guard.close(keep=not safe)
         if self.mirror is not None:
-            self._settle(self.mirror)
+            settling.settle(self, self.mirror)
         self.outside.tell(step=self.subject.step, outcome=outcome)
-
-    def _settle(self, mirror: Mirror) -> None:
-        """Nobody leaves before the checkpoints are copied, as long as there is time. Whoever has finished has all the time."""
-        if self.outcome is Outcome.FINISHED:
-            mirror.settle(None)
-            if self._speaks():
-                atexit.register(mirror.copy_rest)
-        elif self.latch.raised:
-            mirror.settle(self.serving.deadline() - _LAST)
-        else:
-            mirror.settle(self.clock.now() + self.jit.grace)
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
         self.background.wait()
         self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
+        self.serving.close()  # first: while this thread waits for the mirror, the agent must not take it for one that is stuck
         self.left()
         self._stopping.set()
-        self.serving.close()
         self._wake.set()
         if self.ranks is not None:
             self.ranks.close()

@@ -167,7 +167,7 @@ class Starting:
             session.background.best = best.record.metrics[session.keep.monitor]
         session.saver.follow(entries, entry)
         if entry is not None and session.mirror is not None and session.world.rank == 0 and not session.mirror.has(entry.record):
-            session.mirror.push(entry)
+            session.mirror.push(entry, rotate=False)  # what an adapter wants to be kept is not known yet
         if entry is None:
             log.info("Starting from the beginning: %s holds no checkpoint", session.catalog.root)
         else:

@@ -6,6 +6,7 @@ a whole or not at all. Whatever goes wrong is a StorageError with the name in it
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from lastcall.storage import files as storage
 Moved = Callable[[int], None]  # told of so many bytes more; what it raises ends the transfer
 _PIECE = 8 * 1024 * 1024
 _TEMPORARY = ".lastcall-part-"
+_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)  # what a second attempt does not mend
 
 
 def nothing(moved: int) -> None:
@@ -42,7 +44,7 @@ class Objects(Protocol):
     def fetch(self, name: str, path: Path, moved: Moved = nothing) -> None: ...
 
     def copy(self, old: str, new: str) -> None:
-        """Without the bytes coming by here."""
+        """Without the bytes coming by here. An error where the place cannot: a file may be too large for it."""
 
     def remove(self, names: Iterable[str]) -> None:
         """What is not there is no error."""
@@ -75,16 +77,23 @@ class Folder:
 
     def names(self, prefix: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
-        for folder, _, files in os.walk(self._root):
+        for folder, _, files in os.walk(self._root, onerror=self._unreadable):
             for file in files:
                 path = Path(folder, file)
                 name = path.relative_to(self._root).as_posix()
                 if name.startswith(prefix) and not file.startswith(_TEMPORARY):
                     try:
                         found[name] = path.stat(follow_symlinks=False).st_size
-                    except OSError:
+                    except FileNotFoundError:
                         continue  # removed meanwhile
+                    except OSError as error:
+                        raise self._failed(name, "looked at", error) from error
         return found
+
+    def _unreadable(self, error: OSError) -> None:
+        """A disk that is gone must not look like one without checkpoints: the run would begin anew."""
+        if not isinstance(error, FileNotFoundError):
+            raise self._failed("", "listed", error) from error
 
     def read(self, name: str, largest: int) -> bytes | None:
         try:
@@ -117,13 +126,22 @@ class Folder:
             path = self._root / name
             try:
                 path.unlink(missing_ok=True)
-                while path.parent != self._root and not os.listdir(path.parent):
+                while path.parent != self._root and not self._others(path.parent):
                     path = path.parent
                     path.rmdir()
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise self._failed(name, "removed", error) from error
+
+    def _others(self, folder: Path) -> list[str]:
+        """What is left in it. Where that is nothing but what somebody was killed over, that goes, too."""
+        names = os.listdir(folder)
+        if all(name.startswith(_TEMPORARY) for name in names):
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            names = []
+        return names
 
     def age(self, name: str) -> float | None:
         """By the clock of the file system, which also dates a file that is written to compare."""
@@ -154,7 +172,8 @@ class Folder:
             raise self._failed(name, "written", error) from error
 
     def _failed(self, name: str, what: str, error: OSError) -> errors.StorageError:
-        return errors.StorageError(f"{self.url}/{name} could not be {what}: {error.strerror or error}")
+        kind = errors.StorageRefused if error.errno in _FOR_GOOD else errors.StorageError
+        return kind(f"{self.url}/{name} could not be {what}: {error.strerror or error}")
 
 
 def _copied(old: Path, new: Path, moved: Moved) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import errors, settings
+from lastcall.storage.daemons import Daemons
 from lastcall.storage.objects import Moved, nothing
 
 _PART = 16 * 1024 * 1024
@@ -45,12 +46,22 @@ class Bucket:
             import botocore.config
             import botocore.exceptions
             from boto3.exceptions import Boto3Error
-            from boto3.s3.transfer import TransferConfig
+            from boto3.s3.transfer import S3Transfer, TransferConfig
+            from s3transfer.futures import NonThreadedExecutor  # type: ignore[import-untyped]
+            from s3transfer.manager import TransferManager  # type: ignore[import-untyped]
         except ImportError as error:
             settings.fail(f"{self.url}: boto3 is missing ({error}). Install it: pip install 'lastcall[s3]'")
         self._errors: tuple[type[Exception], ...] = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Boto3Error)
         self._never = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-        self._config = TransferConfig
+        self._invalid = botocore.exceptions.ParamValidationError  # found before anything is sent: no name of a bucket, no key
+        self._transfer = S3Transfer
+
+        def manager(part: int, *, threads: bool = True) -> Any:
+            """boto3's own starts threads that the interpreter waits for at its end."""
+            config = TransferConfig(multipart_threshold=part, multipart_chunksize=part, max_concurrency=_AT_ONCE)
+            return TransferManager(self._client, config, executor_cls=Daemons if threads else NonThreadedExecutor)
+
+        self._manager = manager
         said = settings.s3_connection(keys)
         endpoint = said.get("AWS_S3_ENDPOINT") or said.get("AWS_ENDPOINT_URL_S3") or said.get("AWS_ENDPOINT_URL")
         config = botocore.config.Config(
@@ -62,7 +73,7 @@ class Bucket:
             response_checksum_validation="when_required",
             s3={"addressing_style": "path"} if endpoint else {},
         )
-        with self._translated("the store's address or region is wrong"):
+        try:
             session = boto3.session.Session(
                 aws_access_key_id=said.get("AWS_ACCESS_KEY_ID"),
                 aws_secret_access_key=said.get("AWS_SECRET_ACCESS_KEY"),
@@ -71,6 +82,8 @@ class Bucket:
             )
             region = session.region_name or ("us-east-1" if endpoint else None)
             self._client: Any = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+        except (*self._errors, ValueError) as error:  # nothing was sent yet: a profile, a region or an address that is none
+            raise errors.StorageRefused(f"{self.url}: {error}") from error
 
     @property
     def url(self) -> str:
@@ -104,20 +117,19 @@ class Bucket:
     def send(self, path: Path, name: str, moved: Moved = nothing, *, threads: bool = True) -> None:
         with self._translated(f"{name} cannot be written"):
             part = max(_PART, -(-path.stat().st_size // _MOST_PARTS))
-            config = self._config(multipart_threshold=part, multipart_chunksize=part, max_concurrency=_AT_ONCE, use_threads=threads)
-            self._client.upload_file(str(path), self.bucket, self._key(name), Callback=moved, Config=config)
+            with self._manager(part, threads=threads) as manager:
+                self._transfer(manager=manager).upload_file(str(path), self.bucket, self._key(name), callback=moved)
 
     def fetch(self, name: str, path: Path, moved: Moved = nothing) -> None:
-        config = self._config(multipart_threshold=_PART, multipart_chunksize=_PART, max_concurrency=_AT_ONCE)
-        with self._translated(f"{name} cannot be read"):
-            self._client.download_file(self.bucket, self._key(name), str(path), Callback=moved, Config=config)
+        with self._translated(f"{name} cannot be read"), self._manager(_PART) as manager:
+            self._transfer(manager=manager).download_file(self.bucket, self._key(name), str(path), callback=moved)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
 
     def copy(self, old: str, new: str) -> None:
         with self._translated(f"{old} cannot be copied"):
-            config = self._config(multipart_threshold=_LARGEST_COPY)
-            self._client.copy({"Bucket": self.bucket, "Key": self._key(old)}, self.bucket, self._key(new), Config=config)
+            with self._manager(_LARGEST_COPY) as manager:
+                manager.copy({"Bucket": self.bucket, "Key": self._key(old)}, self.bucket, self._key(new)).result()
 
     def remove(self, names: Iterable[str]) -> None:
         with self._translated("cannot be deleted from"):
@@ -145,6 +157,8 @@ class Bucket:
             yield
         except self._errors as error:
             why = _FOR_GOOD.get(_code(error))
+            if isinstance(error, self._invalid):
+                why = str(error)
             if isinstance(error, self._never):
                 why = "there are no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 takes"
             if why is not None:

@@ -70,7 +70,7 @@ class TrainerRun:
         try:
             if entry is not None:
                 self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
-                self._bring_best(entry)
+                self._keep_best(entry)
             chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted)
             if not chosen.ours and (named := self._one_of_ours(chosen.path)) is not None:
                 entry, chosen = named, dataclasses.replace(chosen, ours=True)
@@ -93,11 +93,15 @@ class TrainerRun:
             tell(self)
         return chosen.path
 
-    def _bring_best(self, entry: Entry) -> None:
-        """load_best_model_at_end will look for it in the directory, which may be a new one."""
-        if self.session.mirror is not None and self.session.world.rank == 0 and entry.record.file("trainer_state.json") is not None:
-            best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
-            if best:
+    def _keep_best(self, entry: Entry) -> None:
+        """load_best_model_at_end will look for it in the directory: one that is new may lack it, and rotation must not take it before
+        HF saves for the first time."""
+        if entry.record.file("trainer_state.json") is None:
+            return
+        best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
+        if best:
+            self.session.keep = dataclasses.replace(self.session.keep, always=frozenset({Path(best).name}))
+            if self.session.mirror is not None and self.session.world.rank == 0:
                 self.session.mirror.bring(Path(best).name)
 
     @property
@@ -122,6 +126,9 @@ class TrainerRun:
         """In on_train_begin: the trainer has its model, its optimizer and its place in the data."""
         trainer, subject, session = self.trainer, self.subject, self.session
         subject.take_up(session.gate)
+        best = trainer.state.best_model_checkpoint
+        if best and not Path(best).is_dir():  # the run has moved to another directory
+            trainer.state.best_model_checkpoint = str(session.catalog.root / Path(best).name)
         subject.step = trainer.state.global_step
         subject.ledger.pending = NOTHING
         subject.tally.began, subject.ledger.first = time.monotonic(), trainer.state.global_step
