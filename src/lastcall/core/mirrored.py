@@ -77,7 +77,7 @@ class Mirrored:
         return not self._catalog.run or record.run == self._catalog.run
 
     def has(self, record: Record) -> bool:
-        return any(_same(record, other) for other in list(self.records.values()))
+        return record in list(self.records.values())
 
     def check_whole(self, name: str) -> None:
         """CheckpointError where a file is missing, or is not as long as it was: then there is no use in fetching the others."""
@@ -93,7 +93,7 @@ class Mirrored:
         """The name of a copy that begins now. Files of a checkpoint that is there are never overwritten: until the new one is whole,
         the old one is all that there is."""
         name = f"checkpoint-{entry.record.step}"
-        if name in self.records and not _same(self.records[name], entry.record):
+        if name in self.records and self.records[name] != entry.record:
             name = next(other for n in range(10_000) if (other := f"{name}.replaced-{n}") not in self.records)
         self._unfinished.add(name)
         self.place.write(f"{name}/{records.SENTINEL}", entry.record.run.encode())
@@ -138,8 +138,3 @@ class Mirrored:
 
 def order(record: Record) -> tuple[int, int]:
     return record.sequence, record.step
-
-
-def _same(one: Record, other: Record) -> bool:
-    """By their bytes: a metric that is not a number is not equal to itself."""
-    return one.sequence == other.sequence and one.to_json() == other.to_json()

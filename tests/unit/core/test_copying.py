@@ -100,10 +100,11 @@ def test_one_on_its_way_gives_way_to_an_urgent_one_even_where_the_store_does_not
 
 def test_one_that_is_given_up_stays_given_up(life: Life, place: Watched) -> None:
     place.hook = held = Held("send", "checkpoint-3/model")
-    life.mirror.push(life.save(3))
+    first, second, third = (life.save(step) for step in (3, 4, 5))
+    life.mirror.push(first)
     held.wait()
-    life.mirror.push(life.save(4), urgent=True)
-    life.mirror.push(life.save(5))
+    life.mirror.push(second, urgent=True)
+    life.mirror.push(third)  # at once: the one on its way has not noticed yet
     assert life.mirror.settle(None)
     assert "checkpoint-3" not in place.checkpoints() and "checkpoint-5" in place.checkpoints()
     held.let_go()

@@ -13,6 +13,8 @@ import pytest
 from helpers import mirrors
 from helpers.mirrors import Held, Watched
 from helpers.sessions import Crew, saved
+from lastcall.core import exits, serving
+from lastcall.types import Capture
 
 
 @pytest.fixture
@@ -95,3 +97,41 @@ def test_training_that_raises_waits_for_its_copy_and_takes_nothing_along(
     (result,) = made.train(1000)
     assert isinstance(result, ValueError)
     assert place.checkpoints() == ["checkpoint-4"] and at_exit == []
+
+
+def test_a_training_thread_that_waits_for_the_mirror_is_not_taken_for_one_that_is_stuck(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, coming = threading.Event(), threading.Event()
+
+    def leave(code: int) -> None:
+        left.set()
+        raise RuntimeError("the process would be gone")
+
+    monkeypatch.setattr(serving, "_LEAVE", 0.1)
+    monkeypatch.setattr(exits, "leave", leave)
+    place.hook = held = Held("send", "checkpoint-")
+    made = crew(tmp_path, place, 1)
+    session, subject = made.sessions[0], made.subjects[0]
+
+    def no_boundary(rank: int, step: int) -> None:
+        if step == 4:
+            made.notify(0)
+            mirrors.until(lambda: bool(session.gate.closed))
+            coming.set()  # and is held at the gate until the rescue is over
+
+    def rescue() -> Capture:
+        assert coming.wait(mirrors.PATIENCE) and not left.wait(0.2)
+        return subject.capture()
+
+    made.hook = no_boundary
+    monkeypatch.setattr(subject, "rescue", rescue)
+    results: list[object] = []
+    training = threading.Thread(target=lambda: results.extend(made.train(1000)), daemon=True)
+    training.start()
+    held.wait()
+    assert not left.wait(1.0)
+    held.let_go()
+    training.join(mirrors.PATIENCE)
+    saved(results)
+    assert place.checkpoints() == ["checkpoint-4"]

@@ -111,8 +111,8 @@ def runtime_patch(trainer: TransformersTrainer, place: places.Place | None) -> d
 
 
 def _volumes(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By name: how it is mounted, and what it is. The keys of a bucket are mounted: the SDK has no words for variables from a secret, and
-    so they are in nobody's environment."""
+    """By name: how it is mounted, and what it is. The keys of a bucket are mounted: the SDK has no words for variables from a secret,
+    and so they are in nobody's environment."""
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if place is not None and place.mirror is not None:
         found[places.VOLUME] = {"mountPath": places.MOUNT}, {"emptyDir": {}}

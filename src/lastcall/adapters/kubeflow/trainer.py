@@ -34,7 +34,7 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
     """Instead of the function's own: pvc://NAME/PATH (the claim is mounted at /mnt/kubeflow-checkpoints), s3://BUCKET/PREFIX (they are
     saved in the pod, copied there, and fetched from there; one node) or a path in the pods."""
     data_connection_name: str | None = None
-    """The secret with the keys for s3://, as OpenShift AI's data connections have them; it is mounted. None: the pods have some already."""
+    """The secret with the keys for s3://, as OpenShift AI's data connections have them; it is mounted. None: the pods have some."""
     enable_progress_tracking: bool = True
     """Steps, epoch, loss, time left and checkpoints, for OpenShift AI's dashboard and for Kubeflow's status."""
     metrics_port: int = 28080
@@ -50,8 +50,8 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
         place = places.parse(self.output_dir) if self.output_dir is not None else None
         if place is not None and place.mirror is not None and (self.num_nodes or 1) > 1:
             raise ValueError(
-                f"output_dir={self.output_dir!r}: the ranks of several nodes save into one directory, which is copied to the bucket. Give a "
-                f"claim that they share, output_dir='pvc://shared/exp1', and env={{'LASTCALL_MIRROR': '{place.mirror}'}}"
+                f"output_dir={self.output_dir!r}: the ranks of several nodes save into one directory, which is copied to the bucket. "
+                f"Give a claim that they share, output_dir='pvc://shared/exp1', and env={{'LASTCALL_MIRROR': '{place.mirror}'}}"
             )
         if self.data_connection_name is not None and not places.is_name(self.data_connection_name):
             raise ValueError(f"data_connection_name={self.data_connection_name!r} is not the name of a secret")
