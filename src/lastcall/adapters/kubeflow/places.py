@@ -65,8 +65,8 @@ def parse(output_dir: str) -> Place:
     if scheme != "pvc":
         raise ValueError(
             f"output_dir={output_dir!r}: lastcall does not save to {scheme}://. Give a claim, "
-            "output_dir='pvc://shared/checkpoints/exp1', a bucket, output_dir='s3://bucket/exp1', or the path of a volume that is mounted "
-            "in the pods"
+            "output_dir='pvc://shared/checkpoints/exp1', a bucket, output_dir='s3://bucket/exp1', or the path of a volume "
+            "that is mounted in the pods"
         )
     claim, _, path = rest.partition("/")
     if not is_name(claim):
