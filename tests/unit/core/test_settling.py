@@ -130,8 +130,9 @@ def test_a_training_thread_that_waits_for_the_mirror_is_not_taken_for_one_that_i
     training = threading.Thread(target=lambda: results.extend(made.train(1000)), daemon=True)
     training.start()
     held.wait()
-    assert not left.wait(1.0)
+    assert not left.wait(1.0)  # the agent has looked by now
     held.let_go()
     training.join(mirrors.PATIENCE)
+    assert not left.is_set()  # the script's own way out is left to it
     saved(results)
     assert place.checkpoints() == ["checkpoint-4"]
