@@ -30,6 +30,7 @@ _TRIES = 5  # while nobody waits for it: the next checkpoint will be tried, too
 _PAUSE = 2.0  # seconds before the second attempt, doubled before each later one
 _LONGEST_PAUSE = 30.0
 _LOOK = 1.0
+_TIDY = 5.0  # seconds of its grace that one may spend on removing what is superfluous
 _SAFETY = 1.3
 _WORTH_MEASURING = 1_000_000  # bytes; fewer say more about latency than about speed
 
@@ -96,14 +97,12 @@ class Copying:
     def settle(self, until: Until | None) -> str:
         """Wait until everything is copied, but not longer than `until`. Nothing is copied afterwards. Returns why the newest is not
         there; empty if it is."""
-        tell = Telling(f"Copying to {self._there.url}", self._clock)
         with self._changed:
             self._until = until
-            # What has finished has the time to leave a tidy place behind; what was told to stop has not.
-            while (self._copies() or (until is None and self._tidying)) and (until is None or self._clock.now() < until()):
-                self._changed.wait(_LOOK if until is None else max(0.01, min(_LOOK, until() - self._clock.now())))
-                tell.at(self._sending.moved if self._sending is not None else 0)
+            self._wait(self._copies, until)
             late = self._waiting or self._sending
+            if late is None:
+                self._wait_for_a_tidy_place(until)
             if self._sending is not None:
                 self._sending.dropped = True
             if self._waiting is not None:
@@ -113,6 +112,20 @@ class Copying:
             if late is not None:
                 return "there was no time left" + (f" ({late.trouble})" if late.trouble else "")
             return self._lost
+
+    def _wait(self, busy: Callable[[], bool], until: Until | None) -> None:
+        tell = Telling(f"Copying to {self._there.url}", self._clock)
+        while busy() and (until is None or self._clock.now() < until()):
+            self._changed.wait(_LOOK if until is None else max(0.01, min(_LOOK, until() - self._clock.now())))
+            tell.at(self._sending.moved if self._sending is not None else 0)
+
+    def _wait_for_a_tidy_place(self, until: Until | None) -> None:
+        """A run that is told to stop again and again would leave one checkpoint more behind each time."""
+        if until is None:
+            self._wait(lambda: self._tidying, None)
+        else:
+            enough = self._clock.now() + _TIDY
+            self._wait(lambda: self._tidying, lambda: min(enough, until()))
 
     def _copies(self) -> bool:
         return self._waiting is not None or self._sending is not None

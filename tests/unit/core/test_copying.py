@@ -178,6 +178,28 @@ def test_superseded_just_in_time_checkpoints_go_over_there_too(life: Life, place
     assert place.folders() == ["checkpoint-3", "checkpoint-4"]
 
 
+def test_one_that_is_told_to_stop_again_and_again_leaves_no_more_behind_than_one_that_is_not(tmp_path: Path, place: Watched) -> None:
+    for step in range(1, 6):
+        with Life(tmp_path / f"life-{step}", place) as life:
+            assert life.start()
+            life.mirror.push(life.save(step, Kind.JIT), urgent=True)
+            assert life.mirror.settle(lambda: life.world.clock.now() + mirrors.PATIENCE)
+    assert place.folders() == ["checkpoint-4", "checkpoint-5"]
+
+
+def test_what_cannot_be_removed_keeps_nobody_who_was_told_to_stop(
+    life: Life, place: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(copying, "_TIDY", 0.05)
+    for step in (1, 2):
+        life.copied(step, Kind.JIT)
+    place.hook = held = Held("remove", "checkpoint-1/")
+    life.mirror.push(life.save(3, Kind.JIT), urgent=True)
+    assert life.mirror.settle(lambda: life.world.clock.now() + mirrors.PATIENCE)
+    assert held.there.is_set() and not caplog.records
+    held.let_go()
+
+
 def test_nothing_is_rotated_before_it_is_known_what_must_stay(tmp_path: Path, place: Watched) -> None:
     with Life(tmp_path / "run", place) as life:
         life.start()

@@ -126,9 +126,7 @@ class TrainerRun:
         """In on_train_begin: the trainer has its model, its optimizer and its place in the data."""
         trainer, subject, session = self.trainer, self.subject, self.session
         subject.take_up(session.gate)
-        best = trainer.state.best_model_checkpoint
-        if best and not Path(best).is_dir():  # the run has moved to another directory
-            trainer.state.best_model_checkpoint = str(session.catalog.root / Path(best).name)
+        self._find_best()
         subject.step = trainer.state.global_step
         subject.ledger.pending = NOTHING
         subject.tally.began, subject.ledger.first = time.monotonic(), trainer.state.global_step
@@ -152,6 +150,13 @@ class TrainerRun:
         subject.together.settle_buckets()
         self._at_boundary()
         subject.in_pass = True
+
+    def _find_best(self) -> None:
+        """HF forgets its best checkpoint where the directory that it was in is not there any more: the run may have moved."""
+        state = self.trainer.state
+        best = self.session.catalog.root / f"checkpoint-{state.best_global_step}"
+        if not (state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir()) and best.is_dir():
+            state.best_model_checkpoint = str(best)
 
     def _catch_up(self, pending: Pending) -> None:
         """Do what followed the last step of the former incarnation and was not done. The generators are where they were then, and HF
