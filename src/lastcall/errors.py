@@ -10,6 +10,8 @@ LastcallError
 │   ├── NoSpaceError   ... because the disk is full
 │   └── DeadlineError  ... because the time ran out
 ├── BusyError          another process is running in this directory
+├── StorageError       an object store could not be reached, or did not do what was asked
+│   └── StorageRefused ... and will not the next time: credentials, permissions, a bucket that is not there
 ├── StoreLost          the store through which the ranks agree cannot be reached
 └── RanksError         the ranks of a run do not fit together, or one of them did not come; the message names it
 Preempted              not an error: leaves the training loop after a notice was served; a SystemExit
@@ -63,6 +65,14 @@ class DeadlineError(SaveError):
 
 class BusyError(LastcallError):
     """Another process is running in this directory."""
+
+
+class StorageError(LastcallError):
+    """An object store, or a folder that is used like one, could not be reached, or did not do what was asked."""
+
+
+class StorageRefused(StorageError):
+    """Trying again would not help: the credentials, their permissions, or the name of the bucket are wrong."""
 
 
 class StoreLost(LastcallError):

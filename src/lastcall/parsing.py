@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
+PLACES = ("s3", "file")  # the schemes of object stores
 MOST_THREADS = 64
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -86,6 +87,23 @@ def file(value: object) -> str:
     if not text or "\0" in text:
         raise ValueError("is not the path of a file")
     return text
+
+
+def place(value: object) -> str:
+    """Where objects are kept: s3://BUCKET/PREFIX or file:///FOLDER."""
+    text = value.strip() if isinstance(value, str) else ""
+    scheme, _, rest = text.partition("://")
+    if scheme not in PLACES or not rest.strip("/") or rest.startswith("/") != (scheme == "file"):
+        raise ValueError("is neither a bucket nor a folder")
+    if "\0" in rest or ".." in rest.split("/"):
+        raise ValueError("leads out of where it begins")
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def split_place(url: str) -> tuple[str, str]:
+    """The scheme, and what follows: BUCKET/PREFIX, or FOLDER without its first slash."""
+    scheme, _, rest = place(url).partition("://")
+    return scheme, rest.lstrip("/")
 
 
 def text(value: object) -> str:

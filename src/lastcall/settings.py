@@ -32,6 +32,15 @@ LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
     "LASTCALL_REQUEUE_FILE",
     "LASTCALL_SLURM_LEAD_SECONDS",
 )
+S3_NAMES = (  # boto3's, and AWS_S3_ENDPOINT, which is that of OpenShift AI's data connections
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_DEFAULT_REGION",
+    "AWS_S3_ENDPOINT",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+)
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -95,6 +104,8 @@ JIT = (
     Setting("run_id", "LASTCALL_RUN_ID", None, parsing.text, "a name that no other run in this directory has", "exp1"),
     Setting("directory", "LASTCALL_DIRECTORY", None, parsing.text, "a folder that outlives the process", "/mnt/checkpoints/exp1"),
     Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, parsing.flag, _YES_OR_NO, "1"),
+    Setting("mirror", "LASTCALL_MIRROR", None, parsing.place, "s3://BUCKET/PREFIX or file:///FOLDER", "s3://runs/exp1"),
+    Setting("mirror_keys", "LASTCALL_MIRROR_KEYS", None, parsing.text, "a folder that a secret is mounted at", "/mnt/connection"),
 )
 
 PERIODIC = (
@@ -168,6 +179,12 @@ class JITCheckpointConfig:
     """Where a Trainer's checkpoints go, whatever its script calls output_dir. None: where the script says."""
     progress_push: bool
     """In a pod that Kubeflow Trainer asks for its status, rank 0 reports its progress there."""
+    mirror: str | None
+    """A second place for the checkpoints, s3://BUCKET/PREFIX or file:///FOLDER: they are copied there once they are committed, and
+    fetched from there where the directory has none that is as new."""
+    mirror_keys: str | None
+    """A folder with the keys for it as files of the names AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_S3_ENDPOINT, ...: a mounted
+    secret. Variables of these names win."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -194,6 +211,8 @@ class JITCheckpointConfig:
         directory: str | None = None,
         progress_push: bool | None = None,
         stop_file: str | None = None,
+        mirror: str | None = None,
+        mirror_keys: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -220,6 +239,8 @@ class JITCheckpointConfig:
             "directory": directory,
             "progress_push": progress_push,
             "stop_file": stop_file,
+            "mirror": mirror,
+            "mirror_keys": mirror_keys,
         }
         _fill(self, JIT, given, environ)
         if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):
@@ -308,6 +329,20 @@ def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 def stop_file(environ: Mapping[str, str] | None = None) -> str | None:
     """The stop file that the environment names: that of this container, whatever the settings of another one say."""
     return (os.environ if environ is None else environ).get("LASTCALL_STOP_FILE", "").strip() or None
+
+
+def s3_connection(keys: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What is said about the object store: in the environment, or in a folder that a secret is mounted at."""
+    environ = os.environ if environ is None else environ
+    found = {}
+    for name in S3_NAMES:
+        try:
+            said = environ.get(name) or (Path(keys, name).read_text().strip() if keys else "")
+        except (OSError, ValueError):
+            said = ""
+        if said:
+            found[name] = said
+    return found
 
 
 def launcher_store(environ: Mapping[str, str] | None = None) -> str | None:

@@ -79,7 +79,8 @@ class Training:
 
     def lines(self, start: str = "") -> list[str]:
         path = self.folder / "out"
-        return [line for line in path.read_text().splitlines() if line.startswith(start)] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        return [line for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith(start)]
 
     def log(self) -> str:
         path = self.folder / "err"

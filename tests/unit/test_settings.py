@@ -71,6 +71,8 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_DIRECTORY": "/mnt/checkpoints",
             "LASTCALL_PROGRESS_PUSH": "off",
             "LASTCALL_STOP_FILE": "/tmp/a stop ",
+            "LASTCALL_MIRROR": " s3://runs/exp1/ ",
+            "LASTCALL_MIRROR_KEYS": "/mnt/connection",
         }
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
@@ -80,6 +82,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
     assert (config.log_level, config.progress_port, config.run_id) == ("DEBUG", 28080, "exp 1")
     assert (config.stop_file, config.directory, config.progress_push) == ("/tmp/a stop", "/mnt/checkpoints", False)
+    assert (config.mirror, config.mirror_keys) == ("s3://runs/exp1", "/mnt/connection")
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
     other = periodic(
@@ -195,6 +198,14 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
         ("progress_port", -1, "not a port"),
         ("log_level", "LOUD", "not one of"),
         ("log_level", 20, "not one of"),
+        ("mirror", "runs/exp1", "neither a bucket nor a folder"),
+        ("mirror", "gs://runs/exp1", "neither a bucket nor a folder"),
+        ("mirror", "s3://", "neither a bucket nor a folder"),
+        ("mirror", "s3:///exp1", "neither a bucket nor a folder"),
+        ("mirror", "file://exp1", "neither a bucket nor a folder"),
+        ("mirror", "file:///", "neither a bucket nor a folder"),
+        ("mirror", 3, "neither a bucket nor a folder"),
+        ("mirror", "s3://runs/../other", "leads out"),
     ],
 )
 def test_a_wrong_value_is_refused(field: str, value: object, because: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lastcall import clock as clocks
 from lastcall.types import Plan
 
@@ -14,6 +16,7 @@ class Budget:
     def __init__(self, clock: clocks.Clock) -> None:
         self._clock = clock
         self._bandwidth: float | None = None
+        self.afterwards: Callable[[int], float] = lambda nbytes: 0.0  # seconds that follow a save: copying it to another place
 
     @property
     def bandwidth(self) -> float:
@@ -34,11 +37,17 @@ class Budget:
         """What a save of so many bytes is expected to take, cautiously."""
         return FIXED + SAFETY * nbytes / self.bandwidth
 
+    def until_safe(self, nbytes: int, deadline: float) -> float:
+        """... with what follows it before the process may be killed, where the time that is left can hold both: nothing is gained by
+        hurrying towards a copy that will not be whole."""
+        both = self.seconds(nbytes) + self.afterwards(nbytes)
+        return both if both <= deadline - self._clock.now() else self.seconds(nbytes)
+
     def kill_wait(self, wanted: float, nbytes: int, deadline: float | None) -> float:
         """How long to wait before the save, cut short where the grace would not hold both."""
         if deadline is None:
             return wanted
-        return max(0.0, min(wanted, deadline - self._clock.now() - self.seconds(nbytes) - 1.0))
+        return max(0.0, min(wanted, deadline - self._clock.now() - self.until_safe(nbytes, deadline) - 1.0))
 
     def plan(self, nbytes: int, deadline: float | None) -> Plan:
         needed = self.seconds(nbytes)

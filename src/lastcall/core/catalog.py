@@ -4,6 +4,7 @@ runs/exp1/checkpoint-1347/        committed: the record is there
 runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
 runs/exp1/.lastcall/staging/      under construction; never looked at, removed on start
 runs/exp1/.lastcall/trash/        pruned; its files become spare space
+runs/exp1/.lastcall/mirroring/    waits to be copied to another place (`mirror`)
 runs/exp1/.lastcall/spare/        space kept ready; spare-2/ is that of rank 2
 """
 
@@ -32,6 +33,7 @@ from lastcall.types import Kind
 log = logging.getLogger("lastcall")
 _CHECKPOINT = re.compile(r"checkpoint-\d+(\.replaced-\d+)?")
 PRIVATE = ".lastcall"
+MIRRORING = "mirroring"
 _LONGEST_OWNER = 1000
 _held: dict[Path, int] = {}  # the directories that this process (a fork has another number) holds
 
@@ -179,7 +181,7 @@ class Catalog:
     def clean(self) -> list[str]:
         """Remove what is incomplete, set aside what is damaged. Returns what was done, a sentence each."""
         done = []
-        for leftover in (self.staging, self.trash, *self.private.glob("scratch-*")):
+        for leftover in (self.private / MIRRORING, self.staging, self.trash, *self.private.glob("scratch-*")):
             if os.path.lexists(leftover):
                 self._throw_away(leftover)
         for leftover in (self.preparing, *self.private.glob("preparing-*")):

@@ -105,10 +105,17 @@ def _read(path: Path) -> Leaver | None:
     """By opening it, since a network file system may remember for a minute that a file is there, but asks when it is opened."""
     try:
         with open(path, "rb") as file:
-            written = os.fstat(file.fileno()).st_mtime
-            body: dict[str, Any] = json.loads(file.read(64 * 1024))
+            return parse(file.read(64 * 1024), os.fstat(file.fileno()).st_mtime)
+    except OSError:
+        return None
+
+
+def parse(data: bytes, written: float = 0.0) -> Leaver | None:
+    """None for what is no word of a leaver."""
+    try:
+        body: dict[str, Any] = json.loads(data)
         leaver = Leaver(**{**body, "process": Process(**body["process"]), "seconds": float(body["seconds"]), "written": written})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     whole = messages.typed(leaver) and messages.typed(leaver.process) and math.isfinite(leaver.seconds)
     return leaver if whole else None

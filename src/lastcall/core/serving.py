@@ -77,7 +77,7 @@ class Serving:
         if wait < wanted:
             log.warning(
                 "Kill wait cut from %.1fs to %.1fs: the save needs about %.1fs and %.1fs are left",
-                wanted, wait, session.budget.seconds(session.expected_bytes), self.deadline() - session.clock.now(),
+                wanted, wait, session.budget.until_safe(session.expected_bytes, self.deadline()), self.deadline() - session.clock.now(),
             )  # fmt: skip
         until = notice.at + wait
         while not self._closed.is_set() and (left := min(until, self.deadline()) - session.clock.now()) > 0:
@@ -87,7 +87,7 @@ class Serving:
     def _rescue_at(self) -> float:
         """A boundary is waited for as long as a few usual steps take, but never longer than the save can afford."""
         session = self._session
-        latest = self.deadline() - session.budget.seconds(session.expected_bytes) - _MARGIN
+        latest = self.deadline() - session.budget.until_safe(session.expected_bytes, self.deadline()) - _MARGIN
         usual = session.subject.step_seconds
         if session.committed == session.subject.boundary and session.subject.untouched():
             usual = 0.0  # there is nothing to wait for

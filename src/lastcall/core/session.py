@@ -20,7 +20,7 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, memory, settings
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, restore, shares, space
+from lastcall.core import exits, restore, settling, shares, space
 from lastcall.core.budget import Budget
 from lastcall.core.gate import Gate
 from lastcall.core.gathering import Gathering, Order
@@ -29,6 +29,7 @@ from lastcall.core.joint import Joint
 from lastcall.core.latch import Latch
 from lastcall.core.leaving import Leaving
 from lastcall.core.metrics_page import MetricsPage
+from lastcall.core.mirror import Mirror
 from lastcall.core.outside import Outside
 from lastcall.core.periodic import Periodic
 from lastcall.core.preparing import Preparing
@@ -166,6 +167,10 @@ class Session:
         self.preparing = Preparing(self)
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
         self.leaving = Leaving(self.catalog.private, rank)
+        self.mirror: Mirror | None = None
+        if jit.mirror is not None:
+            self.mirror = Mirror(jit.mirror, self.catalog, self.clock, self.events, lambda: self.keep, jit.mirror_keys)
+            self.budget.afterwards = self.mirror.seconds
         self.guard: Guard | None = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -238,6 +243,8 @@ class Session:
                 try:
                     if (notice := self.latch.notice) is not None:
                         self.leaving.say(notice.reason, _left(notice, self.clock) or self.jit.grace)
+                        if self.mirror is not None and self.speaks():
+                            self.mirror.leaving(notice.reason, _left(notice, self.clock) or self.jit.grace)
                     self.serving.run()
                 except Exception:
                     log.exception("A fault in lastcall: the next boundary does what it can")
@@ -346,10 +353,20 @@ class Session:
             written=record.written, path=entry.path.name,
         )  # fmt: skip
         self.outside.tell(step=self.subject.step, checkpoint=entry.path.name)
+        self.copy(entry)
         if self.catalog.held:
             for path in self.catalog.prune(self.keep):
                 self.events.emit("pruned", path=path.name)
         space.warn_if_short(self.catalog, record.written)
+
+    def copy(self, entry: catalogs.Entry) -> None:
+        """Have it copied to the mirror, where there is one."""
+        if self.mirror is not None and self.speaks():
+            self.mirror.push(entry, urgent=self.latch.raised or self.pressing is not None)
+
+    def speaks(self) -> bool:
+        """Whether this rank does what only one of them does: the lowest one that is alive."""
+        return self.ranks is None or self.ranks.rank == min(set(range(self.ranks.size)) - self.ranks.gone(), default=0)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
@@ -420,15 +437,17 @@ class Session:
             left_alone = self.outcome in (Outcome.FAILED, Outcome.FINISHED) and not self.outside.launched
             safe = self.committed == self.subject.boundary or left_alone
             self.guard.close(keep=not safe)
+        if self.mirror is not None:
+            settling.settle(self, self.mirror)
         self.outside.tell(step=self.subject.step, outcome=outcome)
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
         self.background.wait()
         self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
+        self.serving.close()  # first: while this thread waits for the mirror, the agent must not take it for one that is stuck
         self.left()
         self._stopping.set()
-        self.serving.close()
         self._wake.set()
         if self.ranks is not None:
             self.ranks.close()

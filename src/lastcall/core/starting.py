@@ -39,6 +39,8 @@ class Starting:
         if not Succession(session.catalog, session.clock, self._told).open():
             self._stopped_before_the_first_step()
         try:
+            if not self._fetched():
+                self._stopped_before_the_first_step()
             recovery.recover_into(session.catalog, "the process was killed", session.clock)
             run, session.incarnation = self._identity()
             self._equip(run, None)
@@ -90,6 +92,9 @@ class Starting:
         session = self._session
         try:
             if not Succession(session.catalog, session.clock, self._told).open():
+                meeting.leave()
+                raise joining.Stopped
+            if not self._fetched():
                 meeting.leave()
                 raise joining.Stopped
             run, session.incarnation = self._identity()
@@ -161,6 +166,8 @@ class Starting:
         if best is not None and session.keep.monitor is not None:
             session.background.best = best.record.metrics[session.keep.monitor]
         session.saver.follow(entries, entry)
+        if entry is not None and session.mirror is not None and session.world.rank == 0 and not session.mirror.has(entry.record):
+            session.mirror.push(entry, rotate=False)  # what an adapter wants to be kept is not known yet
         if entry is None:
             log.info("Starting from the beginning: %s holds no checkpoint", session.catalog.root)
         else:
@@ -179,6 +186,12 @@ class Starting:
             periodic=session.background.wanted,
         )  # fmt: skip
 
+    def _fetched(self) -> bool:
+        """From the mirror, what this directory lacks. False if a notice came meanwhile."""
+        session = self._session
+        session.catalog.run = session.run
+        return session.mirror is None or session.mirror.take_over(self._told)
+
     def _identity(self) -> tuple[str, int]:
         """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
         session = self._session
@@ -195,4 +208,6 @@ class Starting:
             os.replace(under, path)
         except OSError as error:  # a full disk must not keep a run from resuming
             log.warning("%s could not be written: %s", path, error)
+        if session.mirror is not None:
+            session.mirror.note(run, incarnation)
         return run, incarnation

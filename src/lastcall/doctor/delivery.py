@@ -123,6 +123,13 @@ def _first_is_shell(first: Ancestor, facts: Mapping[str, object]) -> Finding:
     )
 
 
+def with_stop_file(found: Finding, stop_file: str | None) -> Finding:
+    """A signal that does not arrive costs nothing where the notice comes as a file, too: a preStop hook writes it before SIGTERM."""
+    if stop_file is None or found.level == "ok":
+        return found
+    return finding.ok(found.name, f"{found.says}; but the notice comes as {stop_file}, too", **found.facts)
+
+
 def check_between(chain: Sequence[Ancestor], environ: Mapping[str, str]) -> Finding:
     """A shell that runs a script dies of SIGTERM, or waits for its child first; either way the training does not hear of it."""
     between = [item for item in chain if item.pid != 1]

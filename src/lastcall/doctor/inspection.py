@@ -66,12 +66,13 @@ def inspect(case: Case, known: rundir.Directory | None) -> Report:
 def _delivery(case: Case, launch: commands.Launch, jit: settings.JITCheckpointConfig) -> list[Finding]:
     chain = delivery.above(os.getpid())
     blocked, ignored = delivery.own_masks()
-    return [
+    found = [
         delivery.check_first(os.getpid(), chain),
         delivery.check_between(chain, case.environ),
         *delivery.check_command(launch, case.environ),
         *delivery.check_signals(jit.signals, blocked, ignored, launch),
     ]
+    return [delivery.with_stop_file(item, jit.stop_file) for item in found]
 
 
 def _storage(

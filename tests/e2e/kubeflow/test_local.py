@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers import chain, kubeflow_functions, kubeflow_plain
+from helpers import chain, kubeflow_functions, kubeflow_plain, s3_server
 from helpers.kubeflow_local import Jobs
 from helpers.kubeflow_status import Controller, metrics
 from helpers.ports import free_port
@@ -64,6 +65,25 @@ def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same
         last = controller.told[-1]
         assert (last["progressPercentage"], metrics(last)["resumed_from"]) == (100, f"checkpoint-{record['step']}")
     assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", 3)
+
+
+def test_a_bucket_is_all_that_is_needed_from_one_job_to_the_next(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with s3_server.served(tmp_path / "buckets") as server:
+        bucket = server.bucket("runs")
+        said = {"grace_seconds": 60, "env": server.environment}
+        first = jobs.submit("s3://runs/exp1", kubeflow_functions.train, {"epochs": 3, "pause": 0.2}, **said)
+        until_said(jobs, first, "step 5")
+        (torchrun,) = processes(f"bin/torchrun {Path(tempfile.gettempdir())}/{first}")
+        os.kill(torchrun, signal.SIGTERM)
+        assert jobs.wait(first) == "Failed", jobs.log(first)
+        (record,) = chain.records(bucket / "exp1")
+        shutil.rmtree(tmp_path / "home")  # as an emptyDir goes with its pod
+
+        second = jobs.submit("s3://runs/exp1", kubeflow_functions.train, {"epochs": 3}, **said)
+        assert jobs.wait(second) == "Complete", jobs.log(second)
+        assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
+        assert (bucket / "exp1/final/model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", 3)
 
 
 def poll(port: int) -> dict[str, Any]:

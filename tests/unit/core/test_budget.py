@@ -52,6 +52,21 @@ def test_the_kill_wait_is_cut_where_the_grace_would_not_hold_the_save(clock: tes
     assert known.kill_wait(3.0, 200 * MB, clock.now() - 5) == 0.0
 
 
+def test_what_follows_the_save_is_hurried_for_where_the_time_can_hold_both(clock: testing.FakeClock) -> None:
+    known = budget.Budget(clock)
+    known.afterwards = lambda nbytes: 20.0
+    needed = known.seconds(200 * MB)
+    assert known.until_safe(200 * MB, clock.now() + 30) == needed + 20.0
+    assert known.kill_wait(3.0, 200 * MB, clock.now() + needed + 20.0 + 1.5) == pytest.approx(0.5)
+
+
+def test_what_cannot_follow_the_save_in_time_is_not_hurried_for(clock: testing.FakeClock) -> None:
+    known = budget.Budget(clock)
+    known.afterwards = lambda nbytes: 1000.0
+    assert known.until_safe(200 * MB, clock.now() + 30) == known.seconds(200 * MB)
+    assert known.kill_wait(3.0, 200 * MB, clock.now() + 30) == 3.0
+
+
 def test_a_plan_says_what_is_attempted_and_why(clock: testing.FakeClock) -> None:
     known = budget.Budget(clock)
     known.observe(1000 * MB, 1.0)

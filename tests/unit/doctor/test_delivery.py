@@ -72,6 +72,15 @@ def test_a_shell_in_between_is_a_risk_unless_somebody_tells_everyone(tmp_path: P
     assert delivery.check_between(chain(argv, "tini"), {}).level == "warning"
 
 
+def test_where_a_stop_file_is_the_notice_a_shell_is_no_risk() -> None:
+    deaf = delivery.check_first(7, chain("bash"))
+    heard = delivery.with_stop_file(deaf, "/opt/lastcall/stop")
+    assert (heard.name, heard.level, heard.remedy) == ("pid-1", "ok", "") and "/opt/lastcall/stop" in heard.says
+    assert delivery.with_stop_file(deaf, None) is deaf
+    fine = delivery.check_first(1, [])
+    assert delivery.with_stop_file(fine, "/opt/lastcall/stop") is fine
+
+
 def test_slurm_tells_the_processes_below_a_script_itself(tmp_path: Path) -> None:
     launch = commands.understand(("bash", "-c", "python train.py; exit $?"), {})
     assert [item.level for item in delivery.check_command(launch, {})] == ["risk"]

@@ -39,9 +39,10 @@ def _train(original: Any, kind: type) -> Any:
         if isinstance(trainer, TransformersTrainer):
             place = places.parse(trainer.output_dir) if trainer.output_dir is not None else None
             options = list(call.arguments.get("options") or ())
-            call.arguments["trainer"] = submission.custom(trainer, _directory(place, kind))
-            if kind is KubernetesBackend:
-                call.arguments["options"] = [*options, submission.Additions(trainer, place.claim if place else None)]
+            mirror, cluster = place.mirror if place else None, kind is KubernetesBackend
+            call.arguments["trainer"] = submission.custom(trainer, _directory(place, kind), mirror, mounted=cluster)
+            if cluster:
+                call.arguments["options"] = [*options, submission.Additions(trainer, place)]
         return original(*call.args, **call.kwargs)
 
     return train
@@ -54,6 +55,8 @@ def _directory(place: places.Place | None, kind: type) -> str | None:
         return place.in_pod()
     if kind is LocalProcessBackend:
         return place.here()
+    if place.mirror is not None:
+        return place.in_pod()
     if place.claim is not None:
         raise ValueError(f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a cluster. Give a path")
     return place.path

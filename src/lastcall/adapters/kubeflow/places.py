@@ -6,8 +6,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from lastcall import parsing
+
 MOUNT = "/mnt/kubeflow-checkpoints"
 VOLUME = "checkpoint-storage"
+KEYS = "/mnt/kubeflow-connection"
+KEYS_VOLUME = "checkpoint-connection"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # of an object in Kubernetes
 _LONGEST_NAME = 253
@@ -15,16 +19,22 @@ _LONGEST_NAME = 253
 
 @dataclass(frozen=True)
 class Place:
-    """A folder; of a claim, if there is one, else as it is."""
+    """A folder; of a claim, if there is one, else as it is. Or a bucket: the checkpoints are copied there, and the folder that they are
+    first saved in may go with the pod."""
 
     path: str
     claim: str | None = None
+    mirror: str | None = None
 
     def in_pod(self) -> str:
+        if self.mirror is not None:
+            return MOUNT
         return str(PurePosixPath(MOUNT, self.path)) if self.claim is not None else self.path
 
     def here(self) -> str:
         """On this machine a claim is the folder of its name in the home directory: where a workbench of OpenShift AI mounts it."""
+        if self.mirror is not None:
+            return str(Path.home() / ".cache" / "lastcall" / "mirrored" / self.path)
         if self.claim is None:
             return self.path
         folder = Path.home() / self.claim
@@ -36,6 +46,11 @@ class Place:
         return str(folder / self.path)
 
 
+def is_name(text: str) -> bool:
+    """Whether an object in Kubernetes may be called so."""
+    return bool(_NAME.fullmatch(text)) and len(text) <= _LONGEST_NAME
+
+
 def parse(output_dir: str) -> Place:
     match = _SCHEME.fullmatch(output_dir)
     if match is None:
@@ -45,14 +60,25 @@ def parse(output_dir: str) -> Place:
             )
         return Place(output_dir)
     scheme, rest = match[1].lower(), match[2]
+    if scheme == "s3":
+        return _bucket(output_dir, rest)
     if scheme != "pvc":
         raise ValueError(
-            f"output_dir={output_dir!r}: lastcall saves to file systems, and {scheme}:// is none. Give a claim, "
-            "output_dir='pvc://shared/checkpoints/exp1', or the path of a volume that is mounted in the pods"
+            f"output_dir={output_dir!r}: lastcall does not save to {scheme}://. Give a claim, "
+            "output_dir='pvc://shared/checkpoints/exp1', a bucket, output_dir='s3://bucket/exp1', or the path of a volume "
+            "that is mounted in the pods"
         )
     claim, _, path = rest.partition("/")
-    if not _NAME.fullmatch(claim) or len(claim) > _LONGEST_NAME:
+    if not is_name(claim):
         raise ValueError(f"output_dir={output_dir!r}: {claim!r} is not the name of a claim. Write it as pvc://NAME/PATH")
     if ".." in PurePosixPath(path).parts or "\0" in path:
         raise ValueError(f"output_dir={output_dir!r}: the path leads out of the claim. Write it as pvc://NAME/PATH")
     return Place(path.strip("/"), claim)
+
+
+def _bucket(output_dir: str, rest: str) -> Place:
+    try:
+        mirror = parsing.place(f"s3://{rest}")
+    except ValueError as error:
+        raise ValueError(f"output_dir={output_dir!r} {error}. Write it as s3://BUCKET/PREFIX") from None
+    return Place(rest.strip("/"), mirror=mirror)

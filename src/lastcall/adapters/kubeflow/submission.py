@@ -11,35 +11,40 @@ from kubeflow.trainer import CustomTrainer
 
 from lastcall import settings
 from lastcall.adapters.kubeflow import places, shipping
-from lastcall.adapters.kubeflow.trainer import TransformersTrainer
+from lastcall.adapters.kubeflow.trainer import TransformersTrainer, own_package
 
 MANAGER = "lastcall.dev/kubeflow"  # of our entry in spec.runtimePatches
 NODE = "node"  # the replicated job and the container that train, in Kubeflow's runtimes
 _OURS = re.compile(r"\s*lastcall\s*($|[\[=<>!~@;])", re.IGNORECASE)
 
 
-def custom(trainer: TransformersTrainer, directory: str | None) -> CustomTrainer:
-    """`directory`: where the checkpoints go, as the processes see it."""
+def custom(trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, *, mounted: bool = False) -> CustomTrainer:
+    """`directory`: where the checkpoints go, as the processes see it; `mirror`: where they are copied to; `mounted`: whether secrets
+    are."""
+    keys = places.KEYS if mounted and trainer.data_connection_name is not None else None
     return CustomTrainer(
         func=shipping.stub(trainer.func, trainer.func_args),
         func_args=None,  # they travel with the function
         image=trainer.image,
-        packages_to_install=packages(trainer),
+        packages_to_install=packages(trainer, mirror),
         pip_index_urls=trainer.pip_index_urls,
         num_nodes=trainer.num_nodes,
         resources_per_node=trainer.resources_per_node,
-        env=variables(trainer, directory),
+        env=variables(trainer, directory, mirror, keys),
     )
 
 
-def packages(trainer: TransformersTrainer) -> list[str] | None:
+def packages(trainer: TransformersTrainer, mirror: str | None = None) -> list[str] | None:
     given = list(trainer.packages_to_install or ())
     if trainer.package is not None and not any(map(_OURS.match, given)):
-        given.append(trainer.package)
+        plain = mirror is None or trainer.package != own_package()
+        given.append(trainer.package if plain else own_package("[s3]"))
     return given or None
 
 
-def variables(trainer: TransformersTrainer, directory: str | None) -> dict[str, str]:
+def variables(
+    trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, keys: str | None = None
+) -> dict[str, str]:
     """What the processes in the pods are told."""
     ours: dict[str, str] = {"LASTCALL_ENABLED": "1" if _anything(trainer) else "0"}
     if trainer.enable_jit_checkpoint:
@@ -49,6 +54,10 @@ def variables(trainer: TransformersTrainer, directory: str | None) -> dict[str, 
         ours["LASTCALL_SIGNALS"] = "none"
     if directory is not None:
         ours["LASTCALL_DIRECTORY"] = directory
+    if mirror is not None:
+        ours["LASTCALL_MIRROR"] = mirror
+    if keys is not None:
+        ours["LASTCALL_MIRROR_KEYS"] = keys
     if trainer.enable_progress_tracking:
         ours["LASTCALL_PROGRESS_PORT"] = str(trainer.metrics_port)
     else:
@@ -65,13 +74,13 @@ class Additions:
     """An option of the SDK, called last with what the user's own options have made of the TrainJob."""
 
     trainer: TransformersTrainer
-    claim: str | None
+    place: places.Place | None
 
     def __call__(self, job_spec: dict[str, Any], trainer: object, backend: object) -> None:
         metadata = job_spec.setdefault("metadata", {})
         if ours := job_annotations(self.trainer):
             metadata["annotations"] = {**ours, **(metadata.get("annotations") or {})}
-        if (patch := runtime_patch(self.trainer, self.claim)) is not None:
+        if (patch := runtime_patch(self.trainer, self.place)) is not None:
             job_spec.setdefault("spec", {}).setdefault("runtimePatches", []).append(patch)
 
 
@@ -87,18 +96,31 @@ def job_annotations(trainer: TransformersTrainer) -> dict[str, str]:
     return ours
 
 
-def runtime_patch(trainer: TransformersTrainer, claim: str | None) -> dict[str, Any] | None:
+def runtime_patch(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, Any] | None:
     """For the pods of the training itself; those that fetch model and data are left alone."""
     pod: dict[str, Any] = {}
     if trainer.enable_jit_checkpoint:
         pod["terminationGracePeriodSeconds"] = trainer.grace_seconds
-    if claim is not None:
-        pod["volumes"] = [{"name": places.VOLUME, "persistentVolumeClaim": {"claimName": claim}}]
-        pod["containers"] = [{"name": NODE, "volumeMounts": [{"name": places.VOLUME, "mountPath": places.MOUNT}]}]
+    if volumes := _volumes(trainer, place):
+        pod["volumes"] = [{"name": name, **volume} for name, (_, volume) in volumes.items()]
+        pod["containers"] = [{"name": NODE, "volumeMounts": [{"name": name, **mount} for name, (mount, _) in volumes.items()]}]
     if not pod:
         return None
     job = {"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+def _volumes(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """By name: how it is mounted, and what it is. The keys of a bucket are mounted: the SDK has no words for variables from a secret,
+    and so they are in nobody's environment."""
+    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    if place is not None and place.mirror is not None:
+        found[places.VOLUME] = {"mountPath": places.MOUNT}, {"emptyDir": {}}
+    elif place is not None and place.claim is not None:
+        found[places.VOLUME] = {"mountPath": places.MOUNT}, {"persistentVolumeClaim": {"claimName": place.claim}}
+    if (secret := trainer.data_connection_name) is not None:
+        found[places.KEYS_VOLUME] = {"mountPath": places.KEYS, "readOnly": True}, {"secret": {"secretName": secret}}
+    return found
 
 
 def _anything(trainer: TransformersTrainer) -> bool:

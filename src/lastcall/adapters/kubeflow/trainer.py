@@ -17,8 +17,8 @@ _PORTS = range(1024, 65536)  # as OpenShift AI's controller takes them
 _POLLS = range(5, 301)
 
 
-def _own_package() -> str:
-    return f"lastcall=={lastcall.__version__}"
+def own_package(extra: str = "") -> str:
+    return f"lastcall{extra}=={lastcall.__version__}"
 
 
 @dataclass
@@ -31,7 +31,10 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
     periodic_checkpoint_config: PeriodicCheckpointConfig | None = None
     """Instead of the save_* arguments of the function's TrainingArguments; None leaves those as they are."""
     output_dir: str | None = None
-    """Instead of the function's own: pvc://NAME/PATH (the claim is mounted at /mnt/kubeflow-checkpoints) or a path in the pods."""
+    """Instead of the function's own: pvc://NAME/PATH (the claim is mounted at /mnt/kubeflow-checkpoints), s3://BUCKET/PREFIX (they are
+    saved in the pod, copied there, and fetched from there; one node) or a path in the pods."""
+    data_connection_name: str | None = None
+    """The secret with the keys for s3://, as OpenShift AI's data connections have them; it is mounted. None: the pods have some."""
     enable_progress_tracking: bool = True
     """Steps, epoch, loss, time left and checkpoints, for OpenShift AI's dashboard and for Kubeflow's status."""
     metrics_port: int = 28080
@@ -40,12 +43,18 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
     """How often it asks."""
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     """How long the pods have between SIGTERM and the kill: terminationGracePeriodSeconds, and torchrun's shutdown time."""
-    package: str | None = field(default_factory=_own_package)
+    package: str | None = field(default_factory=own_package)
     """How lastcall gets into the pods: what pip is to install. None: it is in the image, or the admission webhook mounts it."""
 
     def __post_init__(self) -> None:
-        if self.output_dir is not None:
-            places.parse(self.output_dir)
+        place = places.parse(self.output_dir) if self.output_dir is not None else None
+        if place is not None and place.mirror is not None and (self.num_nodes or 1) > 1:
+            raise ValueError(
+                f"output_dir={self.output_dir!r}: the ranks of several nodes save into one directory, which is copied to the bucket. "
+                f"Give a claim that they share, output_dir='pvc://shared/exp1', and env={{'LASTCALL_MIRROR': '{place.mirror}'}}"
+            )
+        if self.data_connection_name is not None and not places.is_name(self.data_connection_name):
+            raise ValueError(f"data_connection_name={self.data_connection_name!r} is not the name of a secret")
         _whole("metrics_port", self.metrics_port, _PORTS)
         _whole("metrics_poll_interval_seconds", self.metrics_poll_interval_seconds, _POLLS)
         _whole("grace_seconds", self.grace_seconds, range(1, 7 * 86400))

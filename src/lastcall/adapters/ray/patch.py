@@ -55,6 +55,10 @@ def prepare(trainer: Any) -> list[Any]:
         if getattr(trainer.backend_config.backend_cls, "has_replica_groups", False):
             log.warning("This run is not protected: its replica groups (TorchFT) go on without a lost worker by themselves")
             return []
+        if jit.mirror is not None:
+            log.warning(
+                "LASTCALL_MIRROR is left out: Ray Train keeps its checkpoints where RunConfig(storage_path=...) says, and that may be s3://"
+            )
         naming.settle(trainer.run_config, jit.run_id)
         os.environ.setdefault(internals.DRAIN_VARIABLE, _DRAIN_SECONDS)  # handed on to the controller by Ray
         sources = scripts.gather(trainer.train_loop_per_worker)

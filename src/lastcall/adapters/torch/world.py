@@ -24,7 +24,10 @@ _TIMEOUT = datetime.timedelta(minutes=5)
 
 def find(jit: JITCheckpointConfig) -> World:
     """The world that protect() was called in."""
-    if jit.ranks == "separate" or not dist.is_available():
+    if not dist.is_available():
+        return World()
+    if jit.ranks == "separate":
+        _check_apart(jit)
         return World()
     if dist.is_initialized():
         if dist.get_world_size() == 1:
@@ -34,6 +37,17 @@ def find(jit: JITCheckpointConfig) -> World:
     if told is not None and int(told["WORLD_SIZE"]) > 1:
         return _of(int(told["RANK"]), int(told["WORLD_SIZE"]), lambda: _of_agent(told))
     return World()
+
+
+def _check_apart(jit: JITCheckpointConfig) -> None:
+    """Ranks that are runs of their own, with one place for the copies of all, would go on from each other's checkpoints."""
+    told = settings.of_torchrun() or {}
+    size = dist.get_world_size() if dist.is_initialized() else int(told.get("WORLD_SIZE", 1))
+    if size > 1 and jit.mirror is not None and jit.origins()["mirror"] != "argument":
+        settings.fail(
+            f"LASTCALL_MIRROR={jit.mirror} is one place for {size} ranks, and with ranks='separate' each is a run of its own. Give "
+            f"each a place of its own: JITCheckpointConfig(ranks='separate', mirror=f'{jit.mirror}/{{rank}}')"
+        )
 
 
 def _of(rank: int, size: int, open_store: Any) -> World:

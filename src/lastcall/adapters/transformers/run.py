@@ -70,6 +70,7 @@ class TrainerRun:
         try:
             if entry is not None:
                 self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
+                self._keep_best(entry)
             chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted)
             if not chosen.ours and (named := self._one_of_ours(chosen.path)) is not None:
                 entry, chosen = named, dataclasses.replace(chosen, ours=True)
@@ -91,6 +92,17 @@ class TrainerRun:
         for tell in listeners.begun:
             tell(self)
         return chosen.path
+
+    def _keep_best(self, entry: Entry) -> None:
+        """load_best_model_at_end will look for it in the directory: one that is new may lack it, and rotation must not take it before
+        HF saves for the first time."""
+        if entry.record.file("trainer_state.json") is None:
+            return
+        best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
+        if best:
+            self.session.keep = dataclasses.replace(self.session.keep, always=frozenset({Path(best).name}))
+            if self.session.mirror is not None and self.session.world.rank == 0:
+                self.session.mirror.bring(Path(best).name)
 
     @property
     def listening(self) -> bool:
@@ -114,6 +126,7 @@ class TrainerRun:
         """In on_train_begin: the trainer has its model, its optimizer and its place in the data."""
         trainer, subject, session = self.trainer, self.subject, self.session
         subject.take_up(session.gate)
+        self._find_best()
         subject.step = trainer.state.global_step
         subject.ledger.pending = NOTHING
         subject.tally.began, subject.ledger.first = time.monotonic(), trainer.state.global_step
@@ -137,6 +150,13 @@ class TrainerRun:
         subject.together.settle_buckets()
         self._at_boundary()
         subject.in_pass = True
+
+    def _find_best(self) -> None:
+        """HF forgets its best checkpoint where the directory that it was in is not there any more: the run may have moved."""
+        state = self.trainer.state
+        best = self.session.catalog.root / f"checkpoint-{state.best_global_step}"
+        if not (state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir()) and best.is_dir():
+            state.best_model_checkpoint = str(best)
 
     def _catch_up(self, pending: Pending) -> None:
         """Do what followed the last step of the former incarnation and was not done. The generators are where they were then, and HF

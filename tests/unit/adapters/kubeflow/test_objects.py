@@ -101,3 +101,23 @@ def test_without_the_package_the_webhook_is_asked_to_bring_it(api: FakeApi) -> N
     assert spec["terminationGracePeriodSeconds"] == 300
     said = {variable["name"]: variable["value"] for variable in spec["containers"][0]["env"]}
     assert said["LASTCALL_GRACE_SECONDS"] == said["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300" and said["LASTCALL_PROGRESS_PUSH"] == "0"
+
+
+def test_a_bucket_becomes_a_folder_of_the_pod_a_mirror_and_the_keys_of_the_data_connection(api: FakeApi) -> None:
+    said = {"output_dir": "s3://runs/exp1", "num_nodes": 1, "data_connection_name": "my-data"}
+    job = submitted(api, kubeflow_objects.of_the_seed(**said))
+    assert "lastcall[s3]==" in job["spec"]["trainer"]["command"][2]
+    spec = kubeflow_objects.pod_template(job)["spec"]
+    assert spec["volumes"] == [
+        {"name": "checkpoint-storage", "emptyDir": {}},
+        {"name": "checkpoint-connection", "secret": {"secretName": "my-data"}},
+    ]
+    (container,) = spec["containers"]
+    assert container["volumeMounts"] == [
+        {"name": "checkpoint-storage", "mountPath": "/mnt/kubeflow-checkpoints"},
+        {"name": "checkpoint-connection", "mountPath": "/mnt/kubeflow-connection", "readOnly": True},
+    ]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert variables["LASTCALL_DIRECTORY"] == "/mnt/kubeflow-checkpoints"
+    assert variables["LASTCALL_MIRROR"] == "s3://runs/exp1"
+    assert variables["LASTCALL_MIRROR_KEYS"] == "/mnt/kubeflow-connection"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kubeflow.trainer.backends.container.backend import ContainerBackend
 
+import lastcall
 from helpers import kubeflow_functions
 from lastcall.adapters.kubeflow import patch, places, submission
 from lastcall.kubeflow import PeriodicCheckpointConfig, TransformersTrainer
@@ -39,8 +40,10 @@ def test_a_directory_is_a_claim_or_a_path(output_dir: str, claim: str | None, in
 @pytest.mark.parametrize(
     ("output_dir", "why"),
     [
-        ("s3://bucket/prefix", "s3:// is none"),
-        ("gs://bucket", "gs:// is none"),
+        ("gs://bucket", "does not save to gs://"),
+        ("s3://", "is neither a bucket nor a folder"),
+        ("s3:///prefix", "is neither a bucket nor a folder"),
+        ("s3://bucket/../other", "leads out"),
         ("pvc://", "not the name of a claim"),
         ("pvc:///checkpoints", "not the name of a claim"),
         ("pvc://Shared/x", "not the name of a claim"),
@@ -70,6 +73,33 @@ def test_a_container_without_a_cluster_has_no_claims() -> None:
     assert patch._directory(places.parse("/runs/exp1"), ContainerBackend) == "/runs/exp1"
     with pytest.raises(ValueError, match="no claims without a cluster"):
         patch._directory(places.parse(DIRECTORY), ContainerBackend)
+
+
+def test_a_bucket_is_a_folder_that_may_go_and_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = places.parse("S3://bucket/exp1/")
+    assert (place.claim, place.mirror, place.in_pod()) == (None, "s3://bucket/exp1", "/mnt/kubeflow-checkpoints")
+    assert place.here() == str(tmp_path / ".cache/lastcall/mirrored/bucket/exp1")
+    assert patch._directory(place, ContainerBackend) == "/mnt/kubeflow-checkpoints"
+
+
+def test_with_a_bucket_the_client_for_it_is_installed_unless_the_user_has_said_what_is() -> None:
+    bucket = trainer(output_dir="s3://bucket/exp1", num_nodes=1)
+    assert submission.packages(bucket, "s3://bucket/exp1") == [f"lastcall[s3]=={lastcall.__version__}"]
+    mine = trainer(output_dir="s3://bucket/exp1", package="lastcall @ file:///mine.whl")
+    assert submission.packages(mine, "s3://bucket/exp1") == ["lastcall @ file:///mine.whl"]
+
+
+def test_several_nodes_have_no_directory_in_common_without_a_claim() -> None:
+    with pytest.raises(ValueError, match=r"output_dir='pvc://shared/exp1', and env=\{'LASTCALL_MIRROR': 's3://bucket/exp1'\}"):
+        trainer(output_dir="s3://bucket/exp1", num_nodes=2)
+    said = trainer(output_dir=DIRECTORY, num_nodes=2, env={"LASTCALL_MIRROR": "s3://bucket/exp1"})
+    assert submission.variables(said, "/mnt")["LASTCALL_MIRROR"] == "s3://bucket/exp1"
+
+
+def test_a_data_connection_has_the_name_of_a_secret() -> None:
+    with pytest.raises(ValueError, match="data_connection_name='My Data' is not the name of a secret"):
+        trainer(data_connection_name="My Data")
 
 
 # ---- what is said wrongly ------------------------------------------------------------------------------------------------------
@@ -140,7 +170,7 @@ def test_without_jit_no_signal_is_answered_and_the_grace_stays_the_clusters() ->
     without = trainer(enable_jit_checkpoint=False)
     sent = submission.variables(without, "/x")
     assert (sent["LASTCALL_ENABLED"], sent["LASTCALL_SIGNALS"]) == ("1", "none") and "LASTCALL_GRACE_SECONDS" not in sent
-    patch = submission.runtime_patch(without, "shared")
+    patch = submission.runtime_patch(without, places.parse(DIRECTORY))
     assert patch is not None and "terminationGracePeriodSeconds" not in str(patch)
 
 

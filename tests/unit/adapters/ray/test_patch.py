@@ -83,6 +83,12 @@ def test_replica_groups_are_left_to_their_own_way_of_going_on(patched: type[Trai
     assert trainer._create_default_callbacks() == ["rays own"] and "TorchFT" in caplog.text
 
 
+def test_a_mirror_is_rays_own_matter(patched: type[Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("LASTCALL_MIRROR", "s3://runs/exp1")
+    patched()._create_default_callbacks()
+    assert "LASTCALL_MIRROR is left out" in caplog.text
+
+
 def test_what_fails_here_leaves_the_run_unprotected_and_does_not_end_it(
     patched: type[Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -80,6 +80,19 @@ def test_separate_ranks_are_runs_of_their_own(torchrun: dist.TCPStore) -> None:
     assert world.find(jit(ranks="separate")).size == 1
 
 
+def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPStore) -> None:
+    shared = JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})
+    with pytest.raises(
+        errors.ConfigError, match="LASTCALL_MIRROR=s3://runs/exp1 is one place for 2 ranks.*Give each a place of its own"
+    ):
+        world.find(shared)
+    assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/1")).size == 1
+
+
+def test_a_process_that_is_alone_has_the_place_for_itself() -> None:
+    assert world.find(JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})).size == 1
+
+
 @pytest.mark.parametrize("changed", [("WORLD_SIZE", "1"), ("TORCHELASTIC_USE_AGENT_STORE", "False"), ("TORCHELASTIC_RUN_ID", "")])
 def test_without_a_store_of_torchruns_only_a_group_makes_a_rank(
     torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, changed: tuple[str, str]

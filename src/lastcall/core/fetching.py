@@ -1,0 +1,115 @@
+"""From the place of the mirror into the directory: every byte is checked before the copy gets the name of a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall import errors
+from lastcall.core import record as records
+from lastcall.core import restore
+from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.mirrored import Mirrored, order
+from lastcall.core.record import Record
+from lastcall.core.telling import Telling
+from lastcall.core.writer import Engine
+from lastcall.events import EventLog
+from lastcall.storage import daemons
+from lastcall.storage import files as storage
+
+log = logging.getLogger("lastcall")
+_AT_ONCE = 4  # files on their way; a large one comes in parts besides
+
+
+class Told(Exception):
+    """A notice came while a checkpoint was being fetched."""
+
+
+class Fetching:
+    def __init__(self, there: Mirrored, catalog: Catalog, clock: clocks.Clock, events: EventLog) -> None:
+        self._there = there
+        self._catalog = catalog
+        self._clock = clock
+        self._events = events
+
+    def newest(self, told: Callable[[], bool]) -> None:
+        """The newest one that is whole, if the directory has none that is as new. Told if a notice comes meanwhile."""
+        here, there = self._catalog.entries(), self._there
+        newest = order(here[0].record) if here else (-1, -1)
+        theirs = [(name, record) for name, record in there.records.items() if there.ours(record) and order(record) > newest]
+        for name, record in sorted(theirs, key=lambda found: (found[1].complete, order(found[1])), reverse=True):
+            try:
+                self._fetch(name, record, told)
+                return
+            except errors.CheckpointError as error:
+                log.warning("%s/%s is damaged, and passed over: %s", there.url, name, error)
+                del there.records[name]
+
+    def bring(self, name: str) -> None:
+        """An older checkpoint that somebody refers to, if it is there and not here. What fails is said, and no more."""
+        record = self._there.records.get(name)
+        if record is None or not self._there.ours(record) or (self._catalog.root / name).exists():
+            return
+        try:
+            self._fetch(name, record, lambda: False)
+        except (errors.LastcallError, OSError) as error:
+            log.warning("%s/%s could not be fetched: %s", self._there.url, name, error)
+
+    def _fetch(self, name: str, record: Record, told: Callable[[], bool]) -> None:
+        catalog, began = self._catalog, self._clock.now()
+        self._there.check_whole(name)
+        if catalog.files.free_bytes(catalog.root) < record.size:
+            raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._there.url}: {record.size / 1e6:.0f} MB")
+        log.info("Fetching %s from %s (%.0f MB)", name, self._there.url, record.size / 1e6)
+        folder = catalog.staging / f"fetched-{name}"
+        if os.path.lexists(folder):
+            storage.remove_tree(catalog.files, folder)
+        folder.mkdir(parents=True)
+        try:
+            self._bring_files(name, record, folder, told)
+            self._check(Entry(folder, record))
+            catalog.publish(folder, record.step)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                storage.remove_tree(catalog.files, folder)
+            raise
+        seconds = self._clock.now() - began
+        log.info("Fetched %s in %.1fs; its digests hold", name, seconds)
+        self._events.emit("fetched", path=name, step=record.step, bytes=record.size, seconds=seconds, place=self._there.url)
+
+    def _bring_files(self, name: str, record: Record, folder: Path, told: Callable[[], bool]) -> None:
+        tell = Telling(f"Fetching {name}", self._clock, record.size)
+        over = False
+
+        def check() -> None:
+            if over or told():
+                raise Told
+
+        def moved(count: int) -> None:
+            check()
+            tell.more(count)
+
+        for file in record.files:
+            (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            daemons.at_once(
+                lambda file: self._there.place.fetch(f"{name}/{file.name}", folder / file.name, moved), record.files, _AT_ONCE, check
+            )
+        finally:
+            over = True  # those that are still under way shall end, too
+
+    def _check(self, fetched: Entry) -> None:
+        """Its digests, and that it is durable."""
+        files = self._catalog.files
+        storage.write_small(files, fetched.path / records.NAME, fetched.record.to_json())
+        engine = Engine(files=files)
+        try:
+            restore.verify(fetched, engine)
+        finally:
+            engine.close()
+        for path in {(fetched.path / file.name).parent for file in fetched.record.files} | {fetched.path}:
+            files.sync_directory(path)

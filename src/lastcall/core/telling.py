@@ -1,0 +1,33 @@
+"""A line now and then about work that takes long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from lastcall import clock as clocks
+
+log = logging.getLogger("lastcall")
+_TELL = 10.0  # seconds between two lines
+
+
+class Telling:
+    """Told of bytes by any thread."""
+
+    def __init__(self, what: str, clock: clocks.Clock, size: int = 0) -> None:
+        self._what = what
+        self._of = f" of {size / 1e6:.0f}" if size else ""
+        self._clock = clock
+        self._next = clock.now() + _TELL
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def more(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self.at(self._done)
+
+    def at(self, done: int) -> None:
+        if self._clock.now() >= self._next:
+            self._next = self._clock.now() + _TELL
+            log.info("%s: %.0f%s MB so far", self._what, done / 1e6, self._of)

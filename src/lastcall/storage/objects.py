@@ -1,0 +1,185 @@
+"""Places that keep files by name and know no rename: a bucket of an object store, or a folder that is treated like one.
+
+`Objects` is all that a mirror (`core.mirror`) needs of them. Names are relative to the place, with slashes; what is written is there as
+a whole or not at all. Whatever goes wrong is a StorageError with the name in it; what no second attempt would mend is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from lastcall import errors, parsing
+from lastcall.storage import files as storage
+
+Moved = Callable[[int], None]  # told of so many bytes more; what it raises ends the transfer
+_PIECE = 8 * 1024 * 1024
+_TEMPORARY = ".lastcall-part-"
+_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)  # what a second attempt does not mend
+
+
+def nothing(moved: int) -> None:
+    """For whoever does not want to know."""
+
+
+class Objects(Protocol):
+    @property
+    def url(self) -> str: ...
+
+    def names(self, prefix: str = "") -> dict[str, int]:
+        """What is there, with the sizes."""
+
+    def read(self, name: str, largest: int) -> bytes | None:
+        """A small object; None where there is none. One that is larger than `largest` is refused."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+    def send(self, path: Path, name: str, moved: Moved = nothing, *, threads: bool = True) -> None:
+        """`threads`: whether any may be started; at the end of a process none can be."""
+
+    def fetch(self, name: str, path: Path, moved: Moved = nothing) -> None: ...
+
+    def copy(self, old: str, new: str) -> None:
+        """Without the bytes coming by here. An error where the place cannot: a file may be too large for it."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """What is not there is no error."""
+
+    def age(self, name: str) -> float | None:
+        """How many seconds ago it was written, by one clock; None where there is none."""
+
+
+def opened(url: str, keys: str | None = None) -> Objects:
+    """`keys`: a folder with the credentials, where they are not found otherwise."""
+    scheme, place = parsing.split_place(url)
+    if scheme == "file":
+        return Folder(Path("/", place))
+    from lastcall.storage import s3
+
+    bucket, _, prefix = place.partition("/")
+    return s3.Bucket(bucket, prefix, keys)
+
+
+class Folder:
+    """A folder of another file system: the network disk that outlives the machine."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._files = storage.Files()
+
+    @property
+    def url(self) -> str:
+        return f"file://{self._root}"
+
+    def names(self, prefix: str = "") -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder, _, files in os.walk(self._root, onerror=self._unreadable):
+            for file in files:
+                path = Path(folder, file)
+                name = path.relative_to(self._root).as_posix()
+                if name.startswith(prefix) and not file.startswith(_TEMPORARY):
+                    try:
+                        found[name] = path.stat(follow_symlinks=False).st_size
+                    except FileNotFoundError:
+                        continue  # removed meanwhile
+                    except OSError as error:
+                        raise self._failed(name, "looked at", error) from error
+        return found
+
+    def _unreadable(self, error: OSError) -> None:
+        """A disk that is gone must not look like one without checkpoints: the run would begin anew."""
+        if not isinstance(error, FileNotFoundError):
+            raise self._failed("", "listed", error) from error
+
+    def read(self, name: str, largest: int) -> bytes | None:
+        try:
+            with open(self._root / name, "rb") as file:
+                if os.fstat(file.fileno()).st_size > largest:
+                    raise errors.StorageError(f"{self.url}/{name} has more than {largest} bytes")
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._failed(name, "read", error) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        self._put(name, lambda under: storage.write_small(self._files, under, data))
+
+    def send(self, path: Path, name: str, moved: Moved = nothing, *, threads: bool = True) -> None:
+        self._put(name, lambda under: _copied(path, under, moved))
+
+    def fetch(self, name: str, path: Path, moved: Moved = nothing) -> None:
+        try:
+            _copied(self._root / name, path, moved)
+        except OSError as error:
+            raise self._failed(name, "fetched", error) from error
+
+    def copy(self, old: str, new: str) -> None:
+        self._put(new, lambda under: os.link(self._root / old, under))
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = self._root / name
+            try:
+                path.unlink(missing_ok=True)
+                while path.parent != self._root and not self._others(path.parent):
+                    path = path.parent
+                    path.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self._failed(name, "removed", error) from error
+
+    def _others(self, folder: Path) -> list[str]:
+        """What is left in it. Where that is nothing but what somebody was killed over, that goes, too."""
+        names = os.listdir(folder)
+        if all(name.startswith(_TEMPORARY) for name in names):
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            names = []
+        return names
+
+    def age(self, name: str) -> float | None:
+        """By the clock of the file system, which also dates a file that is written to compare."""
+        now = self._root / f"{_TEMPORARY}{os.getpid()}"
+        try:
+            written = (self._root / name).stat().st_mtime
+            now.touch()
+            return max(0.0, now.stat().st_mtime - written)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failed(name, "looked at", error) from error
+        finally:
+            now.unlink(missing_ok=True)
+
+    def _put(self, name: str, make: Callable[[Path], None]) -> None:
+        path = self._root / name
+        under = path.with_name(f"{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                make(under)
+                os.replace(under, path)
+            finally:
+                under.unlink(missing_ok=True)
+            self._files.sync_directory(path.parent)
+        except OSError as error:
+            raise self._failed(name, "written", error) from error
+
+    def _failed(self, name: str, what: str, error: OSError) -> errors.StorageError:
+        kind = errors.StorageRefused if error.errno in _FOR_GOOD else errors.StorageError
+        return kind(f"{self.url}/{name} could not be {what}: {error.strerror or error}")
+
+
+def _copied(old: Path, new: Path, moved: Moved) -> None:
+    with open(old, "rb") as source, open(new, "wb") as target:
+        while piece := source.read(_PIECE):
+            target.write(piece)
+            moved(len(piece))
+        target.flush()
+        os.fsync(target.fileno())

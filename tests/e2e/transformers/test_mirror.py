@@ -1,0 +1,67 @@
+"""A Trainer whose directory is lost: it goes on from the bucket, in another directory, and finds its best model there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import chain, s3_server
+from helpers.nursery import Child, Nursery, until
+from helpers.s3_server import Server
+from helpers.trainer_chain import FORKED, PLAIN, QUICK, SCRIPTS
+
+# What it calls the best is the worst: the first checkpoint, which rotation would take.
+BEST = 5
+CASE = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True, "save_total_limit": 1}
+
+
+@pytest.fixture
+def nursery(trainers: Nursery) -> Iterator[Nursery]:
+    yield trainers
+    trainers.clear()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with s3_server.served(tmp_path / "buckets") as found:
+        found.bucket("runs")
+        yield found
+
+
+def start(nursery: Nursery, folder: Path, name: str, **env: str) -> Child:
+    given = {"CASE": json.dumps(CASE), "OUTPUT": str(folder / name), "RESULT": str(folder / f"{name}-result"), **env}
+    return nursery.start(folder, FORKED, SCRIPTS / "bits_options.py", **given)
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((folder / f"{name}-result-0").read_text()))
+
+
+def test_the_best_model_is_found_in_another_directory(nursery: Nursery, tmp_path: Path, server: Server) -> None:
+    assert start(nursery, tmp_path, "peace", **PLAIN).wait() == 0
+    expected = result(tmp_path, "peace")
+    assert expected["best"][1] == BEST
+    env = {**QUICK, "LASTCALL_MIRROR": "s3://runs/exp1", **server.environment}
+    for number, lines in enumerate((16, 1)):  # the second is struck before it saves by itself: rotation must know by then
+        child = start(nursery, tmp_path, f"lost-{number}", **env)
+        until(lambda child=child, lines=lines: sum(line.startswith("{'loss'") for line in child.lines()) >= lines, child.log())
+        child.send(signal.SIGTERM)
+        assert child.wait() == chain.SAVED, child.log()
+        assert max(chain.records(tmp_path / f"lost-{number}"), key=lambda record: record["sequence"])["step"] < 20, child.log()
+        assert (tmp_path / f"lost-{number}" / f"checkpoint-{BEST}").is_dir(), child.log()
+        shutil.rmtree(tmp_path / f"lost-{number}")
+        assert BEST in [record["step"] for record in chain.records(server.folder / "runs" / "exp1")], child.log()
+    last = start(nursery, tmp_path, "last", **env)
+    assert last.wait() == 0, last.log()
+    assert f"Fetched checkpoint-{BEST}" in last.log()
+    assert "Could not locate the best model" not in last.log()
+    found = result(tmp_path, "last")
+    assert {part: found[part] for part in ("weights", "best", "history", "place")} == {
+        part: expected[part] for part in ("weights", "best", "history", "place")
+    }
