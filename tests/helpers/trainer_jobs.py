@@ -157,8 +157,8 @@ class Stage:
         self._references: dict[tuple[Plan, int], Life] = {}
         self._results: dict[tuple[Play, str], Result] = {}
 
-    def result(self, play: Play, mode: str) -> Result:
-        if (play, mode) not in self._results:
+    def result(self, play: Play, mode: str, *, again: bool = False) -> Result:
+        if again or (play, mode) not in self._results:
             self._results[play, mode] = self._perform(play, mode)
         return self._results[play, mode]
 
