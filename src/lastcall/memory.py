@@ -11,7 +11,25 @@ from typing import Literal, Protocol
 ALIGNMENT = 4096
 HUGE = 2 * 1024 * 1024
 _SHORT = 64  # words: longer runs are copied faster one by one
+_BRIEF = 64 * 1024  # bytes that are copied faster than the interpreter's lock is handed over and got back
 _WORDS: dict[int, Literal["Q", "I", "H", "B"]] = {8: "Q", 4: "I", 2: "H", 1: "B"}
+
+
+_move_at_once = ctypes.PyDLL(None).memmove  # keeps the interpreter's lock, as this does:
+_move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_view_of = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_of.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_view_of.restype = ctypes.py_object
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+
+def move(to: int, address: int, nbytes: int) -> None:
+    """Copy bytes. What is short is copied at once: sixteen writers that give the lock away for each sector spend their time getting it
+    back."""
+    if nbytes > _BRIEF:
+        ctypes.memmove(to, address, nbytes)  # others run meanwhile
+    elif nbytes > 0:
+        _move_at_once(to, address, nbytes)
 
 
 class HostMemory:
@@ -25,10 +43,10 @@ class HostMemory:
         self.owner = owner
 
     def read_into(self, address: int, offset: int, nbytes: int) -> None:
-        ctypes.memmove(address, self.address + offset, nbytes)  # releases the GIL
+        move(address, self.address + offset, nbytes)
 
     def write_from(self, address: int, offset: int, nbytes: int) -> None:
-        ctypes.memmove(self.address + offset, address, nbytes)
+        move(self.address + offset, address, nbytes)
 
     def write_rows(self, address: int, stride: int, offset: int, step: int, nbytes: int, count: int) -> None:
         """Copy `count` runs of `nbytes`: `stride` bytes apart from `address` on, to places `step` bytes apart from `offset` on."""
@@ -52,8 +70,10 @@ class BytesSource:
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """The bytes at an address, for Python's file calls. Whoever owns them must outlive it."""
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+    """The bytes at an address, for Python's file calls. Whoever owns them must outlive it. (Not through an array of ctypes: that makes
+    a type for each size, which takes twenty times as long and leaves it to the garbage collector.)"""
+    found: memoryview = _view_of(address, nbytes, _WRITABLE)
+    return found
 
 
 def copy_rows(to: int, step: int, address: int, stride: int, nbytes: int, count: int) -> None:
@@ -62,7 +82,7 @@ def copy_rows(to: int, step: int, address: int, stride: int, nbytes: int, count:
     word = math.gcd(step, stride, nbytes, 8)
     if nbytes // word > _SHORT or count < nbytes // word:
         for number in range(count):
-            ctypes.memmove(to + number * step, address + number * stride, nbytes)
+            move(to + number * step, address + number * stride, nbytes)
         return
     there = view(to, (count - 1) * step + nbytes).cast(_WORDS[word])
     here = view(address, (count - 1) * stride + nbytes).cast(_WORDS[word])

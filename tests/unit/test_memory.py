@@ -38,3 +38,22 @@ def test_a_page_buffer_is_aligned_empty_and_the_same_memory_from_both_sides(nbyt
     assert bytes(buffer.view) == bytes(nbytes)
     buffer.view[nbytes - 1] = 7
     assert ctypes.string_at(buffer.address + nbytes - 1, 1) == b"\x07"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 512, 64 * 1024, 64 * 1024 + 1, 1 << 20])
+def test_short_and_long_copies_are_the_same_bytes_and_no_more(nbytes: int) -> None:
+    here, there = memory.PageBuffer(1 << 21), memory.PageBuffer(1 << 21)
+    content = bytes(number % 251 for number in range(nbytes))
+    here.view[100 : 100 + nbytes] = content
+    memory.move(there.address + 50, here.address + 100, nbytes)
+    assert there.view[50 : 50 + nbytes] == content
+    assert there.view[50 + nbytes] == there.view[49] == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096])
+def test_a_view_is_the_memory_itself(nbytes: int) -> None:
+    buffer = memory.PageBuffer(8192)
+    view = memory.view(buffer.address + 10, nbytes)
+    assert (len(view), view.readonly, view.format) == (nbytes, False, "B")
+    view[:] = b"x" * nbytes
+    assert bytes(buffer.view[9 : 11 + nbytes]) == b"\0" + b"x" * nbytes + b"\0"
