@@ -21,6 +21,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 import lastcall
 
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # in one piece: below torchrun a print() is two writes, and the other rank's come in between
+
 torch.use_deterministic_algorithms(True)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -34,10 +37,10 @@ with lastcall.protect(sys.argv[1], model=ddp, optimizer=optimizer) as run:
         optimizer.zero_grad()
         ddp(torch.randn(16, 64, device="cuda")).square().mean().backward()
         optimizer.step()
-        print(f"step {rank} {step + 1} {os.getpid()}", flush=True)
+        say(f"step {rank} {step + 1} {os.getpid()}")
         time.sleep(0.05)
 digest = hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())).hexdigest()
-print(f"end {rank} {digest}", flush=True)
+say(f"end {rank} {digest}")
 """
 
 
