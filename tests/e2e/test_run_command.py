@@ -83,16 +83,19 @@ def test_dataloader_workers_are_not_signalled(tmp_path: Path) -> None:
 WORKERS = """
 import multiprocessing, os, signal, sys, time
 
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # in one piece: three processes have this output
+
 def work(method, parent):
-    signal.signal(signal.SIGTERM, lambda *_: print("worker heard", flush=True))
-    print("worker", method, flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: say("worker heard"))
+    say(f"worker {method}")
     while os.getppid() == parent:
         time.sleep(0.01)
 
 def end(*_):
-    print("main heard", flush=True)
+    say("main heard")
     time.sleep(0.5)
-    print("main leaves", flush=True)
+    say("main leaves")
     os._exit(7)
 
 if __name__ == "__main__":
