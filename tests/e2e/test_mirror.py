@@ -76,6 +76,15 @@ class Case:
         given = {**NOW, "LASTCALL_MIRROR": f"s3://runs/{self.folder.name}", **self._server.environment, **env}
         return self._nursery.start(self.folder, self._script, run or self.run, self.folder / "result", **given)
 
+    def caught_copying(self) -> Child:
+        """One that was told to stop, has saved and said so, and does not get on with its copy."""
+        child = self.start(LASTCALL_GRACE_SECONDS="600", SLOW_STORE="1")
+        child.expect("at 7")
+        child.send(signal.SIGTERM)
+        child.expect("waiting for store")
+        until(lambda: (self.bucket / ".lastcall" / "leaving.json").exists(), "its word")
+        return child
+
     def copied(self) -> list[int]:
         """The steps of the checkpoints in the bucket, oldest first."""
         return [int(str(record["step"])) for record in chain.records(self.bucket)]
@@ -191,11 +200,7 @@ def test_the_next_one_waits_elsewhere_for_what_the_one_before_still_copies(
     nursery: Nursery, tmp_path: Path, server: Server, peace: str
 ) -> None:
     case = Case(nursery, tmp_path, server)
-    first = case.start(LASTCALL_GRACE_SECONDS="600", SLOW_STORE="1")
-    first.expect("at 7")
-    first.send(signal.SIGTERM)
-    first.expect("waiting for store")
-    until(lambda: (case.bucket / ".lastcall" / "leaving.json").exists(), "its word")
+    first = case.caught_copying()
     second = case.start(tmp_path / "elsewhere")
     second.expect_log(f"Waiting for process {first.pid} on ")
     assert second.lines() == [] and case.copied() == []
@@ -209,11 +214,7 @@ def test_one_that_is_killed_while_it_copies_is_not_waited_for_and_what_it_has_le
     nursery: Nursery, tmp_path: Path, server: Server, peace: str
 ) -> None:
     case = Case(nursery, tmp_path, server)
-    first = case.start(LASTCALL_GRACE_SECONDS="600", SLOW_STORE="1")
-    first.expect("at 7")
-    first.send(signal.SIGTERM)
-    first.expect("waiting for store")
-    until(lambda: (case.bucket / ".lastcall" / "leaving.json").exists(), "its word")
+    first = case.caught_copying()
     (left,) = case.bucket.glob("checkpoint-*")
     first.send(signal.SIGKILL)
     first.wait()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,9 @@ class Bucket:
 
     def read(self, name: str, largest: int) -> bytes | None:
         with self._translated(f"{name} cannot be read"):
-            try:
-                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(name))
-            except self._errors as error:
-                if _code(error) in _NOT_THERE:
-                    return None
-                raise
+            answer = self._asked(self._client.get_object, name)
+            if answer is None:
+                return None
             if answer["ContentLength"] > largest:
                 raise errors.StorageError(f"{self.url}/{name} has more than {largest} bytes")
             data: bytes = answer["Body"].read()
@@ -138,15 +135,21 @@ class Bucket:
 
     def age(self, name: str) -> float | None:
         with self._translated(f"{name} cannot be looked at"):
-            try:
-                answer = self._client.head_object(Bucket=self.bucket, Key=self._key(name))
-            except self._errors as error:
-                if _code(error) in _NOT_THERE:
-                    return None
-                raise
+            answer = self._asked(self._client.head_object, name)
+            if answer is None:
+                return None
         now = email.utils.parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         age: float = (now - answer["LastModified"]).total_seconds()
         return max(0.0, age)
+
+    def _asked(self, request: Callable[..., dict[str, Any]], name: str) -> dict[str, Any] | None:
+        """The answer about an object; None where there is none."""
+        try:
+            return request(Bucket=self.bucket, Key=self._key(name))
+        except self._errors as error:
+            if _code(error) in _NOT_THERE:
+                return None
+            raise
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name

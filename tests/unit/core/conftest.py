@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import mirrors
+from helpers.mirrors import Watched
 from helpers.world import World
 from lastcall.core import saving, writer
 
@@ -26,3 +28,9 @@ def root(tmp_path: Path) -> Path:
     """The directory of a run."""
     (tmp_path / "run" / ".lastcall").mkdir(parents=True)
     return tmp_path / "run"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """That of a mirror."""
+    return mirrors.watched(tmp_path / "place", monkeypatch)

@@ -43,11 +43,6 @@ class Clock(testing.FakeClock):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return mirrors.watched(tmp_path / "place", monkeypatch)
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

@@ -19,11 +19,6 @@ from lastcall.storage import files as storage
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return mirrors.watched(tmp_path / "place", monkeypatch)
-
-
-@pytest.fixture
 def life(tmp_path: Path, place: Watched) -> Iterator[Life]:
     """Whose steps 3, 4 and 5 are in the place."""
     with Life(tmp_path / "run", place) as life:

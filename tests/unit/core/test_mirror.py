@@ -19,11 +19,6 @@ from lastcall.storage.objects import Folder
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return mirrors.watched(tmp_path / "place", monkeypatch)
-
-
-@pytest.fixture
 def life(tmp_path: Path, place: Watched) -> Iterator[Life]:
     with Life(tmp_path / "run", place) as life:
         yield life

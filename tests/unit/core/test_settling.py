@@ -18,11 +18,6 @@ from lastcall.types import Capture
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return mirrors.watched(tmp_path / "place", monkeypatch)
-
-
-@pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What would be called at the end of the process."""
     found: list[Callable[[], object]] = []
