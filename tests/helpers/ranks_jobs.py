@@ -144,11 +144,12 @@ class Forked(Job):
         folder: Path,
         script: Path,
         ranks: int,
-        directory: Path,
+        directories: Sequence[Path],
         agent: bool,
         hosts: Hosts | None,
         env: dict[str, str],
     ) -> None:
+        """`directories`: each for as many ranks."""
         super().__init__(folder, ranks)
         self._agent = agent and hosts is None  # an agent signals the workers of its own host only
         self._failed: float | None = None
@@ -164,7 +165,14 @@ class Forked(Job):
         else:
             shared |= {"MASTER_PORT": str(free_port())}
         self._children = [
-            warm.start(folder, script, directory, **{**shared, **place}, RANK=str(rank), LOCAL_RANK=str(rank))
+            warm.start(
+                folder,
+                script,
+                directories[rank * len(directories) // ranks],
+                **{**shared, **place},
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+            )
             for rank, place in enumerate(places)
         ]
 
@@ -233,14 +241,17 @@ class Launcher:
     def launch(self, script: str, ranks: int, how: str, directory: Path, plan: Plan, *options: str, **env: str) -> Job:
         """`options` go to torchrun."""
         if how in ("alone", "agent"):
-            return self.fork(script, ranks, how, directory, plan, None, **env)
+            return self.fork(script, ranks, how, directory, plan, **env)
         command = [*torchrun(ranks, "--standalone", *options), str(SCRIPTS / script), str(directory)]
         return self.launch_all([[*LASTCALL_RUN, *command] if how == "lastcall run" else command], ranks, plan, **env)
 
-    def fork(self, script: str, ranks: int, how: str, directory: Path, plan: Plan, hosts: Hosts | None, **env: str) -> Job:
+    def fork(
+        self, script: str, ranks: int, how: str, directory: Path | Sequence[Path], plan: Plan, hosts: Hosts | None = None, **env: str
+    ) -> Job:
         folder = self._new_folder()
         given = {**env, **_description(folder, plan)}
-        job = Forked(self._warm, folder, SCRIPTS / script, ranks, directory, how == "agent", hosts, given)
+        directories = [directory] if isinstance(directory, Path) else directory
+        job = Forked(self._warm, folder, SCRIPTS / script, ranks, directories, how == "agent", hosts, given)
         self._jobs.append(job)
         return job
 

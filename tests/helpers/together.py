@@ -19,8 +19,10 @@ from lastcall.core.budget import Budget
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering, Order
+from lastcall.core.homes import Homes
 from lastcall.core.joining import Joined, Start
 from lastcall.core.liveness import Peers
+from lastcall.core.parcels import Parcels
 from lastcall.core.ranks import Ranks
 from lastcall.core.saving import Saver
 from lastcall.core.store.memory import MemoryStore
@@ -104,29 +106,42 @@ class Company:
         tensors: Callable[[int], Mapping[str, Whole]] = sharded,
         files: Mapping[int, storage.Files] | None = None,
         clock: clocks.Clock | None = None,
+        homes: Sequence[str] = (),
     ) -> None:
+        """`homes`: the names of the ranks' directories, where they have more than one; the first is called homes.FIRST."""
         self.size = size
+        self._homes = homes
         self.root = root
         self.store = MemoryStore()
         self.dead: set[int] = set()
         self._opened = contextlib.ExitStack()
         clock = clock or clocks.Clock()
-        Catalog(root, storage.Files()).make()
-        self.fence = Fence.take(root / ".lastcall", 1)
+        for rank in range(size):
+            Catalog(self.root_of(rank), storage.Files()).make()
+        self.fence = Fence.take(self.root_of(0) / ".lastcall", 1)
         self.members = [self._member(rank, tensors(size), (files or {}).get(rank, storage.Files()), clock) for rank in range(size)]
 
     def _member(self, rank: int, tensors: Mapping[str, Whole], files: storage.Files, clock: clocks.Clock) -> Member:
-        catalog = Catalog(self.root, files, rank)
-        if rank == 0:
+        catalog, homes = Catalog(self.root_of(rank), files, rank), Homes(rank, self._homes)
+        if homes.leads:
             catalog.open(clock)
         self._opened.callback(catalog.close)
         engine = Engine(1, files)
         self._opened.callback(engine.close)
         saver = Saver(catalog, engine, Budget(clock), clock, run="r", incarnation=1, rank=rank)
         fence = Fence(catalog.private, self.fence.token)
+        if homes.apart and homes.leads:
+            fence.adopt(1)
         joined = Joined(Start("r", 1, fence.token), fence, self.store.clone(), Told(self.dead))
         ranks = Ranks(World(rank, self.size), clock, joined)
-        return Member(rank, catalog, engine, saver, ranks, Gathering(catalog, saver, fence, ranks, clock), tensors)
+        gathering = Gathering(catalog, saver, fence, ranks, clock, homes)
+        if homes.spread:
+            gathering.parcels = Parcels(catalog, self.store, fence.token, rank, "127.0.0.1")
+            self._opened.callback(gathering.close)
+        return Member(rank, catalog, engine, saver, ranks, gathering, tensors)
+
+    def root_of(self, rank: int) -> Path:
+        return self.root / self._homes[rank] if self._homes else self.root
 
     def save(self, order: Order, ranks: Sequence[int] | None = None, step: int = 1, **more: Any) -> list[Entry | BaseException]:
         """These ranks (all) take part, at once."""

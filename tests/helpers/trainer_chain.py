@@ -62,7 +62,16 @@ class Chain:
 class Life:
     """The ranks of one incarnation. Several have what the agent of torchrun gives: a store outside, SIGTERM to all when one fails."""
 
-    def __init__(self, warm: Nursery, folder: Path, command: Sequence[object], ranks: int, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        warm: Nursery,
+        folder: Path,
+        command: Sequence[object],
+        ranks: int,
+        env: dict[str, str],
+        each: Sequence[dict[str, str]] = (),
+    ) -> None:
+        """`each`: what every rank has for itself."""
         self._keeper: Child | None = None
         self._failed = 0.0
         self._told = False
@@ -74,7 +83,8 @@ class Life:
             env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RESTART_COUNT": "0"}
             env |= {"TORCHELASTIC_RUN_ID": port.name, "GLOO_SOCKET_IFNAME": "lo"}
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {} for rank in range(ranks)]
-        self.children = [warm.start(folder, FORKED, *command, **env, **mine) for mine in own]
+        own = [mine | theirs for mine, theirs in zip(own, each, strict=True)] if each else own
+        self.children = [warm.start(folder, FORKED, *command, **{**env, **mine}) for mine in own]
 
     def lines(self) -> int:
         """How many lines the first rank has logged."""

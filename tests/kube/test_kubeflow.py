@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers import kube_images, kubeflow_functions, kubeflow_objects, kubeflow_plain
+from helpers import kube_images, kubeflow_functions, kubeflow_objects, kubeflow_plain, s3_server
 from helpers.kube_api import Object, until
 from helpers.kube_cluster import Cluster
 from helpers.ports import free_port
@@ -45,16 +45,7 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     volume = tmp_path / "volume"
     volume.mkdir()
     claim(kubeflow, "shared", volume)
-    trainer = kubeflow_objects.of_the_seed(
-        func=kubeflow_functions.train,
-        func_args={"epochs": EPOCHS, "pause": 0.5},
-        env=kubeflow_plain.TWO_NODES,
-        package=None,
-        resources_per_node=None,
-        periodic_checkpoint_config=None,
-        enable_progress_tracking=False,
-    )
-    job = submitted(kubeflow, trainer)
+    job = submitted(kubeflow, small())
     pair = Pair(kubeflow, job, tools(tmp_path))
     pair.expect("step 3")
     pair.scale(0)
@@ -66,6 +57,39 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     pair.wait()
     final = volume / "checkpoints" / "jit-checkpointing" / "final" / "model.safetensors"
     assert final.read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+
+
+@pytest.mark.usefixtures("webhook")
+def test_its_two_pods_share_nothing_but_a_bucket(kubeflow: Cluster, tmp_path: Path) -> None:
+    """Each saves into its own file system, which goes with it."""
+    with s3_server.served(tmp_path / "buckets", host=kubeflow.outside) as server:
+        bucket = server.bucket("runs") / "exp2"
+        secret(kubeflow, "my-data", server.environment)
+        job = submitted(kubeflow, small(output_dir="s3://runs/exp2", data_connection_name="my-data"))
+        pair = Pair(kubeflow, job, tools(tmp_path))
+        pair.expect("step 3")
+        pair.scale(0)
+        until(lambda: pair.pods() == [], pair.story)
+        (record,) = (json.loads(path.read_text()) for path in bucket.glob("checkpoint-*/lastcall.json"))
+        assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
+        pair.scale(1)
+        pair.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
+        pair.wait()
+        assert (bucket / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+
+
+def small(**settings: Any) -> Any:
+    """A training of two nodes that takes seconds."""
+    return kubeflow_objects.of_the_seed(
+        func=kubeflow_functions.train,
+        func_args={"epochs": EPOCHS, "pause": 0.5},
+        env=kubeflow_plain.TWO_NODES,
+        package=None,
+        resources_per_node=None,
+        periodic_checkpoint_config=None,
+        enable_progress_tracking=False,
+        **settings,
+    )
 
 
 class Pair:
@@ -131,6 +155,10 @@ def claim(cluster: Cluster, name: str, folder: Path) -> None:
     )
     assert created.returncode == 0, created.stderr
     cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **metadata, "spec": claimed})
+
+
+def secret(cluster: Cluster, name: str, data: dict[str, str]) -> None:
+    cluster.api.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data})
 
 
 def tools(folder: Path) -> Path:

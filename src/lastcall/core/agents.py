@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from lastcall import errors
 from lastcall.core import election, exits, messages
+from lastcall.core.catalog import Entry
 from lastcall.core.election import Decision, Position
 from lastcall.core.gathering import Gathering, Order
 from lastcall.core.ranks import HANG, LOST, Ranks
@@ -193,16 +194,20 @@ class Agents(Serving):
     def _found_committed(self) -> bool:
         """Whether the others have committed this very boundary, or the end of the run, and left: nothing better can come of a rank
         that is left over."""
-        if self.finished and self._session.catalog.find(self._final().name) is not None:
+        if self.finished and self._find(self._final()) is not None:
             self.decision = Decision("finish", because="the final checkpoint is committed")
             self.open = False
             return True
         if self.decision is None or self.decision.kind != "boundary":
             return False
-        entry = self._session.catalog.find(self._order(self.decision, Kind.JIT, None).name)
+        entry = self._find(self._order(self.decision, Kind.JIT, None))
         if entry is not None:
             self._answer(f"saved {entry.path.name} together")
         return entry is not None
+
+    def _find(self, order: Order) -> Entry | None:
+        assert self._session.gathering is not None
+        return self._session.gathering.find(order.name)
 
     def _final(self) -> Order:
         writers = tuple(range(self._ranks.size))

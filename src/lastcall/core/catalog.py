@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,8 @@ class Catalog:
         self.without_locks = False  # the file system has none: having it proves nothing
         self.run = ""  # where the run is known by name: checkpoints of another are not ours
 
-    def _pool(self, rank: int) -> SparePool:
+    def pool(self, rank: int) -> SparePool:
+        """The spare space for the files of a rank."""
         return self.spares if rank == self._rank else SparePool(self.private / (f"spare-{rank}" if rank else "spare"), self.files)
 
     @property
@@ -210,6 +211,20 @@ class Catalog:
         self.files.sync_directory(self.root)
         return f"set {path.name} aside as {new.name}: {why}"
 
+    @contextlib.contextmanager
+    def arriving(self, name: str) -> Iterator[Path]:
+        """A folder for a checkpoint that comes from elsewhere, until it is published. What fails leaves nothing behind."""
+        folder = self.staging / f"fetched-{name}"
+        if os.path.lexists(folder):
+            storage.remove_tree(self.files, folder)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        except BaseException:
+            with contextlib.suppress(OSError):
+                storage.remove_tree(self.files, folder)
+            raise
+
     def publish(self, built: Path, step: int) -> Path:
         """The commit: give the finished folder its name, in one atomic step, and make the name durable."""
         final = self.root / f"checkpoint-{step}"
@@ -261,7 +276,7 @@ class Catalog:
         for file in newest.files:
             by_rank.setdefault(naming.rank_of(file.name), []).append(file.size)
         for rank, sizes in by_rank.items():
-            self._pool(rank).trim(len(sizes), sum(sizes) * 5 // 4)
+            self.pool(rank).trim(len(sizes), sum(sizes) * 5 // 4)
 
     def _folders(self) -> list[Path]:
         try:
@@ -286,7 +301,7 @@ class Catalog:
         for entry in list(os.scandir(folder)):
             path = Path(entry.path)
             if entry.is_file(follow_symlinks=False) and entry.name.endswith(".safetensors"):
-                self._pool(naming.rank_of(entry.name)).give(path)
+                self.pool(naming.rank_of(entry.name)).give(path)
         storage.remove_tree(self.files, folder)
 
     def _throw_away(self, folder: Path) -> None:

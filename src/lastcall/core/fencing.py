@@ -21,13 +21,14 @@ class Fence:
     @classmethod
     def take(cls, private: Path, incarnation: int) -> Fence:
         """The directory is this incarnation's from now on. The caller holds its lock."""
-        fence = cls(private, uuid.uuid4().hex)
-        under = fence._path.with_suffix(".tmp")
-        under.write_text(
-            json.dumps({"token": fence.token, "incarnation": incarnation, "host": os.uname().nodename, "pid": os.getpid()})
-        )
-        os.replace(under, fence._path)
-        return fence
+        return cls(private, uuid.uuid4().hex).adopt(incarnation)
+
+    def adopt(self, incarnation: int) -> Fence:
+        """The same for a directory beside that of rank 0, whose token it is."""
+        under = self._path.with_suffix(".tmp")
+        under.write_text(json.dumps({"token": self.token, "incarnation": incarnation, "host": os.uname().nodename, "pid": os.getpid()}))
+        os.replace(under, self._path)
+        return self
 
     def holds(self) -> bool:
         return self._token() == self.token

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,13 +49,23 @@ class Fetching:
 
     def bring(self, name: str) -> None:
         """An older checkpoint that somebody refers to, if it is there and not here. What fails is said, and no more."""
-        record = self._there.records.get(name)
-        if record is None or not self._there.ours(record) or (self._catalog.root / name).exists():
-            return
         try:
+            self._there.look_once()
+            record = self._there.records.get(name)
+            if record is None or not self._there.ours(record) or (self._catalog.root / name).exists():
+                return
             self._fetch(name, record, lambda: False)
         except (errors.LastcallError, OSError) as error:
             log.warning("%s/%s could not be fetched: %s", self._there.url, name, error)
+
+    def same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
+        """The checkpoint whose record this is; False where it is not there. Told if a notice comes meanwhile."""
+        self._there.look()
+        for name, record in self._there.records.items():
+            if record.fingerprint == fingerprint:
+                self._fetch(name, record, told)
+                return True
+        return False
 
     def _fetch(self, name: str, record: Record, told: Callable[[], bool]) -> None:
         catalog, began = self._catalog, self._clock.now()
@@ -65,18 +73,10 @@ class Fetching:
         if catalog.files.free_bytes(catalog.root) < record.size:
             raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._there.url}: {record.size / 1e6:.0f} MB")
         log.info("Fetching %s from %s (%.0f MB)", name, self._there.url, record.size / 1e6)
-        folder = catalog.staging / f"fetched-{name}"
-        if os.path.lexists(folder):
-            storage.remove_tree(catalog.files, folder)
-        folder.mkdir(parents=True)
-        try:
+        with catalog.arriving(name) as folder:
             self._bring_files(name, record, folder, told)
             self._check(Entry(folder, record))
             catalog.publish(folder, record.step)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                storage.remove_tree(catalog.files, folder)
-            raise
         seconds = self._clock.now() - began
         log.info("Fetched %s in %.1fs; its digests hold", name, seconds)
         self._events.emit("fetched", path=name, step=record.step, bytes=record.size, seconds=seconds, place=self._there.url)

@@ -5,12 +5,15 @@
                    and the record, and gives the folder its name: the one commit
     the others     wait for the committer's word, and look on the disk where no word comes
 
-The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing.
+The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing. Ranks that
+do not share the committer's directory (`homes`) send their files and their receipt there, and hear of the commit by its word.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +26,8 @@ from lastcall.core import digest, receipts
 from lastcall.core import record as records
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
+from lastcall.core.homes import Homes
+from lastcall.core.parcels import Parcels
 from lastcall.core.receipts import Part
 from lastcall.core.record import Record
 from lastcall.core.saving import Request, Saver
@@ -89,13 +94,19 @@ class Company(Protocol):
 
 
 class Gathering:
-    def __init__(self, catalog: Catalog, saver: Saver, fence: Fence, company: Company, clock: clocks.Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, saver: Saver, fence: Fence, company: Company, clock: clocks.Clock, homes: Homes | None = None
+    ) -> None:
         self._catalog = catalog
         self._files = catalog.files
         self._saver = saver
         self._fence = fence
         self._company = company
         self._clock = clock
+        self.homes = homes or Homes(company.rank)
+        self.parcels: Parcels | None = None  # where not all ranks share a directory
+        self.keeper: int | None = None  # ... the rank whose directory has the newest checkpoint
+        self.elsewhere: set[str] = set()  # ... the names of those that this rank does not see
 
     def save(self, capture: Capture, order: Order) -> Entry:
         """Take part in a save; `capture` is what this rank writes of it (shares.portion). Returns when the checkpoint is committed.
@@ -112,9 +123,29 @@ class Gathering:
         if self._company.rank == order.committer:
             entry = self._commit(folder, capture, order, part)
         else:
-            entry = self.outcome(order, part.failed)
+            try:
+                entry = self.outcome(order, part.failed)
+            except errors.SaveError:
+                self._clear_away(folder, order, part)
+                raise
+            self._clear_away(folder, order, part)
         self._saver.saw(entry)
+        if self.homes.spread:
+            self.keeper = order.committer
+        if not self.homes.shares_with(order.committer):
+            self.elsewhere.add(entry.path.name)
         return entry
+
+    def close(self) -> None:
+        if self.parcels is not None:
+            self.parcels.close()
+
+    def find(self, save: str) -> Entry | None:
+        """What came of a save, as far as can be seen from here: on the disk or, where that is not the committer's, by its word."""
+        if (entry := self._catalog.find(save)) is not None or not self.homes.spread:
+            return entry
+        word = self._company.hear(f"outcome/{save}", 0.0)
+        return None if word is None or "path" not in word else self._told(word)
 
     # ---- every writer ----------------------------------------------------------------------------------------------------------
 
@@ -126,10 +157,36 @@ class Gathering:
             laid = self._saver.lay(folder, capture, request)
             tensors = manifest.describe(rank, capture.groups)
             part = Part(rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors)
-            receipts.write(self._files, folder, part)
+            self._hand_in(folder, part, order)
         except (errors.LastcallError, OSError) as error:
             part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
         return part
+
+    def _hand_in(self, folder: Path, part: Part, order: Order) -> None:
+        """The receipt goes where the committer looks for it; what it speaks of is there by then."""
+        if self.homes.shares_with(order.committer):
+            receipts.write(self._files, folder, part)
+            return
+        assert self.parcels is not None
+        until = None if order.deadline is None else order.deadline - _COMMIT
+
+        def check() -> None:
+            if order.abandoned() or (until is not None and self._clock.now() >= until):
+                raise errors.DeadlineError("the time ran out while it was being sent")
+
+        self.parcels.give(order.committer, order.name, folder, part, check)
+
+    def _clear_away(self, folder: Path, order: Order, part: Part) -> None:
+        """What was sent to the committer is of no use here but as space."""
+        if self.homes.shares_with(order.committer):
+            return
+        for file in part.files:
+            if not (file.name.endswith(".safetensors") and self._catalog.spares.give(folder / file.name)):
+                (folder / file.name).unlink(missing_ok=True)
+        below = {parent for file in part.files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
+        for empty in sorted(below, reverse=True):
+            with contextlib.suppress(OSError):  # files of another rank
+                empty.rmdir()
 
     def refuse(self, order: Order, because: str) -> None:
         """This rank has no part that belongs to this save: then there is none, for anybody."""
@@ -163,7 +220,10 @@ class Gathering:
             if isinstance(error, errors.SaveError):
                 raise
             raise errors.SaveError(str(error)) from error
-        self._company.tell(f"outcome/{order.name}", {"path": path.name})
+        word: dict[str, object] = {"path": path.name}
+        if self.homes.spread:  # not everybody can read it
+            word["record"] = dataclasses.replace(record, files=()).to_json().decode()
+        self._company.tell(f"outcome/{order.name}", word)
         return Entry(path, record)
 
     def _parts(self, folder: Path, order: Order, mine: Part) -> list[Part]:
@@ -282,6 +342,8 @@ class Gathering:
 
     def _committed(self, order: Order, word: Mapping[str, object] | None) -> Entry | None:
         """The checkpoint of this save on disk. A file system of many hosts may show it a moment after the word has come."""
+        if not self.homes.shares_with(order.committer):
+            return None if word is None else self._told(word)
         if word is not None:
             path = self._catalog.root / Path(str(word["path"])).name
             try:
@@ -291,6 +353,13 @@ class Gathering:
         if (self._catalog.staging / order.name).exists():
             return None
         return self._catalog.find(order.name)
+
+    def _told(self, word: Mapping[str, object]) -> Entry | None:
+        """A checkpoint in a directory that this rank does not see. Its files are nobody's business here."""
+        try:
+            return Entry(self._catalog.root / Path(str(word["path"])).name, records.parse(str(word.get("record")).encode()))
+        except errors.CheckpointError:
+            return None
 
 
 def _file(name: str, data: bytes) -> FileRecord:

@@ -14,25 +14,29 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
-from lastcall.core import restore
+from lastcall.core import fetching, homes, restore
 from lastcall.core.agreement import Agreement, Verdict
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
+from lastcall.core.homes import Homes
 from lastcall.core.liveness import Peers, Process
 from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.folder import FolderStore
+from lastcall.core.store.nowhere import Nowhere
 from lastcall.core.world import World
 from lastcall.core.writer import Engine
 from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 _TOGETHER = 1800.0  # seconds that the slowest rank may take to come: torch gives its process groups as long
+_GLIMPSE = 1.0  # ... where there is a mirror, a file that nobody has looked for before
 _SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
 _LEFT = "left"
 STOPPED = "told to stop"
@@ -60,6 +64,7 @@ class Start:
     incarnation: int
     token: str
     store: str = ""  # the address and secret of the launcher's store; empty where there is none
+    mirror: bool = False  # there is one: then the ranks need no directory that all of them see
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.__dict__).encode()
@@ -71,17 +76,30 @@ class Joined:
     fence: Fence
     store: Store
     peers: Peers
+    homes: Homes = field(default_factory=lambda: Homes(0))
+
+
+Bring = Callable[[str], None]  # has a checkpoint, known by the fingerprint of its record, in this rank's directory
+
+
+def _nowhere(record: str) -> None:
+    """Where all ranks have one directory, nothing is ever brought."""
 
 
 class Joining:
-    def __init__(self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool]) -> None:
+    def __init__(self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool], *, mirror: bool = False) -> None:
+        """`mirror`: whether this rank has one."""
         self._world = world
         self._catalog = catalog
         self._clock = clock
         self._told = told  # whether a notice has come to this rank
+        self._mirror = mirror
         self._meeting = world.meet()
         self.mine = Process.own()
         self._store: Store | None = None
+        self._homes = Homes(world.rank)
+        self._bring: Bring = _nowhere
+        self._unbrought: errors.LastcallError | None = None  # why the checkpoint that was chosen is not in this directory
         self._spoiled = False  # damage was found after live tensors had been written to, on some rank
 
     # ---- meet ------------------------------------------------------------------------------------------------------------------
@@ -90,7 +108,9 @@ class Joining:
         """Rank 0, which holds the directory's lock."""
         fence = Fence.take(self._catalog.private, incarnation)
         _sweep(self._catalog)
-        start = Start(run, incarnation, fence.token, self._offer())
+        start = Start(run, incarnation, fence.token, self._offer(), self._mirror)
+        if self._mirror:
+            self._place(start).mkdir(parents=True, exist_ok=True)
         self._meeting.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
         return self._join(start, fence)
 
@@ -111,7 +131,8 @@ class Joining:
         theirs, ours = body.pop("root"), str(self._catalog.root.resolve())
         start = Start(**body)
         fence = Fence(self._catalog.private, start.token)
-        self._check_directory(fence, theirs, ours)
+        if not start.mirror:
+            self._check_directory(fence, theirs, ours)
         return self._join(start, fence)
 
     def _check_directory(self, fence: Fence, theirs: str, ours: str) -> None:
@@ -128,7 +149,8 @@ class Joining:
                 )
             raise errors.RanksError(
                 f"rank {self._world.rank} does not see what rank 0 has written into {ours}: the ranks of a run save into one "
-                "directory on a file system that all machines share. Give protect() a directory there."
+                "directory on a file system that all machines share. Give protect() a directory there; or give all ranks a mirror, "
+                "and each machine may have a directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX"
             )
 
     def _offer(self) -> str:
@@ -139,11 +161,51 @@ class Joining:
         return "" if found is None else f"{self._world.address}:{found[0]}:{found[1]}"
 
     def _join(self, start: Start, fence: Fence) -> Joined:
+        self._homes = self._find_homes(start) if start.mirror else self._homes
         fast, connect = self._change_over(start)
-        store = Anchored(fast, FolderStore(self._catalog.private / AGREEMENT / start.token), connect)
+        store = Anchored(fast, Nowhere() if self._homes.spread else FolderStore(self._place(start)), connect)
         Peers.register(store, self._world.rank, self.mine)
         self._store = store
-        return Joined(start, fence, store, Peers({}, self.mine.host))
+        return Joined(start, fence, store, Peers({}, self.mine.host), self._homes)
+
+    def _place(self, start: Start) -> Path:
+        """Where decisions are anchored. Also what the others look for: nobody has asked for this name before, so no file system can
+        remember that it is not there."""
+        return self._catalog.private / AGREEMENT / start.token
+
+    # ---- directories -----------------------------------------------------------------------------------------------------------
+
+    def _find_homes(self, start: Start) -> Homes:
+        """Whose directory is whose. The last to say it tells all of them."""
+        rank, size = self._world.rank, self._world.size
+        name = homes.FIRST if self._sees(self._place(start)) else homes.name_of(self._catalog.private, self.mine.host.partition("/")[0])
+        if name != homes.FIRST and not self._mirror:
+            raise errors.RanksError(
+                f"rank {rank} has a directory of its own, {self._catalog.root}, and no mirror. Set LASTCALL_MIRROR for all ranks alike."
+            )
+        self._meeting.set(f"home/{rank}", name.encode())
+        if self._meeting.add("homes", 1) == size:
+            names = [(data or b"").decode() for data in self._meeting.get_many([f"home/{other}" for other in range(size)])]
+            self._meeting.claim("all homes", json.dumps(names if len(set(names)) > 1 else []).encode())
+        found = Homes(rank, json.loads(self._wait("all homes", "all ranks to open their directories")))
+        if found.apart and found.leads:
+            log.info("%s is not the directory of rank 0: parts of checkpoints are sent there", self._catalog.root)
+        return found
+
+    def _sees(self, place: Path) -> bool:
+        until = self._clock.now() + _GLIMPSE
+        while not place.is_dir():
+            if self._clock.now() >= until:
+                return False
+            self._clock.sleep(_GLIMPSE / 5)
+        return True
+
+    def opened(self) -> None:
+        """A directory beside that of rank 0 is this incarnation's: the other ranks that have it may go on."""
+        self._meeting.set(f"opened/{self._homes.name}", b"1")
+
+    def wait_until_opened(self) -> None:
+        self._wait(f"opened/{self._homes.name}", f"rank {self._homes.leader} to open the directory")
 
     def _change_over(self, start: Start) -> tuple[Store, Callable[[], Store]]:
         """To the launcher's store, if all of us can; and how to connect to it again. What each of us can is counted where we have
@@ -188,8 +250,9 @@ class Joining:
 
     # ---- load ------------------------------------------------------------------------------------------------------------------
 
-    def load(self, agreement: Agreement, engine: Engine, subject: restore.Restorable) -> Entry | None:
+    def load(self, agreement: Agreement, engine: Engine, subject: restore.Restorable, bring: Bring = _nowhere) -> Entry | None:
         """The checkpoint that all ranks go on from. Returns when all of them have it."""
+        self._bring = bring
         entries = self._catalog.entries() if self._world.rank == 0 else []
         order = [entry for entry in entries if entry.record.complete] + [entry for entry in entries if not entry.record.complete]
         for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
@@ -211,29 +274,67 @@ class Joining:
             way_out = number + 1 < sum(entry.record.complete for entry in order)
             spoiled = self._spoiled and (chosen is None or not chosen.record.complete)
             agreement.tell(
-                f"load/{number}", {"name": None if chosen is None else chosen.path.name, "way_out": way_out, "spoiled": spoiled}
+                f"load/{number}",
+                {
+                    "name": None if chosen is None else chosen.path.name,
+                    "record": chosen.record.fingerprint if chosen is not None and self._homes.spread else "",
+                    "way_out": way_out,
+                    "spoiled": spoiled,
+                },
             )
             if spoiled:
                 raise errors.CheckpointError(_SPOILED)
             return chosen, way_out
-        until = self._clock.now() + _TOGETHER
-        while (word := agreement.wait_for(f"load/{number}", 1.0)) is None:
-            if self._told():
-                for vote in ("ready", "load"):  # the others may already wait in the first of them
-                    agreement.veto(f"{vote}/{number}", STOPPED)
-                raise Stopped
-            if 0 in self._dead():
-                raise errors.RanksError("rank 0 died before the ranks had begun")
-            if self._clock.now() >= until:
-                raise errors.RanksError(f"rank 0 has not said in {_TOGETHER:.0f} s what is loaded")
+        word = self._word(agreement, f"load/{number}", number, 0)
         if word.get("spoiled"):
             raise errors.CheckpointError(_SPOILED)
         name = word.get("name")
         if name is None:
             return None, False
+        if self._homes.apart:
+            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get("way_out") is True
         path = self._catalog.root / Path(str(name)).name
         entry = next((entry for entry in self._catalog.entries() if entry.path == path), None)
         return entry or _unseen(path), word.get("way_out") is True
+
+    def _word(self, agreement: Agreement, key: str, number: int, rank: int) -> dict[str, Any]:
+        """What a rank says about the attempt of this number."""
+        until = self._clock.now() + _TOGETHER
+        while (word := agreement.wait_for(key, 1.0)) is None:
+            if self._told():
+                self._veto(agreement, number)
+            if rank in self._dead():
+                raise errors.RanksError(f"rank {rank} died before the ranks had begun")
+            if self._clock.now() >= until:
+                raise errors.RanksError(f"rank {rank} has not said in {_TOGETHER:.0f} s what is loaded")
+        return word
+
+    def _veto(self, agreement: Agreement, number: int) -> NoReturn:
+        for vote in ("ready", "load"):  # the others may already wait in the first of them
+            agreement.veto(f"{vote}/{number}", STOPPED)
+        raise Stopped
+
+    def _brought(self, agreement: Agreement, number: int, name: str, record: str) -> Entry:
+        """The checkpoint in a directory that is not that of rank 0. One rank of each machine brings it there."""
+        key = f"brought/{number}/{self._homes.name}"
+        if self._homes.leads:
+            why = ""
+            try:
+                self._bring(record)
+            except fetching.Told:
+                self._veto(agreement, number)
+            except (errors.LastcallError, OSError) as error:
+                why = f"{type(error).__name__}: {error}"
+            agreement.tell(key, {"why": why})
+        else:
+            why = str(self._word(agreement, key, number, self._homes.leader).get("why"))
+        if why:
+            kind = errors.CheckpointError if why.startswith(_DAMAGE) else errors.RanksError
+            self._unbrought = kind(f"{name} could not be brought to {self._catalog.root}: {why}")
+        return self._here(record) or _unseen(self._catalog.root / name)
+
+    def _here(self, record: str) -> Entry | None:
+        return next((entry for entry in self._catalog.entries() if entry.record.fingerprint == record), None)
 
     def _attempt(
         self,
@@ -261,7 +362,7 @@ class Joining:
                 self._load_part(chosen, engine, subject, way_out, (lambda: None) if way_out else ready)
         except _Objection:
             pass
-        except (errors.CheckpointError, errors.MismatchError) as caught:
+        except (errors.CheckpointError, errors.MismatchError, errors.RanksError) as caught:
             error = caught
             if not way_out and checked is None:
                 checked = self._vote(agreement, f"ready/{number}", error)
@@ -270,6 +371,9 @@ class Joining:
         return error, self._vote(agreement, f"load/{number}", error)
 
     def _load_part(self, chosen: Entry, engine: Engine, subject: restore.Restorable, way_out: bool, ready: Callable[[], None]) -> None:
+        if self._unbrought is not None:
+            found, self._unbrought = self._unbrought, None
+            raise found
         if not chosen.record.files:
             raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
         restore.attempt(chosen, engine, subject, way_out, self._world.rank, self._world.size, ready=ready)

@@ -9,7 +9,8 @@ machine is enough.
     exp1/.lastcall/leaving.json         somebody was told to stop and may still be copying: whoever comes after it waits (`farewell`)
     exp1/.lastcall/run.json             which run it is, and which incarnation was the last one
 
-Only one rank copies: the lowest one that is alive, since all of them write into one directory.
+Only one rank copies: the lowest one that is alive, since all of them write into one directory. Where they do not (`homes`), whoever has
+committed: its directory has the parts of all.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Mirror:
         self._copying = Copying(self._there, catalog, clock, events, keep)
         self._farewell = Farewell(self._there, clock)
         self.bring = self._fetching.bring
+        self.bring_same = self._fetching.same
         self.has = self._there.has
         self.seconds = self._copying.seconds
         self.push = self._copying.push

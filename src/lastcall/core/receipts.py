@@ -30,11 +30,28 @@ class Part:
     failed: str = ""  # why there is nothing; then there will be no checkpoint
 
 
-def write(files: storage.Files, folder: Path, part: Part) -> None:
+def packed(part: Part) -> bytes:
     body = asdict(part)
-    text = json.dumps({"digest": digest.of(json.dumps(body).encode()), "part": body}).encode()
+    return json.dumps({"digest": digest.of(json.dumps(body).encode()), "part": body}).encode()
+
+
+def unpacked(whole: Any, rank: int) -> Part:
+    """From the JSON of that rank's receipt. SaveError where it is none."""
+    try:
+        body = whole["part"]
+        if digest.of(json.dumps(body).encode()) != whole["digest"]:
+            raise errors.SaveError(f"the receipt of rank {rank} does not match its digest")
+        part = Part(**{**body, "files": tuple(records.file_from(item) for item in body["files"])})
+        if part.rank != rank:
+            raise ValueError(f"it is that of rank {part.rank!r}")
+        return part
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.SaveError(f"the receipt of rank {rank} cannot be read: {error}") from error
+
+
+def write(files: storage.Files, folder: Path, part: Part) -> None:
     under = folder / f"{naming.part(part.rank)}.tmp"
-    storage.write_small(files, under, text)
+    storage.write_small(files, under, packed(part))
     files.rename(under, folder / naming.part(part.rank))
     files.sync_directory(folder)
 
@@ -45,10 +62,6 @@ def read(folder: Path, rank: int) -> Part | None:
     if not path.exists():
         return None
     try:
-        whole = json.loads(records.read_regular(path, _LARGEST))
-        body = whole["part"]
-        if digest.of(json.dumps(body).encode()) != whole["digest"]:
-            raise errors.SaveError(f"the receipt of rank {rank} does not match its digest")
-        return Part(**{**body, "files": tuple(records.file_from(item) for item in body["files"])})
-    except (KeyError, TypeError, ValueError) as error:
+        return unpacked(json.loads(records.read_regular(path, _LARGEST)), rank)
+    except ValueError as error:
         raise errors.SaveError(f"the receipt of rank {rank} cannot be read: {error}") from error

@@ -62,6 +62,11 @@ class Record:
         body["digest"] = digest.of(_canonical(body))
         return json.dumps(body).encode()
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from every other."""
+        return digest.of(self.to_json())
+
 
 def read(folder: Path) -> Record:
     """The record of a checkpoint, with every field checked. CheckpointError says what is wrong."""

@@ -361,12 +361,22 @@ class Session:
 
     def copy(self, entry: catalogs.Entry) -> None:
         """Have it copied to the mirror, where there is one."""
-        if self.mirror is not None and self.speaks():
+        if self.mirror is not None and self.copies():
             self.mirror.push(entry, urgent=self.latch.raised or self.pressing is not None)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a checkpoint of this name, here or where the ranks have committed it."""
+        elsewhere = self.gathering.elsewhere if self.gathering is not None else ()
+        return name in elsewhere or (self.catalog.root / name).is_dir()
 
     def speaks(self) -> bool:
         """Whether this rank does what only one of them does: the lowest one that is alive."""
         return self.ranks is None or self.ranks.rank == min(set(range(self.ranks.size)) - self.ranks.gone(), default=0)
+
+    def copies(self) -> bool:
+        """Whether this rank copies to the mirror: the one that speaks, or the one whose directory has what is to be copied."""
+        keeper = self.gathering.keeper if self.gathering is not None else None
+        return self.speaks() if self.ranks is None or keeper is None else self.ranks.rank == keeper
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
@@ -451,6 +461,8 @@ class Session:
         self._wake.set()
         if self.ranks is not None:
             self.ranks.close()
+        if self.gathering is not None:
+            self.gathering.close()
         self._agent.join()
         self._scribe.join(2.0)
         for reporter in self.reporters:

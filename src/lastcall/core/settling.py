@@ -26,7 +26,7 @@ def settle(session: Session, mirror: Mirror) -> None:
 
     if not finished:
         _await_the_one_that_copies(session, until)
-    if session.speaks():
+    if session.copies():
         mirror.settle(None if finished else until)
         if session.ranks is not None:
             session.ranks.tell(_COPIED, {})
@@ -36,7 +36,7 @@ def settle(session: Session, mirror: Mirror) -> None:
 
 def _await_the_one_that_copies(session: Session, until: Until) -> None:
     """Where that is another rank. If this one left before, torchrun would take it for a failure, and end the one that copies."""
-    while not session.speaks() and session.clock.now() < until():  # it speaks when those before it are gone
+    while not session.copies() and session.clock.now() < until():  # it does when those before it are gone
         if session.ranks is None or session.ranks.hear(_COPIED, _LOOK) is not None:
             return
         session.clock.sleep(_LOOK / 10)  # a store that is lost answers at once

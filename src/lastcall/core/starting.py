@@ -5,6 +5,7 @@ Alone, one process does it all. Together, rank 0 opens the directory and all ran
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lastcall import errors
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, joining, recovery, restore
+from lastcall.core import exits, joining, recovery, restore, supplying
 from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering
 from lastcall.core.joint import Joint
+from lastcall.core.parcels import Parcels
 from lastcall.core.ranks import Ranks
 from lastcall.core.saving import Saver
 from lastcall.core.succession import Succession
@@ -63,13 +65,15 @@ class Starting:
         session = self._session
         leading = session.world.rank == 0
         session.catalog.make()
-        meeting = joining.Joining(session.world, session.catalog, session.clock, self._told)
+        meeting = joining.Joining(session.world, session.catalog, session.clock, self._told, mirror=session.mirror is not None)
         try:
             if leading:
                 joined = self._lead(meeting)
             else:
                 joined = meeting.follow()
                 session.incarnation = joined.start.incarnation
+                if joined.homes.apart:
+                    self._open_apart(meeting, joined)
             self._equip(joined.start.run, session.world.rank)
             try:
                 return self._begin_together(meeting, joined)
@@ -103,13 +107,32 @@ class Starting:
             meeting.refuse(error)
             raise
 
+    def _open_apart(self, meeting: joining.Joining, joined: joining.Joined) -> None:
+        """A directory that is not that of rank 0: one rank of its machine takes it, as rank 0 takes the other."""
+        session = self._session
+        if not joined.homes.leads:
+            meeting.wait_until_opened()
+            return
+        if not Succession(session.catalog, session.clock, self._told).open():
+            meeting.leave()
+            raise joining.Stopped
+        joined.fence.adopt(session.incarnation)
+        meeting.opened()
+
     def _begin_together(self, meeting: joining.Joining, joined: joining.Joined) -> catalogs.Entry | None:
         session = self._session
         ranks = session.ranks = Ranks(session.world, session.clock, joined)
-        session.gathering = Gathering(session.catalog, session.saver, joined.fence, ranks, session.clock)
-        entries = self._tidied() if session.world.rank == 0 else []
+        session.gathering = Gathering(session.catalog, session.saver, joined.fence, ranks, session.clock, joined.homes)
+        if joined.homes.spread:
+            world = session.world
+            session.gathering.parcels = Parcels(session.catalog, joined.store, joined.start.token, world.rank, world.address)
+        entries = self._tidied() if joined.homes.leads else []
+        if joined.homes.spread and joined.homes.leads:
+            supplying.gather(session, self._told)
+            entries = session.catalog.entries()
         began = session.clock.now()
-        entry = meeting.load(ranks.agreement, session.engine, session.subject)
+        bring = functools.partial(supplying.bring, session, told=self._told)
+        entry = meeting.load(ranks.agreement, session.engine, session.subject, bring)
         self._resumed(entry, entries or session.catalog.entries(), session.clock.now() - began)
         ranks.part = session.subject.part_of
         session.subject.join(joined.start.run, session.incarnation, Path(session.jit.guard_folder))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helpers import chain, s3_server
+from helpers import chain, s3_server, trainer_chain
 from helpers.nursery import Child, Nursery, until
 from helpers.s3_server import Server
 from helpers.trainer_chain import FORKED, PLAIN, QUICK, SCRIPTS
@@ -65,3 +65,36 @@ def test_the_best_model_is_found_in_another_directory(nursery: Nursery, tmp_path
     assert {part: found[part] for part in ("weights", "best", "history", "place")} == {
         part: expected[part] for part in ("weights", "best", "history", "place")
     }
+
+
+@pytest.mark.parametrize("best", ["first", "last"])
+@pytest.mark.timeout(300)
+def test_two_machines_share_nothing_but_the_mirror(nursery: Nursery, tmp_path: Path, best: str) -> None:
+    """Each saves where the other does not see it, and loses it. The best model is one of a former life, or of the last one: then only
+    the first machine has it, and the other must get it before it is loaded."""
+    case = {**CASE, "greater_is_better": best == "first"}
+    setting = {"CASE": json.dumps(case), "LASTCALL_MIRROR": f"file://{tmp_path / 'mirror'}"}
+    trainer_chain.run(
+        nursery, tmp_path, [SCRIPTS / "bits_options.py"], [], 2, **PLAIN, **setting, **trainer_chain.places(tmp_path, "peace")
+    )
+    expected = trainer_chain.results(tmp_path, "peace", 2)
+
+    def life() -> trainer_chain.Life:
+        for number in range(2):
+            shutil.rmtree(tmp_path / f"machine-{number}", ignore_errors=True)
+        each = [{"OUTPUT": str(tmp_path / f"machine-{number}" / "run")} for number in range(2)]
+        env = {**QUICK, **setting, **trainer_chain.places(tmp_path, "lost")}
+        return trainer_chain.Life(nursery, tmp_path, [SCRIPTS / "bits_options.py"], 2, env, each)
+
+    first = life()
+    first.strike(trainer_chain.Blow(10, 0.0, (1,)))
+    assert first.wait() == (chain.SAVED, chain.SAVED), first.log()
+    newest = max(chain.records(tmp_path / "mirror"), key=lambda record: record["sequence"])
+    assert (newest["kind"], newest["world"]) == ("jit", 2), first.log()
+    last = life()
+    assert last.wait() == (0, 0), last.log()
+    assert last.log().count(f"Fetched checkpoint-{newest['step']}") == 2, last.log()
+    assert "Could not locate the best model" not in last.log()
+    for rank, (found, wanted) in enumerate(zip(trainer_chain.results(tmp_path, "lost", 2), expected, strict=True)):
+        for part in ("weights", "best", "history", "place"):
+            assert found[part] == wanted[part], f"rank {rank}: {part}\n{last.log()}"

@@ -47,12 +47,8 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
     """How lastcall gets into the pods: what pip is to install. None: it is in the image, or the admission webhook mounts it."""
 
     def __post_init__(self) -> None:
-        place = places.parse(self.output_dir) if self.output_dir is not None else None
-        if place is not None and place.mirror is not None and (self.num_nodes or 1) > 1:
-            raise ValueError(
-                f"output_dir={self.output_dir!r}: the ranks of several nodes save into one directory, which is copied to the bucket. "
-                f"Give a claim that they share, output_dir='pvc://shared/exp1', and env={{'LASTCALL_MIRROR': '{place.mirror}'}}"
-            )
+        if self.output_dir is not None:
+            places.parse(self.output_dir)
         if self.data_connection_name is not None and not places.is_name(self.data_connection_name):
             raise ValueError(f"data_connection_name={self.data_connection_name!r} is not the name of a secret")
         _whole("metrics_port", self.metrics_port, _PORTS)

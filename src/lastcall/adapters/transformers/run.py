@@ -21,7 +21,7 @@ from lastcall.adapters.torch.protection import Protection
 from lastcall.adapters.transformers import arguments, choosing, listeners
 from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
-from lastcall.core import exits, restore
+from lastcall.core import exits, restore, supplying
 from lastcall.core.catalog import PRIVATE, Entry, Keep
 from lastcall.core.contents import small_file
 from lastcall.core.session import Session
@@ -101,7 +101,7 @@ class TrainerRun:
         best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
         if best:
             self.session.keep = dataclasses.replace(self.session.keep, always=frozenset({Path(best).name}))
-            if self.session.mirror is not None and self.session.world.rank == 0:
+            if self.session.mirror is not None and self.session.catalog.held:
                 self.session.mirror.bring(Path(best).name)
 
     @property
@@ -289,7 +289,7 @@ class TrainerRun:
         if trainer.args.save_strategy in _STRATEGIES and state.best_global_step:
             best = root / f"checkpoint-{state.best_global_step}"
             session.background.wait()
-            if state.best_global_step == state.global_step or best.is_dir():
+            if state.best_global_step == state.global_step or session.has(best.name):
                 state.best_model_checkpoint = str(best)
         kept = {Path(state.best_model_checkpoint).name} if state.best_model_checkpoint else set()
         session.keep = Keep(trainer.args.save_total_limit, always=frozenset(kept))
@@ -321,7 +321,7 @@ class TrainerRun:
         self.session.background.wait()
         waiting, self._to_tell = self._to_tell, []
         for step, state in waiting:
-            if (self.session.catalog.root / f"checkpoint-{step}").is_dir():
+            if self.session.has(f"checkpoint-{step}"):
                 self._on_save(state)
 
     def _on_save(self, state: Any) -> None:
@@ -339,6 +339,9 @@ class TrainerRun:
         self._tell_callbacks(wait=True)
         wanted = self.trainer.args.save_strategy != SaveStrategy.NO and session.committed != self.subject.boundary
         session.finish(save=wanted and self.subject.step > 0)
+        best = self.trainer.state.best_model_checkpoint
+        if self.trainer.args.load_best_model_at_end and best:
+            supplying.share(session, Path(best).name)
         self.subject.training = False
         self.trainer._initial_global_step = self.subject.ledger.first
         return start_time - self.subject.tally.before

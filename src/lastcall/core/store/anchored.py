@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from lastcall import errors
 from lastcall.core.store import Store
 from lastcall.core.store.folder import FolderStore
+from lastcall.core.store.nowhere import Nowhere
 
 _FALLBACK = "fallback"  # there once a rank has lost the store in memory
 _LOOK = 1.0  # seconds between two looks into the directory once somebody is there
@@ -25,7 +26,7 @@ _FLEETING = "pulse/"  # what is said anew every second is not worth repeating
 
 
 class Anchored:
-    def __init__(self, fast: Store | None, folder: FolderStore, connect: Callable[[], Store] | None = None) -> None:
+    def __init__(self, fast: Store | None, folder: FolderStore | Nowhere, connect: Callable[[], Store] | None = None) -> None:
         self._fast = fast
         self._folder = folder
         self._connect = connect  # a new connection to the same store

@@ -90,9 +90,9 @@ def test_with_a_bucket_the_client_for_it_is_installed_unless_the_user_has_said_w
     assert submission.packages(mine, "s3://bucket/exp1") == ["lastcall @ file:///mine.whl"]
 
 
-def test_several_nodes_have_no_directory_in_common_without_a_claim() -> None:
-    with pytest.raises(ValueError, match=r"output_dir='pvc://shared/exp1', and env=\{'LASTCALL_MIRROR': 's3://bucket/exp1'\}"):
-        trainer(output_dir="s3://bucket/exp1", num_nodes=2)
+def test_several_nodes_may_have_a_bucket_alone_or_with_a_claim_that_they_share() -> None:
+    bucket = trainer(output_dir="s3://bucket/exp1", num_nodes=2)
+    assert submission.variables(bucket, "/mnt", "s3://bucket/exp1")["LASTCALL_MIRROR"] == "s3://bucket/exp1"
     said = trainer(output_dir=DIRECTORY, num_nodes=2, env={"LASTCALL_MIRROR": "s3://bucket/exp1"})
     assert submission.variables(said, "/mnt")["LASTCALL_MIRROR"] == "s3://bucket/exp1"
 

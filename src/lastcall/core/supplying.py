@@ -1,0 +1,100 @@
+"""A checkpoint that is in the directory of rank 0, for ranks that do not see that (`homes`). One rank of each machine gets it: from the
+mirror or, where it is not copied yet, from rank 0 (`parcels`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lastcall import errors
+from lastcall.core import fetching, restore
+
+if TYPE_CHECKING:
+    from lastcall.core.session import Session
+
+log = logging.getLogger("lastcall")
+_PATIENCE = 600.0  # seconds for the slowest machine
+_LOOK = 0.5
+
+
+def bring(session: Session, wanted: str, told: Callable[[], bool]) -> None:
+    """Have the checkpoint whose record has this fingerprint in this rank's directory, whole. Told if a notice comes meanwhile."""
+    catalog = session.catalog
+    assert session.mirror is not None and session.gathering is not None and session.gathering.parcels is not None
+    here = next((entry for entry in catalog.entries() if entry.record.fingerprint == wanted), None)
+    if here is not None:
+        try:
+            restore.verify(here, session.engine)
+            return
+        except errors.CheckpointError as error:
+            log.warning("%s", catalog.set_aside(here.path, str(error)))
+    try:
+        if session.mirror.bring_same(wanted, told):
+            return
+    except (errors.StorageError, errors.CheckpointError) as error:
+        log.warning("The checkpoint is brought from rank 0, and not from %s: %s", session.mirror.url, error)
+    session.gathering.parcels.bring(0, wanted, told)
+
+
+def gather(session: Session, told: Callable[[], bool]) -> None:
+    """At the start: what another machine has and rank 0 has not. The survivors of a former incarnation may have committed there, and
+    not have copied it in time. Every rank that leads a directory calls it."""
+    ranks, gathering, catalog = session.ranks, session.gathering, session.catalog
+    assert ranks is not None and gathering is not None and gathering.parcels is not None
+    here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
+    if gathering.homes.apart:
+        newest = [] if here is None else [here.sequence, here.step, here.run, here.fingerprint]
+        ranks.tell(f"newest/{ranks.rank}", {"newest": newest})
+        return
+    for leader in gathering.homes.leaders:
+        until = session.clock.now() + _PATIENCE
+        while (word := ranks.hear(f"newest/{leader}", _LOOK)) is None:
+            if told() or leader in ranks.gone() or session.clock.now() >= until:
+                return
+        match word.get("newest"):
+            case [int(sequence), int(step), str(run), str(wanted)]:
+                ours = (here.sequence, here.step, here.run) if here is not None else (-1, -1, session.saver.run)
+                if run == ours[2] and (sequence, step) > ours[:2]:
+                    _take(session, leader, wanted, told)
+                    here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
+
+
+def _take(session: Session, leader: int, wanted: str, told: Callable[[], bool]) -> None:
+    assert session.gathering is not None and session.gathering.parcels is not None
+    try:
+        session.gathering.parcels.bring(leader, wanted, told)
+    except (errors.LastcallError, fetching.Told) as error:
+        log.warning("What rank %d has saved on its machine could not be taken from there: %s", leader, error)
+
+
+def share(session: Session, name: str) -> None:
+    """A checkpoint that all ranks are about to read: returns when it is in all directories. All ranks call it. What fails is said."""
+    ranks, gathering = session.ranks, session.gathering
+    if ranks is None or gathering is None or not gathering.homes.spread:
+        return
+    homes, until = gathering.homes, session.clock.now() + _PATIENCE
+
+    def word(key: str, rank: int) -> dict[str, object]:
+        while session.clock.now() < until and rank not in ranks.gone():
+            if (said := ranks.hear(key, _LOOK)) is not None:
+                return said
+        return {}
+
+    if not homes.apart:
+        if ranks.rank == 0:
+            entry = next((entry for entry in session.catalog.entries() if entry.path.name == name), None)
+            ranks.tell(f"share/{name}", {"record": entry.record.fingerprint if entry is not None else ""})
+            for leader in homes.leaders:
+                word(f"shared/{name}/{leader}", leader)  # it may need this process until then
+        return
+    if homes.leads:
+        wanted = str(word(f"share/{name}", 0).get("record") or "")
+        try:
+            if wanted:
+                bring(session, wanted, lambda: False)
+        except (errors.LastcallError, OSError) as error:
+            log.warning("%s could not be brought to %s: %s", name, session.catalog.root, error)
+        ranks.tell(f"shared/{name}/{ranks.rank}", {"done": True})
+    else:
+        word(f"shared/{name}/{homes.leader}", homes.leader)
