@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import json
 import logging
 import os
@@ -257,20 +256,16 @@ class Saver:
             self._engine.write(outputs, cancelled)
             done = []
             for output in outputs:
+                assert output.fd is not None
                 if (record := output.record) is not None:
+                    self._files.truncate(output.fd, output.layout.size)
+                    self._files.fsync(output.fd)
                     done.append(record)
                 else:
                     self._files.unlink(folder / output.layout.name)
-            # At once: a file system makes the changes of several durable in one go.
-            self._engine.copy([functools.partial(self._seal, output) for output in outputs if output.record is not None])
         for below in {(folder / layout.name).parent for layout in layouts} - {folder}:
             self._files.sync_directory(below)
         return done
-
-    def _seal(self, output: writer.Output) -> None:
-        assert output.fd is not None
-        self._files.truncate(output.fd, output.layout.size)
-        self._files.fsync(output.fd)
 
     def _open(self, path: Path, layout: FileLayout, *, recycled: bool) -> writer.Output:
         large = layout.size >= _DIRECT_FROM
