@@ -37,9 +37,9 @@ def bring(session: Session, wanted: str, told: Callable[[], bool]) -> None:
     session.gathering.parcels.bring(0, wanted, told)
 
 
-def gather(session: Session, told: Callable[[], bool]) -> None:
+def gather(session: Session, told: Callable[[], bool], check: Callable[[int], None]) -> None:
     """At the start: what another machine has and rank 0 has not. The survivors of a former incarnation may have committed there, and
-    not have copied it in time. Every rank that leads a directory calls it."""
+    not have copied it in time. Every rank that leads a directory calls it. `check` raises where a rank's word will not come."""
     ranks, gathering, catalog = session.ranks, session.gathering, session.catalog
     assert ranks is not None and gathering is not None and gathering.parcels is not None
     here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
@@ -50,7 +50,8 @@ def gather(session: Session, told: Callable[[], bool]) -> None:
     for leader in gathering.homes.leaders:
         until = session.clock.now() + _PATIENCE
         while (word := ranks.hear(f"newest/{leader}", _LOOK)) is None:
-            if told() or leader in ranks.gone() or session.clock.now() >= until:
+            check(leader)
+            if told() or session.clock.now() >= until:
                 return
         match word.get("newest"):
             case [int(sequence), int(step), str(run), str(wanted)]:

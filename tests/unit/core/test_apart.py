@@ -1,0 +1,136 @@
+"""Sessions whose directories differ: how they begin, who copies, and what is left of them."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import mirrors
+from helpers.mirrors import Failing, Watched
+from helpers.sessions import Crew, saved
+from helpers.world import flip
+from lastcall import errors
+from lastcall.core import digest, parcels
+
+
+def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
+    """A rank for each letter, which names its directory."""
+    return Crew([tmp_path / name for name in names], len(names), mirror=place.url, **more)
+
+
+def refused(results: list[Any], match: str) -> None:
+    for result in results:
+        assert isinstance(result, (errors.RanksError, OSError)), results
+    assert any(match in str(result) for result in results), results
+
+
+def stop_at(made: Crew, step: int, rank: int = 0) -> Crew:
+    def hook(at: int, now: int) -> None:
+        if at == rank and now >= step and not made.sessions[rank].latch.raised:
+            made.notify(rank)
+
+    made.hook = hook
+    return made
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
+
+
+def listening() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lastcall-parcel")]
+
+
+def test_ranks_with_directories_of_their_own_save_and_go_on(tmp_path: Path, place: Watched) -> None:
+    saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
+    assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
+    second = crew(tmp_path, place, "abb")
+    (step,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
+    assert second.train(step + 2) == [step + 2] * 3
+    assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": step} for rank in range(3)]
+    mirrors.until(lambda: not listening())
+
+
+# ---- the start -------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_rank_without_a_mirror_is_refused_and_nobody_waits_for_it(tmp_path: Path, place: Watched) -> None:
+    made = crew(tmp_path, place, "abc")
+    made.sessions[1].mirror = None
+    refused(made.train(3), "rank 1 has a directory of its own")
+
+
+def test_nobody_waits_for_a_leader_that_cannot_open_its_directory(tmp_path: Path, place: Watched) -> None:
+    (tmp_path / "b" / ".lastcall" / "owner.tmp").mkdir(parents=True)
+    made = crew(tmp_path, place, "abbc")
+    refused(made.train(3), "not all ranks could begin: rank 1: IsADirectoryError")
+    assert not any(session.catalog.held for session in made.sessions)
+
+
+def test_nobody_waits_for_a_leader_that_fails_before_it_has_said_what_it_has(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = crew(tmp_path, place, "abbc")
+
+    def unchecked() -> list[str]:
+        raise errors.UncheckedError("the xxhash package is missing")
+
+    monkeypatch.setattr(made.sessions[1].catalog, "clean", unchecked)
+    results = made.train(3)
+    assert isinstance(results.pop(1), errors.UncheckedError)
+    refused(results, "the xxhash package is missing")
+    mirrors.until(lambda: not listening())
+
+
+def test_a_notice_while_a_leader_brings_the_checkpoint_stops_all_of_them(tmp_path: Path, place: Watched) -> None:
+    saved(stop_at(crew(tmp_path, place, "abb"), 4).train(1000))
+    shutil.rmtree(tmp_path / "b")
+    made = crew(tmp_path, place, "abb")
+
+    def told(operation: str, name: str) -> None:
+        if operation == "fetch":
+            made.notify(1)
+
+    place.hook = told
+    saved(made.train(1000))
+    mirrors.until(lambda: not listening())
+
+
+def test_a_checkpoint_that_cannot_be_brought_ends_all(tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(stop_at(crew(tmp_path, place, "abb"), 4).train(1000))
+    shutil.rmtree(tmp_path / "b")
+    place.hook = Failing("fetch", times=100)
+
+    def unreachable(*_: object) -> None:
+        raise errors.StorageError("no route to host")
+
+    monkeypatch.setattr(parcels.Parcels, "bring", unreachable)
+    refused(crew(tmp_path, place, "abb").train(1000), "could not be brought to")
+    assert [step_of(path) for path in tmp_path.glob("a/checkpoint-*")], "it is not damaged"
+
+
+def test_damage_that_is_found_on_the_way_makes_all_go_on_to_the_older_one(tmp_path: Path, place: Watched) -> None:
+    for step in (4, 400):
+        saved(stop_at(crew(tmp_path, place, "ab"), step).train(100_000))
+    older, newest = sorted((tmp_path / "a").glob("checkpoint-*"), key=step_of)
+    shutil.rmtree(tmp_path / "b")
+    for where in (newest, place.root / newest.name):
+        flip(next(iter(sorted(where.glob("*00001*.safetensors")))), -1)
+    made = crew(tmp_path, place, "ab")
+    step = step_of(older)
+    assert made.train(step + 1) == [step + 1] * 2
+    assert {subject.resumed["step"] for subject in made.subjects if subject.resumed} == {step}
+
+
+def test_ranks_that_cannot_check_each_others_digests_do_not_begin(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = crew(tmp_path, place, "ab")
+    made.store.claim("start", b'{"run": "r", "incarnation": 1, "token": "t", "algorithm": "blake2b-128", "root": "/a", "mirror": true}')
+    assert digest.ALGORITHM != "blake2b-128"
+    with pytest.raises(errors.RanksError, match="rank 0 writes digests of the kind blake2b-128.*pip install xxhash"):
+        made.sessions[1].start()
