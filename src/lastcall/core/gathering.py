@@ -15,7 +15,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -126,9 +126,9 @@ class Gathering:
             try:
                 entry = self.outcome(order, part.failed)
             except errors.SaveError:
-                self._clear_away(folder, order, part)
+                self._clear_away(folder, order, part.files)
                 raise
-            self._clear_away(folder, order, part)
+            self._clear_away(folder, order, part.files)
         self._saver.saw(entry)
         if self.homes.spread:
             self.keeper = order.committer
@@ -151,6 +151,7 @@ class Gathering:
 
     def _contribute(self, folder: Path, capture: Capture, order: Order) -> Part:
         rank = self._company.rank
+        laid = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             request = Request(order.kind, order.reason, order.deadline, order.abandoned, order.same)
@@ -160,6 +161,8 @@ class Gathering:
             self._hand_in(folder, part, order)
         except (errors.LastcallError, OSError) as error:
             part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
+            if laid is not None:
+                self._clear_away(folder, order, laid.files)
         return part
 
     def _hand_in(self, folder: Path, part: Part, order: Order) -> None:
@@ -176,14 +179,15 @@ class Gathering:
 
         self.parcels.give(order.committer, order.name, folder, part, check)
 
-    def _clear_away(self, folder: Path, order: Order, part: Part) -> None:
-        """What was sent to the committer is of no use here but as space."""
+    def _clear_away(self, folder: Path, order: Order, files: Sequence[FileRecord]) -> None:
+        """What was to go to the committer is of no use here but as space."""
         if self.homes.shares_with(order.committer):
             return
-        for file in part.files:
+        for file in files:
             if not (file.name.endswith(".safetensors") and self._catalog.spares.give(folder / file.name)):
-                (folder / file.name).unlink(missing_ok=True)
-        below = {parent for file in part.files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
+                with contextlib.suppress(OSError):  # the next start removes it
+                    (folder / file.name).unlink()
+        below = {folder} | {parent for file in files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
         for empty in sorted(below, reverse=True):
             with contextlib.suppress(OSError):  # files of another rank
                 empty.rmdir()
@@ -192,13 +196,15 @@ class Gathering:
         """This rank has no part that belongs to this save: then there is none, for anybody."""
         self._fail(self._catalog.staging / order.name, order, 0, because)
         if self._company.rank == order.committer:
+            self._no_more(order)
             self._company.tell(f"outcome/{order.name}", {"because": because})
 
     def _fail(self, folder: Path, order: Order, step: int, because: str) -> Part:
         part = Part(self._company.rank, step, failed=because)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            receipts.write(self._files, folder, part)
+            if self.homes.shares_with(order.committer):
+                folder.mkdir(parents=True, exist_ok=True)
+                receipts.write(self._files, folder, part)
         except OSError:  # a full disk: then the word must suffice
             log.debug("the receipt of a failed part could not be written")
         self._company.tell(f"failed/{order.name}/{part.rank}", {"because": because})
@@ -215,6 +221,7 @@ class Gathering:
             self._own()
             path = self._catalog.publish(folder, record.step)
         except (errors.LastcallError, OSError) as error:
+            self._no_more(order)
             self._company.tell(f"outcome/{order.name}", {"because": str(error)})
             self._abandon(folder)
             if isinstance(error, errors.SaveError):
@@ -311,6 +318,11 @@ class Gathering:
         if not self._catalog.held:
             self._catalog.try_lock()
         self._fence.check()
+
+    def _no_more(self, order: Order) -> None:
+        """Parts that others still send are not taken any more."""
+        if self.parcels is not None:
+            self.parcels.over(order.name)
 
     def _abandon(self, folder: Path) -> None:
         try:
