@@ -130,11 +130,20 @@ class Gathering:
                 raise
             self._clear_away(folder, order, part.files)
         self._saver.saw(entry)
+        self._note(entry, order)
+        return entry
+
+    def _note(self, entry: Entry, order: Order) -> None:
+        """Where it is."""
         if self.homes.spread:
             self.keeper = order.committer
         if not self.homes.shares_with(order.committer):
             self.elsewhere.add(entry.path.name)
-        return entry
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its machine."""
+        return self.keeper is None or self.homes.shares_with(self.keeper)
 
     def close(self) -> None:
         if self.parcels is not None:
@@ -343,6 +352,7 @@ class Gathering:
                 raise errors.SaveError(str(word.get("because")))
             dead = order.committer in self._company.gone()  # looked at before the disk: the dead commit nothing more
             if (entry := self._committed(order, word)) is not None:
+                self._note(entry, order)
                 return entry
             if order.paused():
                 raise Interrupted

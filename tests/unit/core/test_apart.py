@@ -134,3 +134,71 @@ def test_ranks_that_cannot_check_each_others_digests_do_not_begin(
     assert digest.ALGORITHM != "blake2b-128"
     with pytest.raises(errors.RanksError, match="rank 0 writes digests of the kind blake2b-128.*pip install xxhash"):
         made.sessions[1].start()
+
+
+# ---- who copies ------------------------------------------------------------------------------------------------------------------
+
+
+def torn_at(made: Crew, step: int, rank: int) -> Crew:
+    """Training fails inside an optimizer step: this rank has nothing that is whole."""
+
+    def hook(at: int, now: int) -> None:
+        if (at, now) == (rank, step):
+            made.subjects[rank].gate.enter()
+            raise ValueError("a bad batch")
+
+    made.hook = hook
+    return made
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_only_the_rank_that_has_the_checkpoint_copies_it(tmp_path: Path, place: Watched, torn: int) -> None:
+    made = torn_at(crew(tmp_path, place, "ab"), 4, torn)
+    made.train(1000)
+    (copied,) = place.checkpoints()
+    (there,) = (tmp_path / "ba"[torn]).glob("checkpoint-*")
+    assert {path.name for path in (place.root / copied).iterdir()} == {path.name for path in there.iterdir()}
+    assert [session.copies() for session in made.sessions] == [torn == 1, torn == 0]
+    assert [session.has(copied) for session in made.sessions] == [True, True] and not made.sessions[0].has("checkpoint-1")
+
+
+def test_a_rank_that_copies_after_another_overwrites_nothing(tmp_path: Path, place: Watched) -> None:
+    saved(stop_at(crew(tmp_path, place, "ab"), 4).train(1000))
+    (first,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
+    shutil.rmtree(tmp_path / "b")  # so that the other looks at what is there when it starts
+    made = torn_at(crew(tmp_path, place, "ab"), first + 3, 0)
+    tear = made.hook
+
+    def hook(rank: int, step: int) -> None:
+        if step == first + 3 and rank == 0:
+            made.sessions[0].background.begin("test")
+            mirrors.until(lambda: f"checkpoint-{step}" in place.checkpoints())
+            before.update({path: path.read_bytes() for path in (place.root / f"checkpoint-{step}").iterdir()})
+        elif step == first + 3:
+            made.sessions[1].background.begin("test")
+            made.sessions[1].background.wait()
+            made.sessions[1].committed = None  # so that it is saved again
+        tear(rank, step)
+
+    before: dict[Path, bytes] = {}
+    made.hook = hook
+    made.train(1000)
+    assert f"checkpoint-{first + 3}.replaced-0" in place.checkpoints()
+    assert before and all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(tmp_path: Path, place: Watched) -> None:
+    made = crew(tmp_path, place, "ab")
+    kept: dict[int, bool] = {}
+
+    def hook(rank: int, step: int) -> None:
+        if step == 4:
+            made.sessions[rank].background.begin("test")
+            made.sessions[rank].background.wait()
+            joint = made.sessions[rank].joint
+            assert joint is not None
+            kept[rank] = joint._position().kept
+
+    made.hook = hook
+    assert made.train(6) == [6, 6]
+    assert kept == {0: True, 1: False}
