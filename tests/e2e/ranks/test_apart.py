@@ -126,6 +126,29 @@ def test_notices_at_any_moment_cost_nothing(
     survive(launcher, references, machines, mirror, start, ranks, script)
 
 
+@pytest.mark.timeout(300)
+def test_ranks_killed_at_any_moment_tear_nothing_and_hang_nobody(
+    launcher: Launcher, references: References, tmp_path: Path, mirror: Path
+) -> None:
+    """With periodic saves under way, some machines new in the next life, and the first step of a start as good a moment as any."""
+    dice = random.Random(repr((SEED, "kill")))
+    for number in range(TRIALS):
+        machines = [tmp_path / f"{number}-{machine}" / "run" for machine in range(2)]
+        ranks, how = dice.choice([2, 4]), dice.choice(["agent", "alone"])
+        env = {**copies(mirror / str(number)), "LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "5"}
+        strikes = [ranks_trials.random_strike(dice, ranks, PLAN, early=True) for _ in range(2)]
+        kills = [dataclasses.replace(strike, signum=signal.SIGKILL, hits=strike.hits[:1]) for strike in strikes]
+        trial = ranks_trials.Trial()
+        while not trial.lives or trial.lives[-1].outcome != "finished":
+            assert len(trial.lives) < 6, trial.story()
+            lost([machine for machine in machines if dice.random() < 0.3])
+            job = launcher.fork("ddp.py", ranks, how, machines, PLAN, **env, LASTCALL_GRACE_SECONDS="8")
+            trial.lives.append(ranks_trials.live(job, mirror / str(number), [kills.pop()] if kills else ()))
+        assert not any("A fault in lastcall" in life.log for life in trial.lives), trial.story()
+        if all(record["exact"] for life in trial.lives for record in life.committed):
+            ranks_trials.check_end(trial.lives[-1], references.of("ddp.py", ranks, PLAN), trial.story)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_survivor_of_another_machine_saves_in_its_own_directory(
     launcher: Launcher, references: References, machines: list[Path], mirror: Path, victim: int

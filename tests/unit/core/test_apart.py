@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from helpers.mirrors import Failing, Watched
 from helpers.sessions import Crew, saved
 from helpers.world import flip
 from lastcall import errors
-from lastcall.core import digest, parcels
+from lastcall.core import digest, parcels, supplying
 
 
 def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
@@ -202,3 +203,73 @@ def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(tmp
     made.hook = hook
     assert made.train(6) == [6, 6]
     assert kept == {0: True, 1: False}
+
+
+# ---- from one machine to another -------------------------------------------------------------------------------------------------
+
+
+def left_elsewhere(tmp_path: Path, place: Watched) -> Path:
+    """A checkpoint that only the second machine has, as survivors leave it there that could not copy it."""
+    saved(stop_at(crew(tmp_path, place, "ab"), 4).train(1000))
+    for name in place.folders():
+        shutil.rmtree(place.root / name)
+    (found,) = (tmp_path / "a").glob("checkpoint-*")
+    return found.rename(tmp_path / "b" / found.name)
+
+
+def test_what_only_another_machine_has_is_gone_on_from(tmp_path: Path, place: Watched) -> None:
+    step = step_of(left_elsewhere(tmp_path, place))
+    made = crew(tmp_path, place, "ab")
+    assert made.train(step + 2) == [step + 2] * 2
+    assert [(subject.resumed or {}).get("step") for subject in made.subjects] == [step, step]
+
+
+def test_what_another_machine_has_and_is_damaged_is_left_there(
+    tmp_path: Path, place: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(next(iter(sorted(left_elsewhere(tmp_path, place).glob("*.safetensors")))), -1)
+    made = crew(tmp_path, place, "ab")
+    assert made.train(2) == [2, 2]
+    assert [subject.resumed for subject in made.subjects] == [None, None]
+    assert "What rank 1 has saved on its machine could not be taken from there: " in caplog.text
+
+
+def sharing(made: Crew, name: str, told: Callable[[], bool] = lambda: False) -> None:
+    """All ranks save step 4, and then share a checkpoint."""
+
+    def hook(rank: int, step: int) -> None:
+        if step == 4:
+            made.sessions[rank].background.begin("test")
+            made.sessions[rank].background.wait()
+            supplying.share(made.sessions[rank], name, "test", told)
+
+    made.hook = hook
+    assert made.train(6) == [6] * made.size
+
+
+def test_a_checkpoint_is_shared_with_all_machines(tmp_path: Path, place: Watched) -> None:
+    sharing(crew(tmp_path, place, "abbc"), "checkpoint-4")
+    assert {path.parent.name for path in tmp_path.glob("[abc]/checkpoint-4")} == {"a", "b", "c"}
+
+
+def test_what_cannot_be_shared_is_said_and_holds_nobody_up(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.hook = Failing("fetch", times=100)
+
+    def unreachable(*_: object) -> None:
+        raise errors.StorageError("no route to host")
+
+    monkeypatch.setattr(parcels.Parcels, "bring", unreachable)
+    sharing(crew(tmp_path, place, "abb"), "checkpoint-4")
+    assert "checkpoint-4 could not be brought to" in caplog.text and "no route to host" in caplog.text
+
+
+def test_what_is_nowhere_is_not_shared(tmp_path: Path, place: Watched) -> None:
+    sharing(crew(tmp_path, place, "abb"), "checkpoint-3")
+    assert not list(tmp_path.glob("b/checkpoint-*"))
+
+
+def test_a_notice_ends_the_sharing(tmp_path: Path, place: Watched) -> None:
+    sharing(crew(tmp_path, place, "abb"), "checkpoint-4", lambda: True)
+    assert not list(tmp_path.glob("b/checkpoint-*"))
