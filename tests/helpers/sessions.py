@@ -4,7 +4,7 @@ each step, as an all-reduce does."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Crew:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | Sequence[Path],
         size: int,
         hook: Callable[[int, int], None] = lambda rank, step: None,
         *,
@@ -108,6 +108,8 @@ class Crew:
         lockstep: bool = True,
         **jit: Any,
     ) -> None:
+        """`root`: one for all, or one for each."""
+        roots = [root] * size if isinstance(root, Path) else root
         self.store = MemoryStore()
         self.hook = hook
         self.size = size
@@ -116,7 +118,7 @@ class Crew:
         config = JITCheckpointConfig(**{"kill_wait": 0.0, "spare": False, "huge_pages": False, "threads": 1, **jit}, environ={})
         saves = periodic or PeriodicCheckpointConfig(environ={})
         self.sessions = [
-            Session(root, subject, config, saves, files=(files or {}).get(rank), world=World(rank, size, self.store.clone))
+            Session(roots[rank], subject, config, saves, files=(files or {}).get(rank), world=World(rank, size, self.store.clone))
             for rank, subject in enumerate(self.subjects)
         ]
         for session, subject in zip(self.sessions, self.subjects, strict=True):

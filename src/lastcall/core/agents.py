@@ -117,7 +117,7 @@ class Agents(Serving):
             exact=subject.settled,
             because=self.torn or because or ("" if subject.settled else "what follows its optimizer step has not been done"),
             stopped=self.stopped,
-            kept=same and session.committed == subject.boundary,
+            kept=same and session.committed == subject.boundary and self._gathering().at_hand,
             keeping=same and session.background.writing == subject.boundary,
         )
 

@@ -15,7 +15,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -126,15 +126,24 @@ class Gathering:
             try:
                 entry = self.outcome(order, part.failed)
             except errors.SaveError:
-                self._clear_away(folder, order, part)
+                self._clear_away(folder, order, part.files)
                 raise
-            self._clear_away(folder, order, part)
+            self._clear_away(folder, order, part.files)
         self._saver.saw(entry)
+        self._note(entry, order)
+        return entry
+
+    def _note(self, entry: Entry, order: Order) -> None:
+        """Where it is."""
         if self.homes.spread:
             self.keeper = order.committer
         if not self.homes.shares_with(order.committer):
             self.elsewhere.add(entry.path.name)
-        return entry
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its machine."""
+        return self.keeper is None or self.homes.shares_with(self.keeper)
 
     def close(self) -> None:
         if self.parcels is not None:
@@ -151,6 +160,7 @@ class Gathering:
 
     def _contribute(self, folder: Path, capture: Capture, order: Order) -> Part:
         rank = self._company.rank
+        laid = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             request = Request(order.kind, order.reason, order.deadline, order.abandoned, order.same)
@@ -160,6 +170,8 @@ class Gathering:
             self._hand_in(folder, part, order)
         except (errors.LastcallError, OSError) as error:
             part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
+            if laid is not None:
+                self._clear_away(folder, order, laid.files)
         return part
 
     def _hand_in(self, folder: Path, part: Part, order: Order) -> None:
@@ -176,14 +188,15 @@ class Gathering:
 
         self.parcels.give(order.committer, order.name, folder, part, check)
 
-    def _clear_away(self, folder: Path, order: Order, part: Part) -> None:
-        """What was sent to the committer is of no use here but as space."""
+    def _clear_away(self, folder: Path, order: Order, files: Sequence[FileRecord]) -> None:
+        """What was to go to the committer is of no use here but as space."""
         if self.homes.shares_with(order.committer):
             return
-        for file in part.files:
+        for file in files:
             if not (file.name.endswith(".safetensors") and self._catalog.spares.give(folder / file.name)):
-                (folder / file.name).unlink(missing_ok=True)
-        below = {parent for file in part.files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
+                with contextlib.suppress(OSError):  # the next start removes it
+                    (folder / file.name).unlink()
+        below = {folder} | {parent for file in files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
         for empty in sorted(below, reverse=True):
             with contextlib.suppress(OSError):  # files of another rank
                 empty.rmdir()
@@ -192,13 +205,15 @@ class Gathering:
         """This rank has no part that belongs to this save: then there is none, for anybody."""
         self._fail(self._catalog.staging / order.name, order, 0, because)
         if self._company.rank == order.committer:
+            self._no_more(order)
             self._company.tell(f"outcome/{order.name}", {"because": because})
 
     def _fail(self, folder: Path, order: Order, step: int, because: str) -> Part:
         part = Part(self._company.rank, step, failed=because)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            receipts.write(self._files, folder, part)
+            if self.homes.shares_with(order.committer):
+                folder.mkdir(parents=True, exist_ok=True)
+                receipts.write(self._files, folder, part)
         except OSError:  # a full disk: then the word must suffice
             log.debug("the receipt of a failed part could not be written")
         self._company.tell(f"failed/{order.name}/{part.rank}", {"because": because})
@@ -215,6 +230,7 @@ class Gathering:
             self._own()
             path = self._catalog.publish(folder, record.step)
         except (errors.LastcallError, OSError) as error:
+            self._no_more(order)
             self._company.tell(f"outcome/{order.name}", {"because": str(error)})
             self._abandon(folder)
             if isinstance(error, errors.SaveError):
@@ -312,6 +328,11 @@ class Gathering:
             self._catalog.try_lock()
         self._fence.check()
 
+    def _no_more(self, order: Order) -> None:
+        """Parts that others still send are not taken any more."""
+        if self.parcels is not None:
+            self.parcels.over(order.name)
+
     def _abandon(self, folder: Path) -> None:
         try:
             if folder.exists():
@@ -331,6 +352,7 @@ class Gathering:
                 raise errors.SaveError(str(word.get("because")))
             dead = order.committer in self._company.gone()  # looked at before the disk: the dead commit nothing more
             if (entry := self._committed(order, word)) is not None:
+                self._note(entry, order)
                 return entry
             if order.paused():
                 raise Interrupted

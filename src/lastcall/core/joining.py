@@ -10,7 +10,6 @@ Whoever is told to stop while it waits here vetoes: the vote's register decides 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -20,12 +19,13 @@ from typing import Any, NoReturn
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
-from lastcall.core import fetching, homes, restore
+from lastcall.core import digest, fetching, homes, meeting, restore
 from lastcall.core.agreement import Agreement, Verdict
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
 from lastcall.core.homes import Homes
 from lastcall.core.liveness import Peers, Process
+from lastcall.core.meeting import Stopped
 from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.folder import FolderStore
@@ -35,10 +35,7 @@ from lastcall.core.writer import Engine
 from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
-_TOGETHER = 1800.0  # seconds that the slowest rank may take to come: torch gives its process groups as long
-_GLIMPSE = 1.0  # ... where there is a mirror, a file that nobody has looked for before
 _SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
-_LEFT = "left"
 STOPPED = "told to stop"
 _DAMAGE = ("CheckpointError", "Spoiled")  # how the objection of a rank that found a damaged checkpoint begins
 _SPOILED = (
@@ -46,10 +43,6 @@ _SPOILED = (
     "from the beginning."
 )
 AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
-
-
-class Stopped(Exception):
-    """A notice came before the first step; nothing has been changed by anybody."""
 
 
 class _Objection(Exception):
@@ -65,6 +58,7 @@ class Start:
     token: str
     store: str = ""  # the address and secret of the launcher's store; empty where there is none
     mirror: bool = False  # there is one: then the ranks need no directory that all of them see
+    algorithm: str = digest.ALGORITHM  # of digests
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.__dict__).encode()
@@ -94,7 +88,7 @@ class Joining:
         self._clock = clock
         self._told = told  # whether a notice has come to this rank
         self._mirror = mirror
-        self._meeting = world.meet()
+        self._meeting = meeting.Meeting(world, clock, told)
         self.mine = Process.own()
         self._store: Store | None = None
         self._homes = Homes(world.rank)
@@ -111,26 +105,32 @@ class Joining:
         start = Start(run, incarnation, fence.token, self._offer(), self._mirror)
         if self._mirror:
             self._place(start).mkdir(parents=True, exist_ok=True)
-        self._meeting.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
+        self._meeting.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
         return self._join(start, fence)
 
     def refuse(self, error: BaseException) -> None:
         """Rank 0 cannot start: nobody shall wait for it."""
-        self._meeting.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+        self._meeting.store.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
 
     def leave(self) -> None:
-        """This rank was told to stop: the others shall not wait for it. There is no vote yet that could be vetoed."""
-        with contextlib.suppress(errors.StoreLost):
-            self._meeting.set(_LEFT, b"1")
+        self._meeting.leave()
+
+    def fail(self, error: BaseException) -> None:
+        self._meeting.fail(error)
 
     def follow(self) -> Joined:
         """Every other rank."""
-        body = json.loads(self._wait("start", "rank 0 to open the directory"))
+        body = json.loads(self._meeting.wait("start", "rank 0 to open the directory"))
         if "failed" in body:
             raise errors.RanksError(f"rank 0 could not start: {body['failed']}")
         theirs, ours = body.pop("root"), str(self._catalog.root.resolve())
         start = Start(**body)
         fence = Fence(self._catalog.private, start.token)
+        if start.algorithm != digest.ALGORITHM:
+            raise errors.RanksError(
+                f"rank 0 writes digests of the kind {start.algorithm} and rank {self._world.rank} {digest.ALGORITHM}: neither could "
+                "check what the other has written. Install the same on all machines: pip install xxhash"
+            )
         if not start.mirror:
             self._check_directory(fence, theirs, ours)
         return self._join(start, fence)
@@ -168,50 +168,27 @@ class Joining:
         self._store = store
         return Joined(start, fence, store, Peers({}, self.mine.host), self._homes)
 
+    def _find_homes(self, start: Start) -> Homes:
+        machine = self.mine.host.partition("/")[0]
+        return homes.find(self._meeting, self._world, self._catalog, self._place(start), machine, self._mirror, self._clock)
+
     def _place(self, start: Start) -> Path:
         """Where decisions are anchored. Also what the others look for: nobody has asked for this name before, so no file system can
         remember that it is not there."""
         return self._catalog.private / AGREEMENT / start.token
 
-    # ---- directories -----------------------------------------------------------------------------------------------------------
-
-    def _find_homes(self, start: Start) -> Homes:
-        """Whose directory is whose. The last to say it tells all of them."""
-        rank, size = self._world.rank, self._world.size
-        name = homes.FIRST if self._sees(self._place(start)) else homes.name_of(self._catalog.private, self.mine.host.partition("/")[0])
-        if name != homes.FIRST and not self._mirror:
-            raise errors.RanksError(
-                f"rank {rank} has a directory of its own, {self._catalog.root}, and no mirror. Set LASTCALL_MIRROR for all ranks alike."
-            )
-        self._meeting.set(f"home/{rank}", name.encode())
-        if self._meeting.add("homes", 1) == size:
-            names = [(data or b"").decode() for data in self._meeting.get_many([f"home/{other}" for other in range(size)])]
-            self._meeting.claim("all homes", json.dumps(names if len(set(names)) > 1 else []).encode())
-        found = Homes(rank, json.loads(self._wait("all homes", "all ranks to open their directories")))
-        if found.apart and found.leads:
-            log.info("%s is not the directory of rank 0: parts of checkpoints are sent there", self._catalog.root)
-        return found
-
-    def _sees(self, place: Path) -> bool:
-        until = self._clock.now() + _GLIMPSE
-        while not place.is_dir():
-            if self._clock.now() >= until:
-                return False
-            self._clock.sleep(_GLIMPSE / 5)
-        return True
-
     def opened(self) -> None:
         """A directory beside that of rank 0 is this incarnation's: the other ranks that have it may go on."""
-        self._meeting.set(f"opened/{self._homes.name}", b"1")
+        self._meeting.store.set(f"opened/{self._homes.name}", b"1")
 
     def wait_until_opened(self) -> None:
-        self._wait(f"opened/{self._homes.name}", f"rank {self._homes.leader} to open the directory")
+        self._meeting.wait(f"opened/{self._homes.name}", f"rank {self._homes.leader} to open the directory")
 
     def _change_over(self, start: Start) -> tuple[Store, Callable[[], Store]]:
         """To the launcher's store, if all of us can; and how to connect to it again. What each of us can is counted where we have
         met."""
         if not start.store:
-            return self._meeting, self._world.meet
+            return self._meeting.store, self._world.meet
         from lastcall.core.store import client
 
         host, port, secret = start.store.rsplit(":", 2)
@@ -225,28 +202,15 @@ class Joining:
             log.warning("The store of `lastcall run` on %s cannot be used: %s", host, error)
             theirs = None
         failing = 1 << 32
-        total = self._meeting.add("over", 1 if theirs is not None else failing + 1)
+        total = self._meeting.store.add("over", 1 if theirs is not None else failing + 1)
         if total % failing == self._world.size:
-            self._meeting.claim("all over", b"yes" if total < failing else b"no")
-        if self._wait("all over", "all ranks to reach the launcher's store") == b"yes":
+            self._meeting.store.claim("all over", b"yes" if total < failing else b"no")
+        if self._meeting.wait("all over", "all ranks to reach the launcher's store") == b"yes":
             assert theirs is not None
             return theirs, connect
         if theirs is not None:
             theirs.close()
-        return self._meeting, self._world.meet
-
-    def _wait(self, key: str, what: str) -> bytes:
-        """For a word of the others, unless a notice comes first: before the vote nobody depends on us."""
-        until = self._clock.now() + _TOGETHER
-        while (found := self._meeting.get(key, 1.0)) is None:
-            if self._told():
-                self.leave()
-                raise Stopped
-            if self._left():
-                raise Stopped
-            if self._clock.now() >= until:
-                raise errors.RanksError(f"rank {self._world.rank} has waited {_TOGETHER:.0f} s for {what}")
-        return found
+        return self._meeting.store, self._world.meet
 
     # ---- load ------------------------------------------------------------------------------------------------------------------
 
@@ -299,17 +263,23 @@ class Joining:
 
     def _word(self, agreement: Agreement, key: str, number: int, rank: int) -> dict[str, Any]:
         """What a rank says about the attempt of this number."""
-        until = self._clock.now() + _TOGETHER
+        until = self._clock.now() + meeting.TOGETHER
         while (word := agreement.wait_for(key, 1.0)) is None:
             if self._told():
                 self._veto(agreement, number)
-            if rank in self._dead():
-                raise errors.RanksError(f"rank {rank} died before the ranks had begun")
+            self.check(rank)
             if self._clock.now() >= until:
-                raise errors.RanksError(f"rank {rank} has not said in {_TOGETHER:.0f} s what is loaded")
+                raise errors.RanksError(f"rank {rank} has not said in {meeting.TOGETHER:.0f} s what is loaded")
         return word
 
+    def check(self, rank: int) -> None:
+        """Stopped or RanksError where it has no use to wait for the word of this rank."""
+        self._meeting.check()
+        if rank in self._dead():
+            raise errors.RanksError(f"rank {rank} died before the ranks had begun")
+
     def _veto(self, agreement: Agreement, number: int) -> NoReturn:
+        self.leave()  # those who wait for what this rank brings do not vote yet
         for vote in ("ready", "load"):  # the others may already wait in the first of them
             agreement.veto(f"{vote}/{number}", STOPPED)
         raise Stopped
@@ -384,9 +354,9 @@ class Joining:
             agreement.veto(name, STOPPED)
 
         def stopped() -> str:
-            return STOPPED if self._told() or self._left() else ""
+            return STOPPED if self._told() or self._meeting.left() else self._meeting.failed()
 
-        return agreement.vote(name, error is None, why, self._clock.now() + _TOGETHER, self._dead, stopped)
+        return agreement.vote(name, error is None, why, self._clock.now() + meeting.TOGETHER, self._dead, stopped)
 
     def _dead(self) -> set[int]:
         """The ranks of this host that have come and are gone."""
@@ -396,13 +366,6 @@ class Joining:
             return Peers.of_host(self._store, self.mine, all_of_them=True).gone()
         except errors.StoreLost:
             return set()
-
-    def _left(self) -> bool:
-        """Whether a rank was told to stop, and has left, before there was anything to vote on."""
-        try:
-            return self._meeting.get_many([_LEFT])[0] is not None
-        except errors.StoreLost:
-            return False
 
     def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
         """Why not all could: a notice ends it, a state that does not fit is everybody's error, damage is not."""

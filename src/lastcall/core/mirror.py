@@ -54,6 +54,7 @@ class Mirror:
         self.bring = self._fetching.bring
         self.bring_same = self._fetching.same
         self.has = self._there.has
+        self.forget = self._there.forget
         self.seconds = self._copying.seconds
         self.push = self._copying.push
         self.leaving = self._farewell.say  # a notice has come: the next incarnation may be there before we are gone

@@ -46,12 +46,18 @@ class Mirrored:
 
     def look(self) -> None:
         sizes = self.place.names("checkpoint-")
+        for gone in [name for name in self.records if f"{name}/{records.NAME}" not in sizes]:
+            del self.records[gone]
         for folder, what in [match.groups() for name in sizes if (match := _FOLDER.fullmatch(name)) is not None]:
             if what == records.NAME:
                 self._read(folder)
             elif f"{folder}/{records.NAME}" not in sizes and self._began(folder):
                 self._unfinished.add(folder)
         self._sizes = sizes
+
+    def forget(self) -> None:
+        """Another rank has copied meanwhile: whoever needs to know what is there looks again."""
+        self._sizes = None
 
     def look_once(self) -> None:
         """For a rank that has not fetched anything, and now speaks for the others."""

@@ -162,6 +162,7 @@ class Session:
         self.background = Periodic(self, Arena(allocate))
         self.ranks: Ranks | None = None
         self.gathering: Gathering | None = None
+        self._copier: int | None = None  # the rank that copied last, where directories differ
         self._latest, self._again = "", 0  # the last save of a boundary that all ranks saved, and how often it was
         self.pressing: Notice | None = None  # a rank was lost, or hangs
         self.preparing = Preparing(self)
@@ -357,11 +358,18 @@ class Session:
         if self.catalog.held:
             for path in self.catalog.prune(self.keep):
                 self.events.emit("pruned", path=path.name)
-        space.warn_if_short(self.catalog, record.written)
+        if self.gathering is None or self.gathering.at_hand:
+            space.warn_if_short(self.catalog, record.written)
 
     def copy(self, entry: catalogs.Entry) -> None:
         """Have it copied to the mirror, where there is one."""
-        if self.mirror is not None and self.copies():
+        if self.mirror is None:
+            return
+        keeper = self.gathering.keeper if self.gathering is not None else None
+        if keeper != self._copier:  # what is there is what the one before has made of it
+            self._copier = keeper
+            self.mirror.forget()
+        if self.copies():
             self.mirror.push(entry, urgent=self.latch.raised or self.pressing is not None)
 
     def has(self, name: str) -> bool:

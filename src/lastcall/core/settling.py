@@ -37,6 +37,7 @@ def settle(session: Session, mirror: Mirror) -> None:
 def _await_the_one_that_copies(session: Session, until: Until) -> None:
     """Where that is another rank. If this one left before, torchrun would take it for a failure, and end the one that copies."""
     while not session.copies() and session.clock.now() < until():  # it does when those before it are gone
-        if session.ranks is None or session.ranks.hear(_COPIED, _LOOK) is not None:
+        keeper = session.gathering.keeper if session.gathering is not None else None
+        if session.ranks is None or keeper in session.ranks.gone() or session.ranks.hear(_COPIED, _LOOK) is not None:
             return
         session.clock.sleep(_LOOK / 10)  # a store that is lost answers at once

@@ -19,6 +19,7 @@ from lastcall.core import exits, joining, recovery, restore, supplying
 from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering
 from lastcall.core.joint import Joint
+from lastcall.core.meeting import Stopped
 from lastcall.core.parcels import Parcels
 from lastcall.core.ranks import Ranks
 from lastcall.core.saving import Saver
@@ -78,12 +79,15 @@ class Starting:
             try:
                 return self._begin_together(meeting, joined)
             except BaseException:
+                if session.gathering is not None:
+                    session.gathering.close()
                 session.engine.close()
                 raise
-        except joining.Stopped:
+        except Stopped:
             session.catalog.close()
             return self._stopped_before_the_first_step()
-        except BaseException:
+        except BaseException as error:
+            meeting.fail(error)
             session.catalog.close()
             raise
 
@@ -97,10 +101,10 @@ class Starting:
         try:
             if not Succession(session.catalog, session.clock, self._told).open():
                 meeting.leave()
-                raise joining.Stopped
+                raise Stopped
             if not self._fetched():
                 meeting.leave()
-                raise joining.Stopped
+                raise Stopped
             run, session.incarnation = self._identity()
             return meeting.lead(run, session.incarnation)
         except (errors.LastcallError, OSError) as error:
@@ -115,7 +119,7 @@ class Starting:
             return
         if not Succession(session.catalog, session.clock, self._told).open():
             meeting.leave()
-            raise joining.Stopped
+            raise Stopped
         joined.fence.adopt(session.incarnation)
         meeting.opened()
 
@@ -128,7 +132,7 @@ class Starting:
             session.gathering.parcels = Parcels(session.catalog, joined.store, joined.start.token, world.rank, world.address)
         entries = self._tidied() if joined.homes.leads else []
         if joined.homes.spread and joined.homes.leads:
-            supplying.gather(session, self._told)
+            supplying.gather(session, self._told, meeting.check)
             entries = session.catalog.entries()
         began = session.clock.now()
         bring = functools.partial(supplying.bring, session, told=self._told)

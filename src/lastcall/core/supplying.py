@@ -37,9 +37,9 @@ def bring(session: Session, wanted: str, told: Callable[[], bool]) -> None:
     session.gathering.parcels.bring(0, wanted, told)
 
 
-def gather(session: Session, told: Callable[[], bool]) -> None:
+def gather(session: Session, told: Callable[[], bool], check: Callable[[int], None]) -> None:
     """At the start: what another machine has and rank 0 has not. The survivors of a former incarnation may have committed there, and
-    not have copied it in time. Every rank that leads a directory calls it."""
+    not have copied it in time. Every rank that leads a directory calls it. `check` raises where a rank's word will not come."""
     ranks, gathering, catalog = session.ranks, session.gathering, session.catalog
     assert ranks is not None and gathering is not None and gathering.parcels is not None
     here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
@@ -50,7 +50,8 @@ def gather(session: Session, told: Callable[[], bool]) -> None:
     for leader in gathering.homes.leaders:
         until = session.clock.now() + _PATIENCE
         while (word := ranks.hear(f"newest/{leader}", _LOOK)) is None:
-            if told() or leader in ranks.gone() or session.clock.now() >= until:
+            check(leader)
+            if told() or session.clock.now() >= until:
                 return
         match word.get("newest"):
             case [int(sequence), int(step), str(run), str(wanted)]:
@@ -65,18 +66,20 @@ def _take(session: Session, leader: int, wanted: str, told: Callable[[], bool]) 
     try:
         session.gathering.parcels.bring(leader, wanted, told)
     except (errors.LastcallError, fetching.Told) as error:
-        log.warning("What rank %d has saved on its machine could not be taken from there: %s", leader, error)
+        log.warning("What rank %d has saved on its machine could not be taken from there: %s", leader, str(error) or "a notice came")
 
 
-def share(session: Session, name: str) -> None:
-    """A checkpoint that all ranks are about to read: returns when it is in all directories. All ranks call it. What fails is said."""
+def share(session: Session, name: str, occasion: str, told: Callable[[], bool] = lambda: False) -> None:
+    """A checkpoint that all ranks are about to read, or to refer to: returns when it is in all directories. All ranks call it, once on
+    each occasion. What fails is said; a notice ends it."""
     ranks, gathering = session.ranks, session.gathering
     if ranks is None or gathering is None or not gathering.homes.spread:
         return
     homes, until = gathering.homes, session.clock.now() + _PATIENCE
+    place = f"{occasion}/{name}"
 
     def word(key: str, rank: int) -> dict[str, object]:
-        while session.clock.now() < until and rank not in ranks.gone():
+        while session.clock.now() < until and rank not in ranks.gone() and not told():
             if (said := ranks.hear(key, _LOOK)) is not None:
                 return said
         return {}
@@ -84,17 +87,17 @@ def share(session: Session, name: str) -> None:
     if not homes.apart:
         if ranks.rank == 0:
             entry = next((entry for entry in session.catalog.entries() if entry.path.name == name), None)
-            ranks.tell(f"share/{name}", {"record": entry.record.fingerprint if entry is not None else ""})
+            ranks.tell(f"share/{place}", {"record": entry.record.fingerprint if entry is not None else ""})
             for leader in homes.leaders:
-                word(f"shared/{name}/{leader}", leader)  # it may need this process until then
+                word(f"shared/{place}/{leader}", leader)  # it may need this process until then
         return
     if homes.leads:
-        wanted = str(word(f"share/{name}", 0).get("record") or "")
+        wanted = str(word(f"share/{place}", 0).get("record") or "")
         try:
             if wanted:
-                bring(session, wanted, lambda: False)
-        except (errors.LastcallError, OSError) as error:
-            log.warning("%s could not be brought to %s: %s", name, session.catalog.root, error)
-        ranks.tell(f"shared/{name}/{ranks.rank}", {"done": True})
+                bring(session, wanted, told)
+        except (errors.LastcallError, OSError, fetching.Told) as error:
+            log.warning("%s could not be brought to %s: %s", name, session.catalog.root, str(error) or "a notice came")
+        ranks.tell(f"shared/{place}/{ranks.rank}", {"done": True})
     else:
-        word(f"shared/{name}/{homes.leader}", homes.leader)
+        word(f"shared/{place}/{homes.leader}", homes.leader)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from helpers import hosts as networks
 from helpers import ports, ranks_jobs, ranks_trials, s3_server
-from helpers.ranks_jobs import Job, Launcher
+from helpers.hosts import Hosts
+from helpers.ranks_jobs import Job, Launcher, Sent
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import References, Strike
 from helpers.s3_server import Server
@@ -133,6 +137,29 @@ def test_notices_at_any_moment_cost_nothing(
     survive(launcher, references, machines, mirror, start, ranks, script)
 
 
+@pytest.mark.timeout(300)
+def test_ranks_killed_at_any_moment_tear_nothing_and_hang_nobody(
+    launcher: Launcher, references: References, tmp_path: Path, mirror: Path
+) -> None:
+    """With periodic saves under way, some machines new in the next life, and the first step of a start as good a moment as any."""
+    dice = random.Random(repr((SEED, "kill")))
+    for number in range(TRIALS):
+        machines = [tmp_path / f"{number}-{machine}" / "run" for machine in range(2)]
+        ranks, how = dice.choice([2, 4]), dice.choice(["agent", "alone"])
+        env = {**copies(mirror / str(number)), "LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "5"}
+        strikes = [ranks_trials.random_strike(dice, ranks, PLAN, early=True) for _ in range(2)]
+        kills = [dataclasses.replace(strike, signum=signal.SIGKILL, hits=strike.hits[:1]) for strike in strikes]
+        trial = ranks_trials.Trial()
+        while not trial.lives or trial.lives[-1].outcome != "finished":
+            assert len(trial.lives) < 6, trial.story()
+            lost([machine for machine in machines if dice.random() < 0.3])
+            job = launcher.fork("ddp.py", ranks, how, machines, PLAN, **env, LASTCALL_GRACE_SECONDS="8")
+            trial.lives.append(ranks_trials.live(job, mirror / str(number), [kills.pop()] if kills else ()))
+        assert not any("A fault in lastcall" in life.log for life in trial.lives), trial.story()
+        if all(record["exact"] for life in trial.lives for record in life.committed):
+            ranks_trials.check_end(trial.lives[-1], references.of("ddp.py", ranks, PLAN), trial.story)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_survivor_of_another_machine_saves_in_its_own_directory(
     launcher: Launcher, references: References, machines: list[Path], mirror: Path, victim: int
@@ -216,3 +243,74 @@ def test_without_a_mirror_directories_of_their_own_are_refused(launcher: Launche
     assert 0 not in job.wait().values()
     assert "LASTCALL_RANKS=separate" in job.log() or "LASTCALL_MIRROR" in job.log()
     assert not any(job.said(rank, "protected") for rank in range(2))
+
+
+# ---- hosts with addresses of their own ---------------------------------------------------------------------------------------------
+
+GRACE, MARGIN = 8.0, 20.0  # the margin is for a machine with other things to do: a hang is for ever
+CONFIGURED = {"LASTCALL_GRACE_SECONDS": str(GRACE), "LASTCALL_HANG_SECONDS": "3", "LASTCALL_ON_HANG": "exit"}
+
+
+@pytest.fixture
+def hosts(launcher: Launcher) -> Iterator[Hosts]:
+    with networks.network(2) as made:
+        yield made
+        launcher.end()  # before the hosts go
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A notice to all, and a link that is cut while the parts are being written and sent."""
+
+    hosts: Hosts
+    host: int
+    machine: Path
+    delay: float
+
+    def land(self, job: Job) -> list[Sent]:
+        sent = Strike(0, "at", 6, 0.0, ((0, 0.0), (1, 0.0))).land(job)
+        staging = self.machine / ".lastcall" / "staging"
+        job.until_true(lambda: any(staging.glob("*/*")) or job.over(), "the beginning of a save")
+        time.sleep(self.delay)
+        self.hosts.cut(self.host)
+        return sent
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["alone", pytest.param("agent", marks=pytest.mark.slow)])
+def test_a_link_that_is_cut_while_a_part_is_sent_hangs_nobody_and_tears_nothing(
+    launcher: Launcher, references: References, hosts: Hosts, machines: list[Path], mirror: Path, how: str
+) -> None:
+    plan, dice = dataclasses.replace(PLAN, disk_seconds=0.1), random.Random(repr((SEED, how)))
+
+    def start() -> Job:
+        hosts.mend(0)
+        hosts.mend(1)
+        return launcher.fork("ddp.py", 2, how, machines, plan, hosts, **CONFIGURED, **copies(mirror))
+
+    for host in range(2):
+        lost([*machines, mirror])
+        cut = Cut(hosts, host, machines[1], dice.uniform(0.0, 0.4))
+        trial = ranks_trials.until_finished(start, mirror, [[cut]], limit=GRACE + MARGIN)
+        assert len(trial.lives) > 1, f"the notice had no effect\n{trial.story()}"
+        if all(record["exact"] for life in trial.lives for record in life.committed):
+            ranks_trials.check(trial, references.of("ddp.py", 2, plan), most_lost=1)
+        else:  # one side saved alone: the small state of the other was out of reach, and the record says so
+            ends = [lines[-1].state["parameters"] for lines in trial.lives[-1].journals.values()]
+            assert len(set(ends)) == 1, trial.story()
+
+
+def test_ranks_of_two_hosts_save_together_and_go_on(
+    launcher: Launcher, references: References, hosts: Hosts, machines: list[Path], mirror: Path
+) -> None:
+    """Ranks of two hosts save together, and what is on one of them is brought to the other."""
+    first = launcher.fork("fsdp.py", 4, "alone", machines, PLAN, hosts, **CONFIGURED, **copies(mirror))
+    assert first.until(0, "at", 6), first.log()
+    first.send(3, signal.SIGTERM)
+    first.wait()
+    (record,) = ranks_trials.records(mirror)
+    assert record["world"] == 4 and record["exact"], first.log()
+    lost(machines[1:])
+    second = launcher.fork("fsdp.py", 4, "alone", machines, PLAN, hosts, **CONFIGURED, **copies(mirror))
+    assert set(second.wait().values()) == {0}, second.log()
+    assert ranks_trials.reference(second.journals()).final == references.of("fsdp.py", 4, PLAN).final

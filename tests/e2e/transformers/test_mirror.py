@@ -98,3 +98,31 @@ def test_two_machines_share_nothing_but_the_mirror(nursery: Nursery, tmp_path: P
     for rank, (found, wanted) in enumerate(zip(trainer_chain.results(tmp_path, "lost", 2), expected, strict=True)):
         for part in ("weights", "best", "history", "place"):
             assert found[part] == wanted[part], f"rank {rank}: {part}\n{last.log()}"
+
+
+@pytest.mark.timeout(300)
+def test_a_best_model_that_was_never_copied_comes_from_the_machine_that_has_it(nursery: Nursery, tmp_path: Path) -> None:
+    """A copy that was left out for a newer one: all ranks know the best model all the same, or some of them would load another."""
+    mirror, kept = tmp_path / "mirror", tmp_path / "machine-0" / "run"
+    env = {**QUICK, "CASE": json.dumps({**CASE, "greater_is_better": True}), "LASTCALL_MIRROR": f"file://{mirror}"}
+
+    def life(*machines: int) -> trainer_chain.Life:
+        given = {**env, **trainer_chain.places(tmp_path, "lost")}
+        each = [{"OUTPUT": str(tmp_path / f"machine-{number}" / "run")} for number in machines]
+        return trainer_chain.Life(nursery, tmp_path, [SCRIPTS / "bits_options.py"], 2, given, each)
+
+    first = life(0, 1)
+    first.strike(trainer_chain.Blow(10, 0.0, (1,)))
+    assert first.wait() == (chain.SAVED, chain.SAVED), first.log()
+    newest = max(chain.records(kept), key=lambda record: record["sequence"])
+    state = json.loads((kept / f"checkpoint-{newest['step']}" / "trainer_state.json").read_text())
+    best = Path(state["best_model_checkpoint"]).name
+    assert (kept / best).is_dir() and best != f"checkpoint-{newest['step']}"
+    shutil.rmtree(mirror / best)
+    (tmp_path / "machine-0").rename(tmp_path / "machine-2")  # or the other one would see it under its old name, as no machine does
+    last = life(2, 3)
+    assert last.wait() == (0, 0), last.log()
+    assert "Could not locate the best model" not in last.log()
+    results = trainer_chain.results(tmp_path, "lost", 2)
+    assert results[0]["weights"] == results[1]["weights"] and results[0]["best"] == results[1]["best"], last.log()
+    assert results[0]["best"][2] == best

@@ -17,12 +17,13 @@ from helpers.together import PATIENCE, at_once
 from helpers.world import flip
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core import joining, naming
+from lastcall.core import joining, meeting, naming
 from lastcall.core import record as records
 from lastcall.core.agreement import Agreement
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
-from lastcall.core.joining import Joined, Joining, Stopped
+from lastcall.core.joining import Joined, Joining
+from lastcall.core.meeting import Stopped
 from lastcall.core.store import client
 from lastcall.core.store.client import StoreClient
 from lastcall.core.store.memory import MemoryStore
@@ -159,7 +160,7 @@ def test_a_notice_ends_the_wait_for_rank_0(two: Start) -> None:
 
 
 def test_a_leader_that_never_comes_is_given_up(two: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_TOGETHER", 0.0)
+    monkeypatch.setattr(meeting, "TOGETHER", 0.0)
     with pytest.raises(errors.RanksError, match="rank 1 has waited 0 s for rank 0 to open the directory"):
         two.joining(1).follow()
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import socket
 import struct
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers import nursery
 from helpers.ranks import Live
-from helpers.together import Company, Member, at_once, company, replicated
+from helpers.together import PATIENCE, Company, Member, at_once, company, replicated
 from helpers.world import flip
+from lastcall import clock as clocks
 from lastcall import errors, memory
-from lastcall.core import fetching, parcels, receipts, restore
+from lastcall.core import digest, fetching, parcels, receipts, restore
 from lastcall.core import record as records
 from lastcall.core.catalog import Entry
 from lastcall.core.homes import FIRST
@@ -123,6 +128,98 @@ def test_space_is_used_again_on_both_sides(tmp_path: Path) -> None:
         restore.verify(second, run.members[0].engine)
 
 
+# ---- what holds a sender up ---------------------------------------------------------------------------------------------------------
+
+LARGE = 64 * 1024 * 1024  # more than what a connection holds on its way
+
+
+def large(folder: Path, rank: int) -> Part:
+    """A part of a size at which a sender waits for the receiver."""
+    data, chunk = bytes(LARGE), 16 * 1024 * 1024
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "large.bin").write_bytes(data)
+    chunks = tuple(digest.of(data[begin : begin + chunk]) for begin in range(0, LARGE, chunk))
+    return Part(rank, 1, (FileRecord("large.bin", LARGE, digest.over(chunks), chunk, chunks),))
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_committer_that_does_not_go_on_holds_nobody_up_once_time_is_over(four: Company, tmp_path: Path, answers: bool) -> None:
+    """It takes nothing, or takes all and does not answer: as a frozen process does, or a machine behind a link that was cut."""
+    part, over = large(tmp_path / "part", 2), threading.Event()
+
+    def check() -> None:
+        if over.is_set():
+            raise errors.DeadlineError("the time ran out")
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        four.store.set("parcels/0", json.dumps(["127.0.0.1", deaf.getsockname()[1]]).encode())
+        with ThreadPoolExecutor(1) as pool:
+            giving = pool.submit(sender(four.members[2]).give, 0, "jit-1", tmp_path / "part", part, check)
+            link, _ = deaf.accept()
+            with link:
+                left = LARGE if answers else 1
+                while left > 0:
+                    left -= len(link.recv(1 << 20))
+                over.set()
+                with pytest.raises(errors.DeadlineError):
+                    giving.result(10.0)
+
+
+def test_a_sender_hears_why_its_part_is_not_taken(tmp_path: Path) -> None:
+    files = FaultyFiles(Fault("pwrite", 1, errno.ENOSPC, lasting=True))
+    with company(tmp_path, 2, files={0: files}, homes=[FIRST, "b"]) as run:
+        part = large(tmp_path / "part", 1)
+        with pytest.raises(errors.SaveError, match="rank 0 could not take its part: No space left on device"):
+            sender(run.members[1]).give(0, "jit-1", tmp_path / "part", part, lambda: None)
+
+
+def test_a_part_that_comes_after_the_end_leaves_nothing_behind(four: Company, tmp_path: Path) -> None:
+    part = large(tmp_path / "part", 2)
+    results = at_once(partial(four.members[0].save, four.order(deadline=clocks.Clock().now() + 0.5)))
+    assert isinstance(results[0], errors.DeadlineError)
+    with pytest.raises(errors.SaveError, match="nothing came of it"):
+        sender(four.members[2]).give(0, "jit-1", tmp_path / "part", part, lambda: None)
+    assert four.staged() == []
+
+
+def test_a_part_that_is_on_its_way_at_the_end_leaves_nothing_behind(four: Company, tmp_path: Path) -> None:
+    part, looks = large(tmp_path / "part", 2), itertools.count()
+
+    def check() -> None:
+        if next(looks) == 8:  # in the middle of it
+            four.members[0].gathering.refuse(four.order(), "no part of its own")
+
+    with pytest.raises(errors.SaveError):
+        sender(four.members[2]).give(0, "jit-1", tmp_path / "part", part, check)
+    nursery.until(lambda: not list(four.members[0].catalog.staging.glob("*/large.bin")), "the receiver to clear it away", PATIENCE)
+
+
+def test_a_part_that_could_not_be_sent_leaves_nothing_where_it_was_written(four: Company) -> None:
+    sender(four.members[0]).close()
+    assert isinstance(four.members[2].gathering.contribute(four.members[2].capture(1, (0, 1, 2, 3)), four.order()), Part)
+    assert not list(four.members[2].catalog.staging.glob("*"))
+
+
+def test_a_connection_that_cannot_be_taken_up_is_not_the_last(four: Company, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = sender(four.members[0])
+    real, tries = listener._listening, itertools.count()
+
+    class Short:
+        """Of file descriptors, for a moment."""
+
+        def accept(self) -> Any:
+            if next(tries) == 0:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    monkeypatch.setattr(listener, "_listening", Short())
+    for order in (four.order(), four.order("jit-2")):  # the first one is taken up by a call that was under way
+        saved(four.save(order))
+
+
 # ---- a checkpoint for a machine that has none --------------------------------------------------------------------------------------
 
 
@@ -193,18 +290,18 @@ def test_who_does_not_know_the_secret_is_not_answered(four: Company) -> None:
     ],
 )
 def test_requests_that_make_no_sense_are_answered_with_an_error(four: Company, request_: dict[str, Any]) -> None:
-    with sender(four.members[2])._connected(0) as link:
-        parcels._send(link, request_)
-        assert parcels._receive(link)["error"]
+    with sender(four.members[2])._connected(0, lambda: None) as wire:
+        wire.send(request_)
+        assert wire.receive()["error"]
     saved(four.save(four.order()))  # and nothing has come of it
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "lastcall.json", "a/../../b"])
 def test_files_outside_of_the_save_are_refused(four: Company, name: str) -> None:
     part = Part(2, 1, (FileRecord(name, 1, "d", 4096, ("d",)),))
-    with sender(four.members[2])._connected(0) as link:
-        parcels._send(link, {"give": {"save": "jit-1", "rank": 2, "part": json.loads(receipts.packed(part))}})
-        assert "not a plain name" in parcels._receive(link)["error"]
+    with sender(four.members[2])._connected(0, lambda: None) as wire:
+        wire.send({"give": {"save": "jit-1", "rank": 2, "part": json.loads(receipts.packed(part))}})
+        assert "not a plain name" in wire.receive()["error"]
     assert not (four.root_of(0) / ".lastcall" / "staging").exists()
 
 
@@ -218,11 +315,34 @@ def test_names_that_no_save_has_are_refused(four: Company, save: str) -> None:
 def test_a_receipt_that_was_changed_on_its_way_is_refused(four: Company) -> None:
     whole = json.loads(receipts.packed(Part(2, 1)))
     whole["part"]["step"] = 2
-    with sender(four.members[2])._connected(0) as link:
-        parcels._send(link, {"give": {"save": "jit-1", "rank": 2, "part": whole}})
-        assert "does not match its digest" in parcels._receive(link)["error"]
+    with sender(four.members[2])._connected(0, lambda: None) as wire:
+        wire.send({"give": {"save": "jit-1", "rank": 2, "part": whole}})
+        assert "does not match its digest" in wire.receive()["error"]
 
 
-def test_an_address_is_found_by_the_way_that_leads_to_the_other() -> None:
-    assert parcels._own_address("127.0.0.1") == "127.0.0.1"
-    assert parcels._own_address("no-such-host.invalid") == socket.gethostname()
+@pytest.mark.parametrize(
+    ("first", "resolved", "own", "told"),
+    [
+        ("node-0", "10.0.0.1", "10.0.0.2", "10.0.0.2"),  # from another machine
+        ("node-0", "10.0.0.1", "10.0.0.1", "node-0"),  # on that one
+        ("node-0", "127.0.1.1", "127.0.0.1", "node-0"),  # which knows its own name as that, and nobody else does
+        ("10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_an_address_is_one_that_others_can_use(monkeypatch: pytest.MonkeyPatch, first: str, resolved: str, own: str, told: str) -> None:
+    class Probe(socket.socket):
+        def connect(self, place: Any) -> None:
+            assert place[0] == resolved
+
+        def getsockname(self) -> Any:
+            return own, 1
+
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (resolved, 9))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert parcels.own_address(first) == told
+
+
+def test_an_address_without_a_way_there_is_the_name_of_this_machine() -> None:
+    assert parcels.own_address("127.0.0.1") == "127.0.0.1"
+    assert parcels.own_address("no-such-host.invalid") == socket.gethostname()

@@ -13,6 +13,7 @@ import pytest
 from helpers import mirrors
 from helpers.mirrors import Held, Watched
 from helpers.sessions import Crew, saved
+from helpers.together import Told
 from lastcall.core import exits, serving
 from lastcall.types import Capture
 
@@ -65,6 +66,41 @@ def test_a_rank_that_does_not_copy_waits_no_longer_than_its_deadline(tmp_path: P
     saved(made.train(1000))
     assert place.checkpoints() == []
     held.let_go()
+
+
+def apart(tmp_path: Path, place: Watched) -> tuple[Crew, Held, threading.Thread]:
+    """Two machines. Training fails on the first inside a step, and the second has committed and copies. Returns while it does."""
+
+    def hook(rank: int, step: int) -> None:
+        if (rank, step) == (0, 4):
+            made.subjects[0].gate.enter()
+            raise ValueError("a bad batch")
+
+    place.hook = held = Held("send", "checkpoint-")
+    made = Crew([tmp_path / "a", tmp_path / "b"], 2, hook, mirror=place.url, grace=600.0)
+    training = threading.Thread(target=made.train, args=(1000,), daemon=True)
+    training.start()
+    held.wait()
+    return made, held, training
+
+
+def test_no_rank_leaves_before_the_one_that_has_committed_elsewhere_has_copied(tmp_path: Path, place: Watched) -> None:
+    made, held, training = apart(tmp_path, place)
+    for session in made.sessions:
+        assert not session.stopping.wait(0.3)
+    held.let_go()
+    training.join(mirrors.PATIENCE)
+    assert all(session.stopping.is_set() for session in made.sessions) and len(place.checkpoints()) == 1
+
+
+def test_nobody_waits_for_a_copy_of_one_that_is_gone(tmp_path: Path, place: Watched) -> None:
+    made, held, training = apart(tmp_path, place)
+    ranks = made.sessions[0].ranks
+    assert ranks is not None
+    ranks.peers = Told({1})
+    assert made.sessions[0].stopping.wait(mirrors.PATIENCE)
+    held.let_go()
+    training.join(mirrors.PATIENCE)
 
 
 def test_ranks_that_begin_with_an_empty_directory_go_on_from_the_copy(

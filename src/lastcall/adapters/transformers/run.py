@@ -100,9 +100,11 @@ class TrainerRun:
             return
         best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
         if best:
-            self.session.keep = dataclasses.replace(self.session.keep, always=frozenset({Path(best).name}))
-            if self.session.mirror is not None and self.session.catalog.held:
-                self.session.mirror.bring(Path(best).name)
+            session, name = self.session, Path(best).name
+            session.keep = dataclasses.replace(session.keep, always=frozenset({name}))
+            if session.mirror is not None and session.world.rank == 0:
+                session.mirror.bring(name)
+            supplying.share(session, name, "start", lambda: session.latch.raised)  # what one rank finds, all must find
 
     @property
     def listening(self) -> bool:
@@ -341,7 +343,7 @@ class TrainerRun:
         session.finish(save=wanted and self.subject.step > 0)
         best = self.trainer.state.best_model_checkpoint
         if self.trainer.args.load_best_model_at_end and best:
-            supplying.share(session, Path(best).name)
+            supplying.share(session, Path(best).name, "end")
         self.subject.training = False
         self.trainer._initial_global_step = self.subject.ledger.first
         return start_time - self.subject.tally.before

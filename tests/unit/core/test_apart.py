@@ -1,0 +1,275 @@
+"""Sessions whose directories differ: how they begin, who copies, and what is left of them."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import mirrors
+from helpers.mirrors import Failing, Watched
+from helpers.sessions import Crew, saved
+from helpers.world import flip
+from lastcall import errors
+from lastcall.core import digest, parcels, supplying
+
+
+def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
+    """A rank for each letter, which names its directory."""
+    return Crew([tmp_path / name for name in names], len(names), mirror=place.url, **more)
+
+
+def refused(results: list[Any], match: str) -> None:
+    for result in results:
+        assert isinstance(result, (errors.RanksError, OSError)), results
+    assert any(match in str(result) for result in results), results
+
+
+def stop_at(made: Crew, step: int, rank: int = 0) -> Crew:
+    def hook(at: int, now: int) -> None:
+        if at == rank and now >= step and not made.sessions[rank].latch.raised:
+            made.notify(rank)
+
+    made.hook = hook
+    return made
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
+
+
+def listening() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lastcall-parcel")]
+
+
+def test_ranks_with_directories_of_their_own_save_and_go_on(tmp_path: Path, place: Watched) -> None:
+    saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
+    assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
+    second = crew(tmp_path, place, "abb")
+    (step,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
+    assert second.train(step + 2) == [step + 2] * 3
+    assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": step} for rank in range(3)]
+    mirrors.until(lambda: not listening())
+
+
+# ---- the start -------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_rank_without_a_mirror_is_refused_and_nobody_waits_for_it(tmp_path: Path, place: Watched) -> None:
+    made = crew(tmp_path, place, "abc")
+    made.sessions[1].mirror = None
+    refused(made.train(3), "rank 1 has a directory of its own")
+
+
+def test_nobody_waits_for_a_leader_that_cannot_open_its_directory(tmp_path: Path, place: Watched) -> None:
+    (tmp_path / "b" / ".lastcall" / "owner.tmp").mkdir(parents=True)
+    made = crew(tmp_path, place, "abbc")
+    refused(made.train(3), "not all ranks could begin: rank 1: IsADirectoryError")
+    assert not any(session.catalog.held for session in made.sessions)
+
+
+def test_nobody_waits_for_a_leader_that_fails_before_it_has_said_what_it_has(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = crew(tmp_path, place, "abbc")
+
+    def unchecked() -> list[str]:
+        raise errors.UncheckedError("the xxhash package is missing")
+
+    monkeypatch.setattr(made.sessions[1].catalog, "clean", unchecked)
+    results = made.train(3)
+    assert isinstance(results.pop(1), errors.UncheckedError)
+    refused(results, "the xxhash package is missing")
+    mirrors.until(lambda: not listening())
+
+
+def test_a_notice_while_a_leader_brings_the_checkpoint_stops_all_of_them(tmp_path: Path, place: Watched) -> None:
+    saved(stop_at(crew(tmp_path, place, "abb"), 4).train(1000))
+    shutil.rmtree(tmp_path / "b")
+    made = crew(tmp_path, place, "abb")
+
+    def told(operation: str, name: str) -> None:
+        if operation == "fetch":
+            made.notify(1)
+
+    place.hook = told
+    saved(made.train(1000))
+    mirrors.until(lambda: not listening())
+
+
+def test_a_checkpoint_that_cannot_be_brought_ends_all(tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(stop_at(crew(tmp_path, place, "abb"), 4).train(1000))
+    shutil.rmtree(tmp_path / "b")
+    place.hook = Failing("fetch", times=100)
+
+    def unreachable(*_: object) -> None:
+        raise errors.StorageError("no route to host")
+
+    monkeypatch.setattr(parcels.Parcels, "bring", unreachable)
+    refused(crew(tmp_path, place, "abb").train(1000), "could not be brought to")
+    assert [step_of(path) for path in tmp_path.glob("a/checkpoint-*")], "it is not damaged"
+
+
+def test_damage_that_is_found_on_the_way_makes_all_go_on_to_the_older_one(tmp_path: Path, place: Watched) -> None:
+    for step in (4, 400):
+        saved(stop_at(crew(tmp_path, place, "ab"), step).train(100_000))
+    older, newest = sorted((tmp_path / "a").glob("checkpoint-*"), key=step_of)
+    shutil.rmtree(tmp_path / "b")
+    for where in (newest, place.root / newest.name):
+        flip(next(iter(sorted(where.glob("*00001*.safetensors")))), -1)
+    made = crew(tmp_path, place, "ab")
+    step = step_of(older)
+    assert made.train(step + 1) == [step + 1] * 2
+    assert {subject.resumed["step"] for subject in made.subjects if subject.resumed} == {step}
+
+
+def test_ranks_that_cannot_check_each_others_digests_do_not_begin(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = crew(tmp_path, place, "ab")
+    made.store.claim("start", b'{"run": "r", "incarnation": 1, "token": "t", "algorithm": "blake2b-128", "root": "/a", "mirror": true}')
+    assert digest.ALGORITHM != "blake2b-128"
+    with pytest.raises(errors.RanksError, match="rank 0 writes digests of the kind blake2b-128.*pip install xxhash"):
+        made.sessions[1].start()
+
+
+# ---- who copies ------------------------------------------------------------------------------------------------------------------
+
+
+def torn_at(made: Crew, step: int, rank: int) -> Crew:
+    """Training fails inside an optimizer step: this rank has nothing that is whole."""
+
+    def hook(at: int, now: int) -> None:
+        if (at, now) == (rank, step):
+            made.subjects[rank].gate.enter()
+            raise ValueError("a bad batch")
+
+    made.hook = hook
+    return made
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_only_the_rank_that_has_the_checkpoint_copies_it(tmp_path: Path, place: Watched, torn: int) -> None:
+    made = torn_at(crew(tmp_path, place, "ab"), 4, torn)
+    made.train(1000)
+    (copied,) = place.checkpoints()
+    (there,) = (tmp_path / "ba"[torn]).glob("checkpoint-*")
+    assert {path.name for path in (place.root / copied).iterdir()} == {path.name for path in there.iterdir()}
+    assert [session.copies() for session in made.sessions] == [torn == 1, torn == 0]
+    assert [session.has(copied) for session in made.sessions] == [True, True] and not made.sessions[0].has("checkpoint-1")
+
+
+def test_a_rank_that_copies_after_another_overwrites_nothing(tmp_path: Path, place: Watched) -> None:
+    saved(stop_at(crew(tmp_path, place, "ab"), 4).train(1000))
+    (first,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
+    shutil.rmtree(tmp_path / "b")  # so that the other looks at what is there when it starts
+    made = torn_at(crew(tmp_path, place, "ab"), first + 3, 0)
+    tear = made.hook
+
+    def hook(rank: int, step: int) -> None:
+        if step == first + 3 and rank == 0:
+            made.sessions[0].background.begin("test")
+            mirrors.until(lambda: f"checkpoint-{step}" in place.checkpoints())
+            before.update({path: path.read_bytes() for path in (place.root / f"checkpoint-{step}").iterdir()})
+        elif step == first + 3:
+            made.sessions[1].background.begin("test")
+            made.sessions[1].background.wait()
+            made.sessions[1].committed = None  # so that it is saved again
+        tear(rank, step)
+
+    before: dict[Path, bytes] = {}
+    made.hook = hook
+    made.train(1000)
+    assert f"checkpoint-{first + 3}.replaced-0" in place.checkpoints()
+    assert before and all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(tmp_path: Path, place: Watched) -> None:
+    made = crew(tmp_path, place, "ab")
+    kept: dict[int, bool] = {}
+
+    def hook(rank: int, step: int) -> None:
+        if step == 4:
+            made.sessions[rank].background.begin("test")
+            made.sessions[rank].background.wait()
+            joint = made.sessions[rank].joint
+            assert joint is not None
+            kept[rank] = joint._position().kept
+
+    made.hook = hook
+    assert made.train(6) == [6, 6]
+    assert kept == {0: True, 1: False}
+
+
+# ---- from one machine to another -------------------------------------------------------------------------------------------------
+
+
+def left_elsewhere(tmp_path: Path, place: Watched) -> Path:
+    """A checkpoint that only the second machine has, as survivors leave it there that could not copy it."""
+    saved(stop_at(crew(tmp_path, place, "ab"), 4).train(1000))
+    for name in place.folders():
+        shutil.rmtree(place.root / name)
+    (found,) = (tmp_path / "a").glob("checkpoint-*")
+    return found.rename(tmp_path / "b" / found.name)
+
+
+def test_what_only_another_machine_has_is_gone_on_from(tmp_path: Path, place: Watched) -> None:
+    step = step_of(left_elsewhere(tmp_path, place))
+    made = crew(tmp_path, place, "ab")
+    assert made.train(step + 2) == [step + 2] * 2
+    assert [(subject.resumed or {}).get("step") for subject in made.subjects] == [step, step]
+
+
+def test_what_another_machine_has_and_is_damaged_is_left_there(
+    tmp_path: Path, place: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(next(iter(sorted(left_elsewhere(tmp_path, place).glob("*.safetensors")))), -1)
+    made = crew(tmp_path, place, "ab")
+    assert made.train(2) == [2, 2]
+    assert [subject.resumed for subject in made.subjects] == [None, None]
+    assert "What rank 1 has saved on its machine could not be taken from there: " in caplog.text
+
+
+def sharing(made: Crew, name: str, told: Callable[[], bool] = lambda: False) -> None:
+    """All ranks save step 4, and then share a checkpoint."""
+
+    def hook(rank: int, step: int) -> None:
+        if step == 4:
+            made.sessions[rank].background.begin("test")
+            made.sessions[rank].background.wait()
+            supplying.share(made.sessions[rank], name, "test", told)
+
+    made.hook = hook
+    assert made.train(6) == [6] * made.size
+
+
+def test_a_checkpoint_is_shared_with_all_machines(tmp_path: Path, place: Watched) -> None:
+    sharing(crew(tmp_path, place, "abbc"), "checkpoint-4")
+    assert {path.parent.name for path in tmp_path.glob("[abc]/checkpoint-4")} == {"a", "b", "c"}
+
+
+def test_what_cannot_be_shared_is_said_and_holds_nobody_up(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.hook = Failing("fetch", times=100)
+
+    def unreachable(*_: object) -> None:
+        raise errors.StorageError("no route to host")
+
+    monkeypatch.setattr(parcels.Parcels, "bring", unreachable)
+    sharing(crew(tmp_path, place, "abb"), "checkpoint-4")
+    assert "checkpoint-4 could not be brought to" in caplog.text and "no route to host" in caplog.text
+
+
+def test_what_is_nowhere_is_not_shared(tmp_path: Path, place: Watched) -> None:
+    sharing(crew(tmp_path, place, "abb"), "checkpoint-3")
+    assert not list(tmp_path.glob("b/checkpoint-*"))
+
+
+def test_a_notice_ends_the_sharing(tmp_path: Path, place: Watched) -> None:
+    sharing(crew(tmp_path, place, "abb"), "checkpoint-4", lambda: True)
+    assert not list(tmp_path.glob("b/checkpoint-*"))
