@@ -18,7 +18,7 @@ import pytest
 from helpers import hosts as networks
 from helpers import ports, ranks_jobs, ranks_trials, s3_server
 from helpers.hosts import Hosts
-from helpers.ranks_jobs import Job, Launcher, Sent
+from helpers.ranks_jobs import Job, Launched, Launcher, Sent
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import References, Strike
 from helpers.s3_server import Server
@@ -66,16 +66,35 @@ def out_of_reach(mirror: Path) -> Iterator[None]:
     aside.rename(mirror)
 
 
-def launched(launcher: Launcher, machines: Sequence[Path], plan: Plan, *options: str, **env: str) -> Job:
+def launched(
+    launcher: Launcher, machines: Sequence[Path], plan: Plan, *options: str, before: Sequence[str] = (), **env: str
+) -> Launched:
     """A real torchrun for each machine."""
     port = ports.free_port()
     script = str(ranks_jobs.SCRIPTS / "ddp.py")
     where = ["--nnodes", str(len(machines)), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     commands = [
-        [*ranks_jobs.torchrun(1, *where, "--node-rank", str(number), *options), script, str(machine)]
+        [*before, *ranks_jobs.torchrun(1, *where, "--node-rank", str(number), *options), script, str(machine)]
         for number, machine in enumerate(machines)
     ]
     return launcher.launch_all(commands, len(machines), plan, **env)
+
+
+@pytest.mark.timeout(240)
+def test_below_lastcall_run_both_machines_are_told_and_come_back_elsewhere(
+    launcher: Launcher, references: References, machines: list[Path], mirror: Path
+) -> None:
+    first = launched(launcher, machines, PLAN, before=ranks_jobs.LASTCALL_RUN, **copies(mirror))
+    assert first.until(1, "at", 6), first.log()
+    for launcher_ in first.launchers:
+        launcher_.send_signal(signal.SIGTERM)
+    assert set(first.wait().values()) == {ranks_trials.SAVED}, first.log()
+    (record,) = ranks_trials.records(mirror)
+    assert record["world"] == 2 and record["exact"], first.log()
+    lost(machines)
+    second = launched(launcher, machines, PLAN, before=ranks_jobs.LASTCALL_RUN, **copies(mirror))
+    assert set(second.wait().values()) == {0}, second.log()
+    assert ranks_trials.reference(second.journals()).final == references.of("ddp.py", 2, PLAN).final
 
 
 @pytest.mark.timeout(240)
