@@ -222,7 +222,9 @@ class Catalog:
             yield folder
         except BaseException:
             with contextlib.suppress(OSError):
-                storage.remove_tree(self.files, folder)
+                gone = storage.first_free(self.staging, (f"gone-{n}" for n in range(10_000)))
+                self.files.rename(folder, gone)  # who still writes into it finds it no more
+                storage.remove_tree(self.files, gone)
             raise
 
     def publish(self, built: Path, step: int) -> Path:

@@ -18,12 +18,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from helpers.nursery import until
 from lastcall import errors
-from lastcall.adapters.transformers import patch
+from lastcall.adapters.transformers import listeners, patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
+from lastcall.adapters.transformers.run import TrainerRun
 from lastcall.settings import JITCheckpointConfig
 
 SIZE, STEPS = 22, 14
+RUNS: list[TrainerRun] = []
 
 
 def drawn(index: int, how: str) -> float:
@@ -86,11 +89,13 @@ class Stopping(TrainerCallback):
         if state.global_step == self._step and not self.stopped:
             self.stopped = True
             os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda: RUNS[-1].session.latch.raised, "a thread to hear it: the steps that are left take milliseconds")
 
 
 @pytest.fixture
-def protected(fresh: type) -> type:
+def protected(fresh: type, monkeypatch: pytest.MonkeyPatch) -> type:
     patch.apply(fresh, everywhere=False)
+    monkeypatch.setattr(listeners, "begun", [*listeners.begun, RUNS.append])
     return fresh
 
 
