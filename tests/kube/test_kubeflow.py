@@ -47,14 +47,7 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     claim(kubeflow, "shared", volume)
     job = submitted(kubeflow, small())
     pair = Pair(kubeflow, job, tools(tmp_path))
-    pair.expect("step 3")
-    pair.scale(0)
-    until(lambda: pair.pods() == [], pair.story)
-    (record,) = (json.loads(path.read_text()) for path in volume.glob("checkpoints/*/checkpoint-*/lastcall.json"))
-    assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
-    pair.scale(1)
-    pair.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
-    pair.wait()
+    pair.pause_and_resume(volume / "checkpoints" / "jit-checkpointing")
     final = volume / "checkpoints" / "jit-checkpointing" / "final" / "model.safetensors"
     assert final.read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
 
@@ -67,14 +60,7 @@ def test_its_two_pods_share_nothing_but_a_bucket(kubeflow: Cluster, tmp_path: Pa
         secret(kubeflow, "my-data", server.environment)
         job = submitted(kubeflow, small(output_dir="s3://runs/exp2", data_connection_name="my-data"))
         pair = Pair(kubeflow, job, tools(tmp_path))
-        pair.expect("step 3")
-        pair.scale(0)
-        until(lambda: pair.pods() == [], pair.story)
-        (record,) = (json.loads(path.read_text()) for path in bucket.glob("checkpoint-*/lastcall.json"))
-        assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
-        pair.scale(1)
-        pair.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
-        pair.wait()
+        pair.pause_and_resume(bucket)
         assert (bucket / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
 
 
@@ -124,6 +110,17 @@ class Pair:
         for name in self._names:
             done = self._cluster.kubectl("patch", "job", name, "-p", change)
             assert done.returncode == 0, done.stderr
+
+    def pause_and_resume(self, place: Path) -> None:
+        """Both pods are told to stop, and gone; others go on from what they have left in this place."""
+        self.expect("step 3")
+        self.scale(0)
+        until(lambda: self.pods() == [], self.story)
+        (record,) = (json.loads(path.read_text()) for path in place.glob("checkpoint-*/lastcall.json"))
+        assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
+        self.scale(1)
+        self.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
+        self.wait()
 
     def expect(self, words: str) -> None:
         until(lambda: words in self.log(), self.story)

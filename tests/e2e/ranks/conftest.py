@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import hosts as networks
 from helpers import ranks_jobs, ranks_trials
 from helpers.nursery import Nursery, opened
 
@@ -23,6 +24,13 @@ def launcher(distributed: Nursery, tmp_path: Path) -> Iterator[ranks_jobs.Launch
     yield made
     made.end()
     distributed.clear()
+
+
+@pytest.fixture
+def hosts(launcher: ranks_jobs.Launcher) -> Iterator[networks.Hosts]:
+    with networks.network(2) as made:
+        yield made
+        launcher.end()  # before the hosts go
 
 
 @pytest.fixture(scope="session")
