@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from lastcall.kube.patches import applied, at
 
 _INSTALL = "python3 -m pip install 'lastcall[kube]'"
 _IMAGE = f"lastcall:{lastcall.__version__}"
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def add(commands: Any) -> None:
@@ -58,6 +60,10 @@ def manifest(args: argparse.Namespace) -> int:
 
     if args.format != "yaml" and args.output is None:
         settings.fail(f"--format {args.format} writes several files. Say where: --output webhook")
+    if len(args.namespace) > 63 or not _NAMESPACE.fullmatch(args.namespace):
+        settings.fail(f"--namespace {args.namespace!r} is not the name of a namespace. For example: --namespace lastcall")
+    if not args.image or args.image.split() != [args.image]:
+        settings.fail(f"--image {args.image!r} is not the name of an image. For example: --image registry.example/{_IMAGE}")
     if args.replicas < 1:
         settings.fail(f"--replicas {args.replicas} is less than 1. For example: --replicas 2")
     authority = None if args.cert_manager else _authority(args, formats) if args.ca_from else certificates.authority()
@@ -84,7 +90,9 @@ def inject(args: argparse.Namespace) -> int:
     formats = _formats()
     documents = _documents(args.filename)
     options = injecting.Options(image=args.image)
-    made = [_injected(obj, place, options) for place, obj in _objects(documents)]
+    found = _objects(documents)
+    defaults = _namespaces([obj for _, obj in found])
+    made = [_injected(obj, place, options, defaults.get(str(at(obj, ("metadata", "namespace"))))) for place, obj in found]
     for place, _, injection in made:
         for warning in injection.warnings:
             sys.stderr.write(f"lastcall: {place}: {warning}\n")
@@ -100,9 +108,9 @@ def inject(args: argparse.Namespace) -> int:
     return 0
 
 
-def _injected(obj: Any, place: str, options: injecting.Options) -> tuple[str, Any, Injection]:
+def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) -> tuple[str, Any, Injection]:
     try:
-        injection = injecting.inject(obj, options=options)
+        injection = injecting.inject(obj, options=options, namespace=namespace)
     except AnnotationError as error:
         settings.fail(f"{place}: {error}")
     except RecursionError:  # an anchor that holds itself
@@ -119,6 +127,12 @@ def _told(place: str, injection: Injection) -> dict[str, object]:
     }
 
 
+def _namespaces(objects: list[Any]) -> dict[str, Any]:
+    """The annotations of those that are in the file, by their names: the default for what the file says to be in them."""
+    found = [obj for obj in objects if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace")]
+    return {str(at(obj, ("metadata", "name"))): at(obj, ("metadata", "annotations")) for obj in found if at(obj, ("metadata", "name"))}
+
+
 def _objects(documents: list[Any]) -> list[tuple[str, Any]]:
     """With their names for messages; those of a List one by one."""
     flat = [item for document in documents for item in (_items(document) or [document])]
@@ -132,14 +146,15 @@ def _replaced(documents: list[Any], objects: list[Any]) -> list[Any]:
 
 
 def _items(document: Any) -> list[Any] | None:
+    """Of a List, or of a JobList and the like, which kubectl takes as well."""
     items = at(document, ("items",))
-    return items if at(document, ("kind",)) == "List" and isinstance(items, list) else None
+    return items if str(at(document, ("kind",))).endswith("List") and isinstance(items, list) else None
 
 
 def _documents(filename: str) -> list[Any]:
     import yaml
 
-    content = sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
+    content = _content(filename)
     try:
         documents = [document for document in yaml.safe_load_all(content) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:
@@ -147,13 +162,21 @@ def _documents(filename: str) -> list[Any]:
     for document in documents:
         if not isinstance(document, Mapping):
             settings.fail(f"{filename} holds something that is not an object of Kubernetes: {type(document).__name__}")
+    if not documents:
+        settings.fail(f"{filename} holds no object of Kubernetes")
     return documents
 
 
-def _authority(args: argparse.Namespace, formats: Any) -> Any:
-    content = sys.stdin.read() if args.ca_from == "-" else Path(args.ca_from).read_text(encoding="utf-8")
+def _content(filename: str) -> str:
     try:
-        return formats.authority_in(content)
+        return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        settings.fail(f"{filename} is not text in UTF-8: {error.reason} at byte {error.start}")
+
+
+def _authority(args: argparse.Namespace, formats: Any) -> Any:
+    try:
+        return formats.authority_in(_content(args.ca_from))
     except ValueError as error:
         settings.fail(f"--ca-from {args.ca_from}: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,11 +22,24 @@ _REPLICAS = "{{ .Values.replicas }}"
 _CRT, _KEY = b"{{ .Values.authority.crt }}", b"{{ .Values.authority.key }}"
 
 
+# Texts that the YAML of Kubernetes takes for a number or for yes and no, and PyYAML does not: 1e-5, 08, y. Unquoted, they are refused.
+_OTHER_THAN_TEXT = re.compile(r"[-+]?\.?[0-9][-+.:\w]*|[-+]?\.(inf|nan)|y|n", re.IGNORECASE)
+
+_BREAKS = re.compile("[\x85\u2028\u2029]")  # ends of lines, to YAML 1.1: they survive as escapes only
+
+
 class _Dumper(yaml.SafeDumper):
     """Without anchors: people read these files, and Helm's templates have no place for them."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = '"' if _BREAKS.search(data) else "'" if _OTHER_THAN_TEXT.fullmatch(data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def text(objects: Sequence[Object]) -> str:

@@ -18,7 +18,7 @@ from helpers import nursery
 from lastcall.cli import main
 from lastcall.kube import certificates
 from unit.kube import objects
-from unit.kube.objects import ON, job, made, pod, protected
+from unit.kube.objects import ON, job, made, pod, protected, trainer
 
 HELD_BY_ITSELF = (
     "apiVersion: v1\nkind: Pod\nmetadata: {annotations: {lastcall.dev/enabled: 'true'}}\nspec: &a {containers: [{name: x}], b: [*a]}\n"
@@ -56,6 +56,28 @@ def test_inject_of_what_was_injected_changes_nothing(kube: Any, tmp_path: Path, 
     assert kube("inject", "-f", "-", "--diff") == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    "text", ["1e-5", "1E5", "08", "0o17", "12345e67", "y", "N", "yes", "1:30", ".5", "1_000", "~", "-.inf", "0x1F"]
+)
+def test_a_text_that_kubernetes_would_take_for_something_else_is_quoted(kube: Any, tmp_path: Path, text: str) -> None:
+    """PyYAML sees no need to: a learning rate then comes back as a number, and kubectl refuses the whole job."""
+    annotated = job()
+    trainer(annotated)["args"] = ["--lr", text]
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(annotated))
+    code, out, _ = kube("inject", "-f", str(file))
+    assert code == 0
+    assert f"- '{text}'\n" in out
+    assert "- --lr\n" in out
+
+
+def test_a_text_with_a_rare_end_of_line_comes_out_as_it_was(kube: Any, tmp_path: Path) -> None:
+    annotated = job()
+    trainer(annotated)["args"] = ["a\x85b"]
+    (tmp_path / "job.json").write_text(json.dumps(annotated))
+    assert '- "a\\Nb"\n' in kube("inject", "-f", tmp_path / "job.json")[1]
+
+
 def test_inject_shows_the_difference(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
     _, out, _ = kube("inject", "-f", tmp_path / "job.yaml", "--diff")
@@ -68,6 +90,50 @@ def test_inject_says_the_patch_and_its_reason_as_json(kube: Any, tmp_path: Path)
     (told,) = json.loads(out)["objects"]
     assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "no annotation asks for it")
     assert told["warnings"] and told["warnings"][0] in err
+
+
+def test_a_namespace_in_the_file_is_the_default_for_what_is_in_it(kube: Any, tmp_path: Path) -> None:
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "annotations": ON}}
+    inside, outside = job({}, metadata={"namespace": "team"}), job({}, metadata={"namespace": "other"})
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all([inside, namespace, outside, job({})]))
+    code, out, err = kube("inject", "-f", tmp_path / "all.yaml", "--image", "lastcall:1")
+    assert (code, err) == (0, "")
+    assert list(yaml.safe_load_all(out)) == [protected(inside, namespace=ON), namespace, outside, job({})]
+
+
+def test_a_wrong_annotation_of_a_namespace_in_the_file_is_refused_with_78(kube: Any, tmp_path: Path) -> None:
+    (tmp_path / "n.yaml").write_text(
+        yaml.safe_dump(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n", "annotations": {"lastcall.dev/enabled": "maybe"}}}
+        )
+    )
+    code, out, err = kube("inject", "-f", tmp_path / "n.yaml")
+    assert (code, out) == (78, "")
+    assert "Namespace n: lastcall.dev/enabled" in err
+
+
+def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Path) -> None:
+    (tmp_path / "l.json").write_text(json.dumps({"apiVersion": "batch/v1", "kind": "JobList", "items": [job()]}))
+    code, out, _ = kube("inject", "-f", tmp_path / "l.json", "--image", "lastcall:1")
+    assert (code, yaml.safe_load(out)["items"]) == (0, [protected(job())])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", "no object"), (b"# nothing\n---\n", "no object"), (b"\x7fELF\x80\xff", "not text")]
+)
+def test_a_file_without_objects_is_refused_with_78(kube: Any, tmp_path: Path, content: bytes, said: str) -> None:
+    """An empty answer would go on to kubectl, whose message says nothing of the file."""
+    (tmp_path / "x").write_bytes(content)
+    code, out, err = kube("inject", "-f", tmp_path / "x")
+    assert (code, out) == (78, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("words", [("--namespace", "Not_One"), ("--namespace", ""), ("--image", ""), ("--image", "two words")])
+def test_a_manifest_that_the_api_server_would_refuse_is_not_made(kube: Any, words: tuple[str, ...]) -> None:
+    code, out, err = kube("manifest", *words)
+    assert (code, out) == (78, "")
+    assert words[0] in err
 
 
 def test_inject_refuses_a_wrong_value_with_78(kube: Any, tmp_path: Path) -> None:
