@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from lastcall import parsing
 from lastcall.cli import output
 from lastcall.kube import jobs, pausing, progress
 from lastcall.kube.jobs import PodStatus, Status, Target
@@ -33,7 +34,7 @@ def add(commands: Any) -> None:
     )
     _add_common(parser)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the pods are gone")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="give up waiting after so long (the job stays paused)")
+    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="give up waiting after so long (the job stays paused)")
     parser.set_defaults(call=pause)
     parser = commands.add_parser("resume", help="let a paused job go on", description="Lets a paused job go on from what it saved.")
     _add_common(parser)
@@ -46,6 +47,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", metavar="NAME", help="the cluster, as kubectl calls it (default: the current context)")
     parser.add_argument("--kubectl", metavar="PATH", default="kubectl", help="the program to use (default: kubectl)")
     output.add_json(parser)
+
+
+def _seconds(text: str) -> float:
+    """The ValueError's sentence is the message of the parser of words."""
+    try:
+        return parsing.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def status(args: argparse.Namespace) -> int:

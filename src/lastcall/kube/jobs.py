@@ -1,18 +1,18 @@
 """`lastcall kube status|pause|resume`: the jobs that a user has in a cluster.
 
 A Job, a TrainJob and a RayJob all have `spec.suspend`: their controllers then delete the pods, the kubelet sends SIGTERM, and the run
-saves. Kubernetes before 1.21 knows it for no Job and drops the field without a word; there `parallelism: 0` does the same, and the
-former number is kept in an annotation.
+saves. Where Kueue decides what runs, its Workload is told instead: see queues.py. Kubernetes before 1.21 knows the field for no Job and
+drops it without a word; there `parallelism: 0` does the same, and the former number is kept in an annotation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lastcall import errors
-from lastcall.kube import progress
+from lastcall.kube import progress, queues
 from lastcall.kube.annotations import PARALLELISM
 from lastcall.kube.kubectl import Forbidden, Kubectl, KubectlError, NotFound
 
@@ -42,6 +42,7 @@ class Target:
     kind: Kind
     name: str
     body: Mapping[str, Any]
+    workload: Mapping[str, Any] | None = None  # Kueue's, which has the last word on whether it runs
 
     def __str__(self) -> str:
         return f"{self.kind.name}/{self.name}"
@@ -57,8 +58,28 @@ class Target:
         return value if isinstance(value, str) else None
 
     @property
+    def suspended(self) -> bool:
+        return _map(self.body, "spec").get("suspend") is True
+
+    @property
     def paused(self) -> bool:
-        return _map(self.body, "spec").get("suspend") is True or self.parallelism is not None
+        if self.workload is not None:
+            return not queues.active(self.workload)
+        return self.suspended or self.parallelism is not None
+
+    @property
+    def unpausable(self) -> str | None:
+        """Why its controller would not suspend it, or would take it for wrong and let it be."""
+        spec = _map(self.body, "spec")
+        if self.kind.title == "RayJob" and spec.get("clusterSelector"):
+            return "it runs on a RayCluster of others, and KubeRay suspends only those that it makes itself"
+        if self.kind.title == "RayJob" and spec.get("shutdownAfterJobFinishes") is not True:
+            change = '{"spec": {"shutdownAfterJobFinishes": true}}'
+            return (
+                "KubeRay suspends no RayJob without shutdownAfterJobFinishes. Set it, and pause again: "
+                f"kubectl patch {self.kind.resource} {self.name} --type=merge -p '{change}'"
+            )
+        return None
 
     @property
     def ended(self) -> str | None:
@@ -121,12 +142,15 @@ class Status:
 
     @property
     def state(self) -> str:
-        """ "finished" and "failed" for good, "paused", "pausing" (pods are still there), "running", "starting", "waiting" (no pods)."""
+        """ "finished" and "failed" for good, "paused", "pausing" (pods are still there), "queued" (by Kueue), "running", "starting",
+        "waiting" (no pods)."""
         there = [item.pod for item in self.pods if not item.pod.gone]
         if self.target.ended is not None:
             return self.target.ended
         if self.target.paused:
             return "pausing" if there else "paused"
+        if self.target.workload is not None and self.target.suspended and not there:
+            return "queued"
         if any(pod.phase == "Running" for pod in there):
             return "running"
         return "starting" if there else "waiting"
@@ -151,7 +175,7 @@ def find(kubectl: Kubectl, name: str) -> Target:
     if len(found) > 1:
         raise errors.LastcallError(f"{name!r} may be {' or '.join(map(str, found))}: say which.")
     if found:
-        return found[0]
+        return _queued(kubectl, found[0])
     if refused is not None:
         raise refused
     where = f"namespace {kubectl.namespace}" if kubectl.namespace else "the namespace of this context (another one: --namespace NAME)"
@@ -171,6 +195,8 @@ def status(kubectl: Kubectl, name: str) -> Status:
 
 def suspend(kubectl: Kubectl, target: Target) -> Target:
     """Have its pods deleted, and none made, until resume(). The job as it is then."""
+    if target.workload is not None:
+        return replace(target, workload=queues.activate(kubectl, target.workload, False))
     body = kubectl.patch(target.kind.resource, target.name, {"spec": {"suspend": True}})
     if _map(body, "spec").get("suspend") is True:
         return Target(target.kind, target.name, body)
@@ -185,7 +211,10 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
     """Let it go on. The job, and whether it was paused."""
     target = find(kubectl, name)
     change: dict[str, Any] = {}
-    if _map(target.body, "spec").get("suspend") is True:
+    if target.workload is not None:  # Kueue starts it when its turn comes
+        was_paused = target.paused
+        return (replace(target, workload=queues.activate(kubectl, target.workload, True)) if was_paused else target), was_paused
+    if target.suspended:
         change = {"spec": {"suspend": False}}
     elif target.parallelism is not None:
         former = int(target.parallelism) if target.parallelism.isdecimal() else 1
@@ -193,6 +222,14 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
     if change:
         target = Target(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
     return target, bool(change)
+
+
+def _queued(kubectl: Kubectl, target: Target) -> Target:
+    """With what Kueue says of it: without that, neither its state is known nor how to pause it."""
+    try:
+        return replace(target, workload=queues.workload(kubectl, target.body))
+    except Forbidden as error:
+        raise Forbidden(f"{target} stands in a queue of Kueue, whose Workload says whether it runs: {error}") from error
 
 
 def _look(kubectl: Kubectl, pod: Pod) -> PodStatus:

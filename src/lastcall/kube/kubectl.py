@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from lastcall import errors
 
 SECONDS = 60.0  # that an answer may take
 _LONGEST = 500  # characters of what it says that are handed on
+_LOGGED = re.compile(r"[EWI][0-9]{4} [0-9:.]+ ")  # a line of its log: the same error five times over, before the one for people
 
 
 class KubectlError(errors.LastcallError):
@@ -91,7 +93,8 @@ class Kubectl:
 
 
 def _refusal(command: Sequence[str], said: str, code: int) -> KubectlError:
-    text = " ".join(said.split())[:_LONGEST] or f"exit code {code}"
+    lines = said.splitlines()
+    text = " ".join(" ".join([line for line in lines if not _LOGGED.match(line)] or lines).split())[:_LONGEST] or f"exit code {code}"
     if "(Forbidden)" in said:
         return Forbidden(
             f"{text}. Ask whoever runs this cluster for the right to do so; to see what you may do: kubectl auth can-i --list"

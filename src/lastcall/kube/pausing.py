@@ -110,6 +110,8 @@ def pause(
         raise errors.LastcallError(f"{target} has {target.ended} already: there is nothing to pause")
     if target.owner is not None:
         raise errors.LastcallError(f"{target} belongs to {target.owner}, which would start it again: pause that one")
+    if (why := target.unpausable) is not None and not target.paused:
+        raise errors.LastcallError(f"{target} cannot be paused: {why}")
     running = [pod for pod in jobs.pods(kubectl, target) if not pod.gone]
     ears = [Ear(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
     try:

@@ -33,7 +33,7 @@ def obj(resource, name):
     if not (home / resource).is_dir():
         fail(f"error: the server doesn't have a resource type \\"{{resource}}\\"")
     path = home / resource / f"{{name}}.json"
-    if not path.exists():
+    if name and not path.exists():
         fail(f'Error from server (NotFound): {{resource}} "{{name}}" not found')
     return path
 
@@ -50,14 +50,15 @@ def merge(body, change):
 
 def ended():
     jobs = [load(path) for folder in home.iterdir() if folder.is_dir() and folder.name != "pods" for path in folder.glob("*.json")]
-    return any(job["spec"].get("suspend") or job["spec"].get("parallelism") == 0 for job in jobs)
+    return any(job["spec"].get("suspend") or job["spec"].get("parallelism") == 0 or job["spec"].get("active") is False for job in jobs)
 
 
 verb, rest = words[0], words[1:]
-if verb == "get" and rest[0] == "pods":
+if verb == "get" and rest[1] == "-l":
+    obj(rest[0], "")
     label, value = rest[2].split("=")
-    found = [load(path) for path in sorted((home / "pods").glob("*.json"))]
-    print(json.dumps({{"items": [pod for pod in found if pod["metadata"]["labels"].get(label) == value]}}))
+    found = [load(path) for path in sorted((home / rest[0]).glob("*.json"))]
+    print(json.dumps({{"items": [one for one in found if one["metadata"]["labels"].get(label) == value]}}))
 elif verb == "get":
     print(obj(rest[0], rest[1]).read_text())
 elif verb == "patch":

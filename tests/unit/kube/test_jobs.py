@@ -132,9 +132,9 @@ def test_where_the_server_does_not_know_suspend_the_parallelism_is_set_and_kept(
 
 
 def test_a_kind_that_cannot_be_suspended_is_refused(cluster: Cluster, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster.add("rayjobs.ray.io", "x")
-    monkeypatch.setattr(Kubectl, "patch", lambda *_: cluster.get("rayjobs.ray.io", "x"))
-    with pytest.raises(KubectlError, match="rayjob/x cannot be paused: this cluster's RayJob has no spec.suspend"):
+    cluster.add("trainjobs.trainer.kubeflow.org", "x")
+    monkeypatch.setattr(Kubectl, "patch", lambda *_: cluster.get("trainjobs.trainer.kubeflow.org", "x"))
+    with pytest.raises(KubectlError, match="trainjob/x cannot be paused: this cluster's TrainJob has no spec.suspend"):
         pausing.pause(kubectl, "x")
 
 
@@ -169,7 +169,7 @@ def test_pods_that_leave_without_a_save_are_a_loss(cluster: Cluster, kubectl: Ku
 
 def test_the_pods_of_each_kind_are_those_that_its_controllers_label(cluster: Cluster, kubectl: Kubectl) -> None:
     cluster.add("trainjobs.trainer.kubeflow.org", "t")
-    cluster.add("rayjobs.ray.io", "r", status={"rayClusterName": "r-raycluster-1"})
+    cluster.add("rayjobs.ray.io", "r", spec={"shutdownAfterJobFinishes": True}, status={"rayClusterName": "r-raycluster-1"})
     cluster.pod("t-node-0", "jobset.sigs.k8s.io/jobset-name=t", says="Notice answered: saved checkpoint-1")
     cluster.pod("r-head", "ray.io/cluster=r-raycluster-1", says="")
     cluster.pod("r-submit", "job-name=r", says="JIT checkpoint completed in 2.0s")

@@ -45,6 +45,13 @@ def test_a_refusal_is_told_by_what_it_is_in_the_servers_own_words(tmp_path: Path
     assert type(caught.value) is kind and said in str(caught.value)
 
 
+def test_its_log_does_not_hide_what_it_says(tmp_path: Path) -> None:
+    logged = 'E1116 10:25:12.46 3724 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list: Get x"\n'
+    (tmp_path / "said").write_text(logged * 5 + "The connection to the server localhost:8080 was refused")
+    with pytest.raises(KubectlError, match="failed: The connection to the server localhost:8080 was refused$"):
+        program(tmp_path, f"cat '{tmp_path / 'said'}' >&2; exit 1").run("get", "x")
+
+
 def test_a_refusal_without_a_word_has_its_exit_code(tmp_path: Path) -> None:
     with pytest.raises(KubectlError, match="`kubectl get .*` failed: exit code 3"):
         program(tmp_path, "exit 3").run("get", "x")
