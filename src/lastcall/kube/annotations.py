@@ -19,7 +19,7 @@ PREFIX = "lastcall.dev/"
 RAY_PREFIX = "ray.io/jit-checkpoint-"
 PARALLELISM = PREFIX + "paused-parallelism"  # what a Job of an old cluster had before `lastcall kube pause`; asks for nothing
 DEFAULT_DIRECTORY = "/mnt/kubeflow-checkpoints"  # where the second seed mounts a claim
-LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a typing error beyond it would keep a node from being drained
+LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a typing error beyond it, here or in a kill wait, would keep a node from being drained
 _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # a DNS subdomain, as the API server wants it
 _LONGEST_SHOWN = 80
 
@@ -55,12 +55,15 @@ class Wishes:
         return self.directory or (DEFAULT_DIRECTORY if self.storage is not None else None)
 
 
-def _grace(value: str) -> float:
-    number = _setting("grace").parse(value)
-    assert isinstance(number, float)
-    if number > LONGEST_GRACE:
-        raise ValueError("is more than a week")
-    return number
+def _at_most_a_week(field_name: str) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        number = _setting(field_name).parse(value)
+        assert isinstance(number, float)
+        if number > LONGEST_GRACE:
+            raise ValueError("is more than a week")
+        return number
+
+    return parse
 
 
 def _directory(value: str) -> str:
@@ -103,14 +106,14 @@ def _of_setting(field_name: str, name: str, example: str, parse: Callable[[str],
 
 _OURS = (
     _of_setting("enabled", PREFIX + "enabled", "true"),
-    _of_setting("kill_wait", PREFIX + "kill-wait-seconds", "3.0"),
-    _of_setting("grace", PREFIX + "grace-seconds", "120", _grace),
+    _of_setting("kill_wait", PREFIX + "kill-wait-seconds", "3.0", _at_most_a_week("kill_wait")),
+    _of_setting("grace", PREFIX + "grace-seconds", "120", _at_most_a_week("grace")),
     _Annotation("directory", PREFIX + "directory", _directory, "an absolute path", "/mnt/checkpoints/exp1"),
     _Annotation("storage", PREFIX + "storage", _storage, "a PersistentVolumeClaim, or a folder in one", "shared/exp1"),
 )
 _RAYS = (
     _of_setting("enabled", RAY_PREFIX + "enabled", "true"),
-    _of_setting("kill_wait", RAY_PREFIX + "kill-wait", "5.0"),
+    _of_setting("kill_wait", RAY_PREFIX + "kill-wait", "5.0", _at_most_a_week("kill_wait")),
 )
 NAMES = tuple(annotation.name for annotation in _OURS + _RAYS)
 
@@ -120,12 +123,14 @@ def wishes(own: object, namespace: object = None, *, ray: bool = False) -> Wishe
     default, mine = read(namespace), read(own)
     values: dict[str, Any] = {}
     texts: dict[str, str] = {}
-    for source, found in ((namespace, default), (own, mine)):
+    origins: dict[str, str] = {}
+    for source, found, where in ((namespace, default, " of the namespace"), (own, mine, "")):
         for annotation in _RAYS * ray + _OURS:  # ours last: it wins over Ray's of the same object
             if annotation.name in found:
                 values[annotation.field] = found[annotation.name]
                 texts[_name(annotation.field)] = _text(source, annotation.name)
-    _check_times(values)
+                origins[annotation.field] = annotation.name + where
+    _check_times(values, origins)
     idle = tuple(name for name in mine if "enabled" not in values or (name.startswith(RAY_PREFIX) and not ray))
     return Wishes(**{"enabled": False, **values}, texts=texts, idle=idle)
 
@@ -163,12 +168,12 @@ def _value(annotation: _Annotation, value: object) -> Any:
         ) from None
 
 
-def _check_times(values: Mapping[str, Any]) -> None:
+def _check_times(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     wait, grace = values.get("kill_wait"), values.get("grace")
     if wait is not None and grace is not None and wait > grace:
         raise AnnotationError(
-            f"{_name('kill_wait')}: {wait:g} is longer than {_name('grace')}: {grace:g}: the kill would come before the save starts. "
-            f"Lower the first or raise the second."
+            f"{origins['kill_wait']}: {wait:g} is longer than {origins['grace']}: {grace:g}: "
+            f"the kill would come before the save starts. Lower the first or raise the second."
         )
 
 

@@ -10,17 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lastcall import settings
 from lastcall.kube import annotations as noted
-from lastcall.kube import kinds, mounts, trainjobs, tree, variables
+from lastcall.kube import failures, kinds, mounts, trainjobs, tree, variables
 from lastcall.kube.annotations import Wishes
 from lastcall.kube.kinds import Kind, Template
-from lastcall.kube.patches import Draft, Object, Path, ShapeError, at
+from lastcall.kube.patches import Draft, Object, Path, ShapeError, at, pointer
 
 DEFAULT_GRACE = 120  # seconds, where none was asked for; Kubernetes' own default of 30 holds few saves
 _KUBERNETES_GRACE = 30
+_NO_TEMPLATE = "this {} has no pod template, so nothing of it is protected: annotate the object that makes its pods"
 _AFTER_WAIT = 60  # seconds that a default grace leaves after the kill wait
-_DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     """The patch with its reason. `namespace`: the annotations of the object's namespace."""
     kind = kinds.of(obj)
     if kind is None:
-        return Injection((), "not a kind that lastcall protects")
+        return _of_another_kind(obj)
     for found in annotated(obj):
         noted.read(found)
     wishes = asked(obj, kind, namespace)
@@ -67,7 +66,18 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
 def asked(obj: Object, kind: Kind, namespace: Mapping[str, str] | None) -> Wishes:
     """What a controller makes of an object that was asked itself is not asked again by way of the namespace."""
     default = None if kinds.owned(obj) else namespace
-    return noted.wishes(at(obj, ("metadata", "annotations")), default, ray=kind.ray)
+    return noted.wishes(at(obj, ("metadata", "annotations")), default, ray=kinds.runs_ray(obj, kind))
+
+
+def _of_another_kind(obj: Object) -> Injection:
+    """A namespace's annotations are checked where they are made; on what is no kind of ours, they would be of no effect unnoticed."""
+    found = at(obj, ("metadata", "annotations"))
+    if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace"):
+        noted.wishes(found, ray=True)
+        return Injection((), "a namespace's annotations are right")
+    because = "not a kind that lastcall protects"
+    ignored = f"{at(obj, ('kind',))} is {because}: its annotations have no effect. Those are: {', '.join(kinds.names())}"
+    return Injection((), because, (ignored,) if noted.ours(found) else ())
 
 
 def annotated(obj: Object) -> list[Object]:
@@ -81,75 +91,56 @@ def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Opt
     if kind.name == "TrainJob":
         trainjobs.inject(draft, wishes)
         return []
-    found: list[str | None] = []
-    for template in kind.find(obj):
-        found += _template(draft, template, kind, wishes, options)
+    templates = list(kind.find(obj))
+    found: list[str | None] = [] if templates else [_NO_TEMPLATE.format(kind.name)]
+    for template in templates:
+        if template.windows:
+            found.append(f"{_place(template)}: pods on Windows are left alone: lastcall runs on Linux")
+        else:
+            found += _template(draft, template, kinds.runs_ray(obj, kind), wishes, options)
     return list(dict.fromkeys(warning for warning in found if warning))
 
 
-def _template(draft: Draft, template: Template, kind: Kind, wishes: Wishes, options: Options) -> list[str | None]:
+def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, options: Options) -> list[str | None]:
     env: Path = (*template.trainer, "env")
-    facts = variables.Facts(wishes, kind.ray, _raised(draft, template, wishes), template.exit_codes)
+    facts = variables.Facts(wishes, ray, _raised(draft, template, wishes), template.exit_codes)
     variables.add(draft, env, variables.wanted(facts))
     mounts.storage(draft, template, wishes)
-    _spare_backoff(draft, template)
+    warnings = [failures.spare(draft, template)]
     warning = mounts.package(draft, template, options.image, options.pull_policy)
     if warning is not None:
-        return [warning]
+        return [*warnings, warning]
     container = draft.get((*template.trainer, "name"))
     variables.add(draft, env, {"LASTCALL_STOP_FILE": tree.stop_file(container)})
-    warnings = [mounts.hook(draft, template)]
+    warnings.append(mounts.hook(draft, template))
     if options.image is not None:
         warnings.append(variables.add_to_python_path(draft, env, container))
     return warnings
 
 
 def _raised(draft: Draft, template: Template, wishes: Wishes) -> int:
-    """The seconds that the pod has from now on."""
+    """The seconds that the pod has from now on between SIGTERM and the kill: what the user's hook sleeps away comes on top."""
     path = (*template.spec, "terminationGracePeriodSeconds")
     present = draft.get(path)
     if present is not None and type(present) is not int:
         raise ShapeError("terminationGracePeriodSeconds is not a whole number")
-    wanted = default_grace(wishes) if wishes.grace is None else math.ceil(wishes.grace)
-    if wanted > (_KUBERNETES_GRACE if present is None else present):
+    slept = mounts.hook_seconds(draft, template)
+    wanted = slept + (default_grace(wishes) if wishes.grace is None else math.ceil(wishes.grace))
+    given = _KUBERNETES_GRACE if present is None else present
+    if wanted > given:
         draft.put(path, wanted)
-        return wanted
-    return _KUBERNETES_GRACE if present is None else present
+    return max(wanted, given) - slept
 
 
 def default_grace(wishes: Wishes) -> int:
     return max(DEFAULT_GRACE, math.ceil(wishes.kill_wait or 0) + _AFTER_WAIT)
 
 
-def _spare_backoff(draft: Draft, template: Template) -> None:
-    """A pod that saved and left, or was taken away, does not count on a Job's backoffLimit, and its successor waits until it is gone.
-
-    Only where the Job has no policy of its own: Kubernetes allows one with restartPolicy Never and podReplacementPolicy Failed only.
-    """
-    if template.job is None or draft.get((*template.spec, "restartPolicy")) != "Never":
-        return
-    replacement = draft.get((*template.job, "podReplacementPolicy"))
-    if draft.get((*template.job, "podFailurePolicy")) is not None or replacement not in (None, "Failed"):
-        return
-    codes = {"containerName": draft.get((*template.trainer, "name")), "operator": "In", "values": [_exit_code(draft, template)]}
-    saved = {"action": "Ignore", "onExitCodes": codes}
-    draft.put((*template.job, "podFailurePolicy"), {"rules": [saved, _DISRUPTED]})
-
-
-def _exit_code(draft: Draft, template: Template) -> int:
-    """Of a run that has saved: the user's variable, else the default."""
-    (setting,) = (setting for setting in settings.JIT if setting.field == "exit_code")
-    env: Path = (*template.trainer, "env")
-    index = draft.named(env, setting.variable)
-    try:
-        code = setting.parse(draft.get((*env, index, "value"))) if index is not None else setting.default
-    except ValueError:  # the pod itself will say so
-        code = setting.default
-    assert isinstance(code, int)
-    return code
-
-
 def _idle(name: str, kind: Kind) -> str:
     if name.startswith(noted.RAY_PREFIX) and not kind.ray:
         return f'{name} is read on kinds of ray.io only. Use {noted.PREFIX}enabled: "true"'
     return f'{name} has no effect without {noted.PREFIX}enabled: "true"'
+
+
+def _place(template: Template) -> str:
+    return pointer(template.path) or "this pod"

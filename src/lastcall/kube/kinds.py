@@ -24,6 +24,7 @@ class Template:
     path: Path  # of the template, with its metadata and spec; () for a Pod
     container: int  # its index
     job: Path | None = None  # of the spec of the Job around it
+    windows: bool = False  # its pods run there
     exit_codes: bool = False  # only exit codes from 128 on are tried again by its controller
 
     @property
@@ -65,11 +66,17 @@ def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
     return 0
 
 
+def _windows(obj: Object, path: Path) -> bool:
+    """Whether these pods run on Windows: the API server refuses rights of Linux in them, and nothing of ours runs there."""
+    selected = at(obj, (*path, "spec", "nodeSelector", "kubernetes.io/os"))
+    return "windows" in (at(obj, (*path, "spec", "os", "name")), selected)
+
+
 def _one(path: Path, job: Path | None = None) -> Callable[[Object], Iterator[Template]]:
     def find(obj: Object) -> Iterator[Template]:
         index = _container(obj, path)
         if index is not None:
-            yield Template(path, index, job)
+            yield Template(path, index, job, _windows(obj, path))
 
     return find
 
@@ -83,7 +90,7 @@ def _ray(cluster: Path) -> Callable[[Object], Iterator[Template]]:
         paths += [(*cluster, "workerGroupSpecs", index, "template") for index in range(len(groups))]
         for path in paths:
             if _container(obj, path) is not None:
-                yield Template(path, 0)
+                yield Template(path, 0, windows=_windows(obj, path))
 
     return find
 
@@ -94,7 +101,7 @@ def _replicas(obj: Object) -> Iterator[Template]:
         path: Path = ("spec", "pytorchReplicaSpecs", role, "template")
         index = _container(obj, path, "pytorch")
         if index is not None and isinstance(role, str):
-            yield Template(path, index, exit_codes=replica.get("restartPolicy") == "ExitCode")
+            yield Template(path, index, None, _windows(obj, path), replica.get("restartPolicy") == "ExitCode")
 
 
 def _replicated_jobs(obj: Object) -> Iterator[Template]:
@@ -104,7 +111,7 @@ def _replicated_jobs(obj: Object) -> Iterator[Template]:
         path: Path = (*job, "spec", "template")
         index = _container(obj, path, "node" if step == "trainer" else None)
         if index is not None and step in (None, "trainer"):
-            yield Template(path, index, (*job, "spec"))
+            yield Template(path, index, (*job, "spec"), _windows(obj, path))
 
 
 def _nothing(obj: Object) -> Iterator[Template]:
@@ -137,12 +144,24 @@ def of(obj: Any) -> Kind | None:
     return next((kind for kind in KINDS if (kind.group, kind.name) == (group, name)), None)
 
 
+def names() -> list[str]:
+    return [kind.name for kind in KINDS]
+
+
 def owned(obj: Object) -> bool:
     """Whether it was made by the controller of an object that was, or will be, asked itself."""
-    return any(
-        isinstance(one, dict) and one.get("controller") is True and (_group(one.get("apiVersion")), one.get("kind")) in _OWNERS
-        for one in items(obj, ("metadata", "ownerReferences"))
-    )
+    return any(owner in _OWNERS for owner in _owners(obj))
+
+
+def runs_ray(obj: Object, kind: Kind) -> bool:
+    """Whether Ray runs in its pods: a pod that KubeRay made of a template is one of Ray's, whatever its kind."""
+    return kind.ray or ("ray.io", "RayCluster") in _owners(obj)
+
+
+def _owners(obj: Object) -> set[tuple[str | None, object]]:
+    """Group and kind of the controller that made it."""
+    found = [one for one in items(obj, ("metadata", "ownerReferences")) if isinstance(one, dict) and one.get("controller") is True]
+    return {(_group(one.get("apiVersion")), one.get("kind")) for one in found if isinstance(one.get("kind"), str)}
 
 
 def _group(version: object) -> str | None:

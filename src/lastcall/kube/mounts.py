@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from lastcall.kube import tree
 from lastcall.kube.annotations import Wishes
 from lastcall.kube.kinds import VOLUME, Template
-from lastcall.kube.patches import Draft, Object, Path, at
+from lastcall.kube.patches import Draft, Object, Path, at, items
 
 INSTALL = "lastcall-install"
 STORAGE = "lastcall-storage"
 _RIGHTS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
+_COUNTED = ("cpu", "memory", "ephemeral-storage")  # of the resources; no accelerators
+_SLEEP = re.compile(r"(?:exec\s+)?(?:/bin/|/usr/bin/)?sleep\s+([0-9]+)s?")
 
 
 def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
@@ -24,8 +28,7 @@ def package(draft: Draft, template: Template, image: str | None, pull_policy: st
     if volume is None:
         draft.append(volumes, {"name": VOLUME, "emptyDir": {}})
     if image is not None and draft.named((*template.spec, "initContainers"), INSTALL) is None:
-        rights = draft.mapping((*template.trainer, "securityContext"))
-        draft.append((*template.spec, "initContainers"), _install(image, pull_policy, rights))
+        draft.append((*template.spec, "initContainers"), _install(image, pull_policy, draft.mapping(template.trainer)))
     if taken is None:
         draft.append(mounts, {"name": VOLUME, "mountPath": tree.MOUNT})
     return None
@@ -37,11 +40,27 @@ def hook(draft: Draft, template: Template) -> str | None:
     if present is None:
         draft.put((*template.trainer, "lifecycle", "preStop"), {"exec": {"command": list(tree.PRE_STOP)}})
     elif present != {"exec": {"command": list(tree.PRE_STOP)}}:
-        return (
-            f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is left as it is: "
-            "what it takes comes off the grace, and a training process below a shell without exec gets no notice"
-        )
+        return f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is left as it is: {_meaning(present)}"
     return None
+
+
+def hook_seconds(draft: Draft, template: Template) -> int:
+    """How long the user's preStop hook sleeps before SIGTERM is sent; 0 where it does not, or does something else."""
+    present = draft.get((*template.trainer, "lifecycle", "preStop"))
+    seconds = at(present, ("sleep", "seconds"))
+    if type(seconds) is int and seconds > 0:
+        return seconds
+    words = [word for word in items(present, ("exec", "command")) if isinstance(word, str)]
+    text = words[2] if len(words) == 3 and words[1] in ("-c", "-ec") else " ".join(words)
+    found = _SLEEP.fullmatch(text.strip())
+    return int(found[1]) if found else 0
+
+
+def _meaning(present: object) -> str:
+    """Of a hook of the user's."""
+    if "ray stop" in " ".join(word for word in items(present, ("exec", "command")) if isinstance(word, str)):
+        return "`ray stop` ends the node before anybody is told, and little is saved. Remove it"  # KubeRay's older samples have it
+    return "what it takes comes off the grace, and a training process below a shell without exec gets no notice"
 
 
 def storage(draft: Draft, template: Template, wishes: Wishes) -> None:
@@ -74,14 +93,19 @@ def _mounted(draft: Draft, container: Path, where: str) -> object:
     return None
 
 
-def _install(image: str, pull_policy: str, rights: Object) -> Object:
-    """Any user may write to an emptyDir, so it runs as the training does: a policy that admits the one admits the other."""
+def _install(image: str, pull_policy: str, trainer: Object) -> Object:
+    """Any user may write to an emptyDir, so it runs as the training does: a policy that admits the one admits the other.
+
+    It asks for what the training asks for, too. That costs nothing, since it is gone before; any other numbers may be refused by a
+    LimitRange or a quota, and take the pod's Guaranteed class, and with it its exclusive cores, away.
+    """
+    rights = _mapping(trainer, "securityContext")
     return {
         "name": INSTALL,
         "image": image,
         "imagePullPolicy": pull_policy,
         "command": ["python3", "-m", "lastcall", "kube", "copy", tree.MOUNT],
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "128Mi"}},
+        "resources": _resources(_mapping(trainer, "resources")),
         "securityContext": {
             **{name: rights[name] for name in _RIGHTS if name in rights},
             "allowPrivilegeEscalation": False,
@@ -90,3 +114,13 @@ def _install(image: str, pull_policy: str, rights: Object) -> Object:
         },
         "volumeMounts": [{"name": VOLUME, "mountPath": tree.MOUNT}],
     }
+
+
+def _resources(trainer: Object) -> Object:
+    found = {part: {name: value for name, value in _mapping(trainer, part).items() if name in _COUNTED} for part in trainer}
+    return {part: found[part] for part in ("requests", "limits") if found.get(part)}
+
+
+def _mapping(obj: Object, name: str) -> Object:
+    value = obj.get(name)
+    return value if isinstance(value, dict) else {}

@@ -36,8 +36,9 @@ class Draft:
         return items(self.object, path)
 
     def named(self, path: Path, name: str) -> int | None:
-        """Where in the list the item of this name stands."""
-        return next((index for index, item in enumerate(self.items(path)) if isinstance(item, dict) and item.get("name") == name), None)
+        """Where in the list the item of this name stands; of two variables the later one counts."""
+        found = [index for index, item in enumerate(self.items(path)) if isinstance(item, dict) and item.get("name") == name]
+        return found[-1] if found else None
 
     def put(self, path: Path, value: Any) -> None:
         """Put it there, with the mappings above it where they are missing. A copy: later changes of it are changes of their own."""

@@ -100,9 +100,6 @@ def _injection(request: Request, options: Options, namespace: Mapping[str, str] 
     obj = request.obj
     if request.operation not in ("CREATE", "UPDATE") or request.subresource or not isinstance(obj, dict):
         return Injection((), "nothing is created or changed")
-    if (obj.get("apiVersion"), obj.get("kind")) == ("v1", "Namespace"):
-        noted.wishes(at(obj, ("metadata", "annotations")), ray=True)
-        return Injection((), "a namespace's annotations are right")
     made = inject.inject(obj, options=options, namespace=namespace)
     if not made.operations or request.operation == "CREATE":
         return made

@@ -18,7 +18,8 @@ def pod(*names: str, **spec: Any) -> Object:
 
 
 def made(version: str, kind: str, spec: Object, annotations: Object | None = None, **metadata: Any) -> Object:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": "x", "annotations": annotations or {}, **metadata}, "spec": spec}
+    about = {"name": "x", "annotations": dict(annotations or {}), **metadata}
+    return {"apiVersion": version, "kind": kind, "metadata": about, "spec": spec}
 
 
 def job(annotations: Object | None = None, *, metadata: Object | None = None, **spec: Any) -> Object:

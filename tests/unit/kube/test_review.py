@@ -70,9 +70,15 @@ def test_what_creates_nothing_is_admitted_as_it_is(more: dict[str, Any]) -> None
     assert response(objects.review(job(), **more)) == {"uid": "abc", "allowed": True}
 
 
-@pytest.mark.parametrize("obj", [None, 5, "text", [], {}, {"apiVersion": "batch/v1", "kind": "Job"}, made("batch/v1", "Job", {}, ON)])
+@pytest.mark.parametrize("obj", [None, 5, "text", [], {}, {"apiVersion": "batch/v1", "kind": "Job"}])
 def test_an_object_that_is_none_is_admitted_as_it_is(obj: Any) -> None:
     assert response(objects.review(obj)) == {"uid": "abc", "allowed": True}
+
+
+def test_an_annotated_object_without_a_template_is_admitted_with_a_warning() -> None:
+    found = response(objects.review(made("batch/v1", "Job", {}, ON)))
+    assert found["allowed"] and "patch" not in found
+    assert "no pod template" in found["warnings"][0]
 
 
 @pytest.mark.parametrize(
