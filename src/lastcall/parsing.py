@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
@@ -11,6 +12,7 @@ PLACES = ("s3", "file")  # the schemes of object stores
 MOST_THREADS = 64
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 def flag(value: object) -> bool:
@@ -104,6 +106,11 @@ def split_place(url: str) -> tuple[str, str]:
     """The scheme, and what follows: BUCKET/PREFIX, or FOLDER without its first slash."""
     scheme, _, rest = place(url).partition("://")
     return scheme, rest.lstrip("/")
+
+
+def is_object_name(text: str) -> bool:
+    """Whether an object in Kubernetes may be called so: a DNS subdomain."""
+    return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def text(value: object) -> str:

@@ -8,19 +8,17 @@ not refused in the pod.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastcall import errors, settings
+from lastcall import errors, parsing, settings
 
 PREFIX = "lastcall.dev/"
 RAY_PREFIX = "ray.io/jit-checkpoint-"
 PARALLELISM = PREFIX + "paused-parallelism"  # what a Job of an old cluster had before `lastcall kube pause`; asks for nothing
 DEFAULT_DIRECTORY = "/mnt/kubeflow-checkpoints"  # where the second seed mounts a claim
 LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a typing error beyond it, here or in a kill wait, would keep a node from being drained
-_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # a DNS subdomain, as the API server wants it
 _LONGEST_SHOWN = 80
 
 
@@ -78,7 +76,7 @@ def _directory(value: str) -> str:
 def _storage(value: str) -> Claim:
     name, _, folder = value.strip().removeprefix("pvc://").partition("/")
     folder = folder.strip("/")
-    if len(name) > 253 or not _CLAIM.fullmatch(name):
+    if not parsing.is_object_name(name):
         raise ValueError("does not begin with the name of a PersistentVolumeClaim")
     if ".." in folder.split("/"):
         raise ValueError("leads out of the volume")

@@ -2,6 +2,7 @@
 
 trainer      what the user writes: TransformersTrainer
 places       output_dir: a claim, or a path
+standing     whether a function can stand alone
 shipping     the function as text that no shell and no Kubernetes changes on its way
 submission   the trainer in the SDK's words: a CustomTrainer, and an option for what that cannot say
 patch        TrainerClient.train() understands a TransformersTrainer

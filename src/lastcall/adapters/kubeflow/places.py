@@ -13,8 +13,6 @@ VOLUME = "checkpoint-storage"
 KEYS = "/mnt/kubeflow-connection"
 KEYS_VOLUME = "checkpoint-connection"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # of an object in Kubernetes
-_LONGEST_NAME = 253
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ class Place:
         return str(folder / self.path)
 
 
-def is_name(text: str) -> bool:
-    """Whether an object in Kubernetes may be called so."""
-    return bool(_NAME.fullmatch(text)) and len(text) <= _LONGEST_NAME
-
-
 def parse(output_dir: str) -> Place:
     match = _SCHEME.fullmatch(output_dir)
     if match is None:
@@ -58,6 +51,8 @@ def parse(output_dir: str) -> Place:
             raise ValueError(
                 f"output_dir={output_dir!r} is not an absolute path. Give one, or a claim: output_dir='pvc://shared/checkpoints/exp1'"
             )
+        if "\0" in output_dir or not output_dir.strip("/"):
+            raise ValueError(f"output_dir={output_dir!r} is not the path of a folder for checkpoints. For example: '/mnt/data/exp1'")
         return Place(output_dir)
     scheme, rest = match[1].lower(), match[2]
     if scheme == "s3":
@@ -69,7 +64,7 @@ def parse(output_dir: str) -> Place:
             "that is mounted in the pods"
         )
     claim, _, path = rest.partition("/")
-    if not is_name(claim):
+    if not parsing.is_object_name(claim):
         raise ValueError(f"output_dir={output_dir!r}: {claim!r} is not the name of a claim. Write it as pvc://NAME/PATH")
     if ".." in PurePosixPath(path).parts or "\0" in path:
         raise ValueError(f"output_dir={output_dir!r}: the path leads out of the claim. Write it as pvc://NAME/PATH")

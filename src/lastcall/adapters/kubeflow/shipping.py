@@ -21,6 +21,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lastcall.adapters.kubeflow import standing
+
 FILE = "lastcall_kubeflow.py"  # the script's name in the pod
 _WIDTH = 96
 _STUB = '''\
@@ -68,21 +70,21 @@ def stub(func: Callable[..., Any], args: Mapping[str, Any] | None) -> Callable[[
 
 def source_of(func: Callable[..., Any]) -> str:
     """The text of a function that can stand alone."""
-    name = getattr(func, "__name__", "")
-    if not inspect.isfunction(func) or not name.isidentifier():
-        raise ValueError(f"func={func!r} is not a function with a name. It travels as text: write it with def")
-    if func.__code__.co_freevars:
-        names = ", ".join(func.__code__.co_freevars)
-        raise ValueError(f"{name}() uses {names} of the function around it, which does not travel with it. Pass it in func_args")
+    standing.check_kind(func)
+    name = func.__name__
     try:
         source = inspect.getsource(func)
     except OSError as error:
         raise ValueError(f"the source of {name}() cannot be found ({error}). Write it in a file or in a notebook's cell") from error
-    return f"if True:\n{source}" if source[0].isspace() else source  # taking the indentation away would change texts of many lines
+    whole = f"if True:\n{source}" if source[0].isspace() else source  # taking the indentation away would change texts of many lines
+    standing.check_names(func, whole)
+    return whole
 
 
 def arguments_of(args: Mapping[str, Any] | None) -> str:
     """As they are written in Python: what comes out must be what went in."""
+    if args is not None and not isinstance(args, Mapping):
+        raise ValueError(f"func_args={args!r} is not a dict: arguments are passed by name")
     text = repr(dict(args or {}))
     try:
         whole = ast.literal_eval(text) == dict(args or {})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kubeflow.trainer import CustomTrainer
 
 import lastcall
-from lastcall import errors, settings
-from lastcall.adapters.kubeflow import places, shipping
+from lastcall import errors, parsing, settings
+from lastcall.adapters.kubeflow import places, shipping, standing
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 
 DEFAULT_GRACE_SECONDS = 120  # Kubernetes' own 30 hold a checkpoint of a few GB at most
@@ -47,15 +49,18 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
     """How lastcall gets into the pods: what pip is to install. None: it is in the image, or the admission webhook mounts it."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.output_dir is not None:
+            self.output_dir = os.fspath(self.output_dir)
             places.parse(self.output_dir)
-        if self.data_connection_name is not None and not places.is_name(self.data_connection_name):
+        if self.data_connection_name is not None and not parsing.is_object_name(self.data_connection_name):
             raise ValueError(f"data_connection_name={self.data_connection_name!r} is not the name of a secret")
         _whole("metrics_port", self.metrics_port, _PORTS)
         _whole("metrics_poll_interval_seconds", self.metrics_poll_interval_seconds, _POLLS)
         _whole("grace_seconds", self.grace_seconds, range(1, 7 * 86400))
         shipping.source_of(self.func)
         shipping.arguments_of(self.func_args)
+        standing.check_call(self.func, self.func_args or {})
         for name, value in (self.env or {}).items():
             if not isinstance(value, str):
                 raise ValueError(f"env: {name}={value!r} is not text. Write {str(value)!r}")
@@ -72,6 +77,30 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
                 "a volume. For example: output_dir='pvc://shared/checkpoints/exp1'",
                 stacklevel=3,
             )
+
+
+def _check_types(trainer: TransformersTrainer) -> None:
+    """What the SDK would make something else of, or would hand on to the API server as it is."""
+    if trainer.num_nodes is not None:
+        _whole("num_nodes", trainer.num_nodes, range(1, 100_001))
+    for name in ("enable_jit_checkpoint", "enable_progress_tracking"):
+        if not isinstance(getattr(trainer, name), bool):
+            raise ValueError(f"{name}={getattr(trainer, name)!r} is neither True nor False")
+    for name in ("packages_to_install", "pip_index_urls"):
+        value = getattr(trainer, name)
+        if value is not None and (isinstance(value, str) or not all(isinstance(one, str) for one in value)):
+            raise ValueError(f"{name}={value!r} is not a list of texts. Write [{value!r}]")
+    for name in ("resources_per_node", "env"):
+        value = getattr(trainer, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{name}={value!r} is not a dict")
+    periodic = trainer.periodic_checkpoint_config
+    if periodic is not None and not isinstance(periodic, PeriodicCheckpointConfig):
+        raise ValueError(f"periodic_checkpoint_config={periodic!r} is not a PeriodicCheckpointConfig, or None")
+    if trainer.package is not None and (not isinstance(trainer.package, str) or not trainer.package.strip()):
+        raise ValueError(f"package={trainer.package!r} is nothing that pip installs. None: it is in the image")
+    if trainer.output_dir is not None and not isinstance(trainer.output_dir, str | os.PathLike):
+        raise ValueError(f"output_dir={trainer.output_dir!r} is not text. For example: output_dir='pvc://shared/checkpoints/exp1'")
 
 
 def _whole(name: str, value: object, allowed: range) -> None:

@@ -48,13 +48,17 @@ def test_a_directory_is_a_claim_or_a_path(output_dir: str, claim: str | None, in
         ("pvc:///checkpoints", "not the name of a claim"),
         ("pvc://Shared/x", "not the name of a claim"),
         ("pvc://a b/x", "not the name of a claim"),
+        ("pvc://a..b/x", "not the name of a claim"),
         ("pvc://shared/../other", "leads out of the claim"),
+        ("/", "not the path of a folder"),
+        ("/a\0b", "not the path of a folder"),
+        (5, "is not text"),
         ("", "is not an absolute path"),
         ("runs/exp1", "is not an absolute path"),
         ("~/exp1", "is not an absolute path"),
     ],
 )
-def test_what_is_neither_is_refused_before_anything_is_submitted(output_dir: str, why: str) -> None:
+def test_what_is_neither_is_refused_before_anything_is_submitted(output_dir: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         trainer(output_dir=output_dir)
 
@@ -120,6 +124,32 @@ def test_a_wrong_number_is_named(said: dict[str, Any]) -> None:
     (name,) = said
     with pytest.raises(ValueError, match=f"{name}=.* is not a whole number from"):
         trainer(**said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"num_nodes": 0},
+        {"num_nodes": -1},
+        {"num_nodes": "2"},
+        {"packages_to_install": "transformers"},  # the SDK would install t, r, a, n, s ...
+        {"pip_index_urls": "https://pypi.example/simple"},
+        {"resources_per_node": ["gpu"]},
+        {"env": ["A=1"]},
+        {"periodic_checkpoint_config": {"save_steps": 20}},
+        {"enable_jit_checkpoint": "no"},
+        {"package": ""},
+        {"func_args": [1]},
+    ],
+)
+def test_a_value_of_another_kind_is_named(said: dict[str, Any]) -> None:
+    (name,) = said
+    with pytest.raises(ValueError, match=f"^{name}="):
+        trainer(**said)
+
+
+def test_a_path_may_be_one_of_pathlibs() -> None:
+    assert trainer(output_dir=Path("/mnt/data/exp1")).output_dir == "/mnt/data/exp1"
 
 
 def test_a_wrong_variable_is_refused_here_and_not_in_the_pods() -> None:
