@@ -47,6 +47,8 @@ class Wishes:
     """The values as they were written, by their lastcall.dev names, for objects that others make from this one."""
     idle: tuple[str, ...] = ()
     """Annotations that are there and change nothing."""
+    beaten: tuple[str, ...] = ()
+    """Ray's that one of ours contradicts on the same object."""
 
     def where(self) -> str | None:
         """The run's directory: as asked, or the mount of the storage."""
@@ -130,7 +132,8 @@ def wishes(own: object, namespace: object = None, *, ray: bool = False) -> Wishe
                 origins[annotation.field] = annotation.name + where
     _check_times(values, origins)
     idle = tuple(name for name in mine if "enabled" not in values or (name.startswith(RAY_PREFIX) and not ray))
-    return Wishes(**{"enabled": False, **values}, texts=texts, idle=idle)
+    beaten = tuple(one.name for one in _RAYS * ray if one.name in mine and mine.get(_name(one.field), mine[one.name]) != mine[one.name])
+    return Wishes(**{"enabled": False, **values}, texts=texts, idle=idle, beaten=beaten)
 
 
 def read(annotations: object) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     for found in annotated(obj):
         noted.read(found)
     wishes = asked(obj, kind, namespace)
-    idle = tuple(_idle(name, kind) for name in wishes.idle)
+    idle = tuple(_idle(name, kind) for name in wishes.idle) + tuple(_beaten(name) for name in wishes.beaten)
     if not wishes.enabled:
         return Injection((), "no annotation asks for it", idle)
     draft = Draft(obj)
@@ -59,6 +59,8 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
         warnings = _changed(draft, obj, kind, wishes, options)
     except ShapeError as error:
         return Injection((), f"left alone: {error}", idle)
+    if kinds.runs_ray(obj, kind) and wishes.directory is not None and wishes.storage is None:
+        warnings.append(f"{noted.PREFIX}directory has no effect on Ray's kinds without {noted.PREFIX}storage: see Ray's storage_path")
     because = "asked for by annotation" if draft.operations else "nothing is missing"
     return Injection(tuple(draft.operations), because, idle + tuple(warnings))
 
@@ -83,7 +85,9 @@ def _of_another_kind(obj: Object) -> Injection:
 def annotated(obj: Object) -> list[Object]:
     """The annotations of the object and of its templates: those are the pods' own, and are refused here rather than there."""
     kind = kinds.of(obj)
-    paths: list[Path] = [(), *(template.path for template in (kind.find(obj) if kind is not None else ()))]
+    found = list(kind.find(obj)) if kind is not None else []
+    around = [template.job[:-1] for template in found if template.job]  # of the Jobs that a CronJob or a JobSet makes
+    paths: list[Path] = list(dict.fromkeys([(), *around, *(template.path for template in found)]))
     return [noted.ours(at(obj, (*path, "metadata", "annotations"))) for path in paths]
 
 
@@ -105,8 +109,7 @@ def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, optio
     env: Path = (*template.trainer, "env")
     facts = variables.Facts(wishes, ray, _raised(draft, template, wishes), template.exit_codes)
     variables.add(draft, env, variables.wanted(facts))
-    mounts.storage(draft, template, wishes)
-    warnings = [failures.spare(draft, template)]
+    warnings = [mounts.storage(draft, template, wishes), failures.spare(draft, template)]
     warning = mounts.package(draft, template, options.image, options.pull_policy)
     if warning is not None:
         return [*warnings, warning]
@@ -140,6 +143,10 @@ def _idle(name: str, kind: Kind) -> str:
     if name.startswith(noted.RAY_PREFIX) and not kind.ray:
         return f'{name} is read on kinds of ray.io only. Use {noted.PREFIX}enabled: "true"'
     return f'{name} has no effect without {noted.PREFIX}enabled: "true"'
+
+
+def _beaten(name: str) -> str:
+    return f"{name} has no effect: the annotation of {noted.PREFIX} for the same thing says something else, and wins"
 
 
 def _place(template: Template) -> str:

@@ -153,6 +153,11 @@ def owned(obj: Object) -> bool:
     return any(owner in _OWNERS for owner in _owners(obj))
 
 
+def made_by_controller(obj: Object) -> bool:
+    """Whether nobody sits at a terminal to be told what is wrong with it."""
+    return bool(_owners(obj))
+
+
 def runs_ray(obj: Object, kind: Kind) -> bool:
     """Whether Ray runs in its pods: a pod that KubeRay made of a template is one of Ray's, whatever its kind."""
     return kind.ray or ("ray.io", "RayCluster") in _owners(obj)

@@ -63,14 +63,23 @@ def _meaning(present: object) -> str:
     return "what it takes comes off the grace, and a training process below a shell without exec gets no notice"
 
 
-def storage(draft: Draft, template: Template, wishes: Wishes) -> None:
-    """The claim at the run's directory, unless the user mounts something there."""
+def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
+    """The claim at the run's directory, unless the user mounts something there. A warning where the run saves elsewhere."""
     where = wishes.where()
-    if wishes.storage is None or where is None or _mounted(draft, template.trainer, where) is not None:
-        return
-    draft.append((*template.trainer, "volumeMounts"), storage_mount(wishes))
-    if draft.named((*template.spec, "volumes"), STORAGE) is None:
-        draft.append((*template.spec, "volumes"), storage_volume(wishes))
+    if wishes.storage is None or where is None:
+        return None
+    if _mounted(draft, template.trainer, where) is None:
+        draft.append((*template.trainer, "volumeMounts"), storage_mount(wishes))
+        if draft.named((*template.spec, "volumes"), STORAGE) is None:
+            draft.append((*template.spec, "volumes"), storage_volume(wishes))
+    index = draft.named((*template.trainer, "env"), "LASTCALL_DIRECTORY")
+    said = None if index is None else draft.get((*template.trainer, "env", index, "value"))
+    if index is None or (isinstance(said, str) and f"{said}/".startswith(f"{where}/")):
+        return None
+    return (
+        f"container {draft.get((*template.trainer, 'name'))} has a LASTCALL_DIRECTORY of its own ({said}), which stays: "
+        f"the storage at {where} is not what it saves to. Remove one of the two"
+    )
 
 
 def storage_mount(wishes: Wishes) -> Object:

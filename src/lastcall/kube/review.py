@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lastcall.kube import annotations as noted
@@ -79,12 +79,21 @@ def answer(request: Request, *, options: Options, namespace: Mapping[str, str] |
         injection = _injection(request, options, namespace)
         return _admitted(request, injection, warnings + wrong + injection.warnings)
     except AnnotationError as error:
-        if request.operation == "UPDATE" and not updates.asks_anew(request.old, request.obj):
-            return _admitted(request, Injection((), f"{error} It was so before this update"), (str(error),))
+        if (why := _spared(request)) is not None:
+            return _admitted(request, Injection((), f"{error} {why}"), (str(error),))
         return Answer("refused", str(error), _document(request, {"allowed": False, "status": _status(str(error))}))
     except Exception as error:
         because = f"{type(error).__name__}: {error}"
         return Answer("failed", because, _document(request, {"allowed": True}), failure=error)
+
+
+def _spared(request: Request) -> str | None:
+    """Why an object with a wrong annotation is admitted all the same, as it is: refusing it would help nobody."""
+    if request.operation == "UPDATE" and not updates.asks_anew(request.old, request.obj):
+        return "It was so before this update"
+    if kinds.made_by_controller(request.obj):
+        return "It was made by a controller, which would try for ever: the job runs unprotected"
+    return None
 
 
 def _checked(namespace: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
@@ -101,8 +110,10 @@ def _injection(request: Request, options: Options, namespace: Mapping[str, str] 
     if request.operation not in ("CREATE", "UPDATE") or request.subresource or not isinstance(obj, dict):
         return Injection((), "nothing is created or changed")
     made = inject.inject(obj, options=options, namespace=namespace)
-    if not made.operations or request.operation == "CREATE":
+    if request.operation == "CREATE":
         return made
+    if not made.operations:
+        return replace(made, warnings=made.warnings + updates.stays(request.old, obj))
     return _updated(obj, request.old, made, options, namespace)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lastcall.kube import inject
+from lastcall.kube import inject, kinds
 from lastcall.kube.annotations import AnnotationError
 from lastcall.kube.inject import Options
 from lastcall.kube.kinds import Kind
@@ -39,3 +39,18 @@ def asks_anew(old: Object, new: Object) -> bool:
     """Whether the annotations are the update's own. Wrong ones that were there before must not keep an object from being changed,
     or from being deleted: finalizers are removed by updates."""
     return inject.annotated(old) != inject.annotated(new) and at(new, ("metadata", "deletionTimestamp")) is None
+
+
+def stays(old: object, new: Object) -> tuple[str, ...]:
+    """A warning where protection is asked for no longer: what it has brought is the user's by now, and is not taken away."""
+    if not isinstance(old, dict) or not _asks(old) or _asks(new):
+        return ()
+    return ("what lastcall has put into this object stays. Without it: delete the object, and create it anew",)
+
+
+def _asks(obj: Object) -> bool:
+    kind = kinds.of(obj)
+    try:
+        return kind is not None and inject.asked(obj, kind, None).enabled
+    except AnnotationError:
+        return False

@@ -145,3 +145,50 @@ def test_of_two_python_paths_the_one_that_counts_is_changed() -> None:
     annotated = job()
     trainer(annotated)["env"] = [{"name": "PYTHONPATH", "value": "/a"}, {"name": "PYTHONPATH", "value": "/b"}]
     assert variables(trainer(protected(annotated)))["PYTHONPATH"] == "/opt/lastcall/site:/b"
+
+
+def test_storage_that_the_run_does_not_save_to_is_warned_of() -> None:
+    stored = {**ON, "lastcall.dev/storage": "shared"}
+    assert "LASTCALL_DIRECTORY" not in warnings(job(stored))
+    elsewhere = job(stored)
+    trainer(elsewhere)["env"] = [{"name": "LASTCALL_DIRECTORY", "value": "/scratch/exp1"}]
+    assert "not what it saves to" in warnings(elsewhere)
+    below = job(stored)
+    trainer(below)["env"] = [{"name": "LASTCALL_DIRECTORY", "value": "/mnt/kubeflow-checkpoints/exp1"}]
+    assert warnings(below) == ""
+
+
+def test_a_directory_on_rays_kinds_is_told_to_have_no_effect() -> None:
+    spec = {"headGroupSpec": {"template": {"spec": pod()}}}
+    directory = {**ON, "lastcall.dev/directory": "/mnt/exp1"}
+    assert "lastcall.dev/directory has no effect" in warnings(made("ray.io/v1", "RayCluster", spec, directory))
+    assert warnings(made("ray.io/v1", "RayCluster", spec, {**directory, "lastcall.dev/storage": "shared"})) == ""
+
+
+def test_two_annotations_that_contradict_each_other_are_told() -> None:
+    spec = {"headGroupSpec": {"template": {"spec": pod()}}}
+    both = {"ray.io/jit-checkpoint-enabled": "true", "ray.io/jit-checkpoint-kill-wait": "5.0", "lastcall.dev/enabled": "false"}
+    assert warnings(made("ray.io/v1", "RayCluster", spec, both)).startswith("ray.io/jit-checkpoint-enabled has no effect")
+    agreed = {**both, "lastcall.dev/enabled": "1", "lastcall.dev/kill-wait-seconds": "5"}
+    assert warnings(made("ray.io/v1", "RayCluster", spec, agreed)) == ""
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        made(
+            "batch/v1",
+            "CronJob",
+            {"jobTemplate": {"metadata": {"annotations": {"lastcall.dev/enabled": "sure"}}, "spec": job()["spec"]}},
+        ),
+        made(
+            "jobset.x-k8s.io/v1alpha2",
+            "JobSet",
+            {"replicatedJobs": [{"template": {"metadata": {"annotations": {"lastcall.dev/enabled": "sure"}}, "spec": job()["spec"]}}]},
+        ),
+    ],
+)
+def test_a_wrong_annotation_of_the_jobs_that_it_makes_is_refused_with_the_object(obj: dict[str, Any]) -> None:
+    """Their controller would be refused each of them, at night, and tell nobody."""
+    with pytest.raises(annotations.AnnotationError, match="neither yes nor no"):
+        warnings(obj)

@@ -186,3 +186,20 @@ def test_an_update_without_proper_metadata_is_admitted_as_it_is(metadata: Any, o
     new = {**job(), "metadata": metadata}
     answer = answered(objects.review(new, "UPDATE", old), namespace=ON)
     assert answer.failure is None and answer.document["response"]["allowed"] is True
+
+
+def test_what_a_controller_makes_is_never_refused() -> None:
+    """It would try for ever, and the job would never start."""
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "x", "uid": "1", "controller": True}
+    wrong = made("v1", "Pod", objects.pod(), {"lastcall.dev/enabled": "sure"}, ownerReferences=[owner])
+    said = response(objects.review(wrong))
+    assert said["allowed"] is True and "patch" not in said
+    assert "neither yes nor no" in said["warnings"][0]
+
+
+def test_protection_that_is_not_asked_for_any_more_is_told_to_stay() -> None:
+    before = protected(every(ON)[8])
+    after = {**before, "metadata": {**before["metadata"], "annotations": {"lastcall.dev/enabled": "false"}}}
+    said = response(objects.review(after, "UPDATE", before))
+    assert "patch" not in said and "stays" in said["warnings"][0]
+    assert "warnings" not in response(objects.review(after, "UPDATE", after))
