@@ -62,8 +62,7 @@ def manifest(args: argparse.Namespace) -> int:
         settings.fail(f"--format {args.format} writes several files. Say where: --output webhook")
     if len(args.namespace) > 63 or not _NAMESPACE.fullmatch(args.namespace):
         settings.fail(f"--namespace {args.namespace!r} is not the name of a namespace. For example: --namespace lastcall")
-    if not args.image or args.image.split() != [args.image]:
-        settings.fail(f"--image {args.image!r} is not the name of an image. For example: --image registry.example/{_IMAGE}")
+    _check_image(args.image)
     if args.replicas < 1:
         settings.fail(f"--replicas {args.replicas} is less than 1. For example: --replicas 2")
     authority = None if args.cert_manager else _authority(args, formats) if args.ca_from else certificates.authority()
@@ -88,6 +87,8 @@ def manifest(args: argparse.Namespace) -> int:
 
 def inject(args: argparse.Namespace) -> int:
     formats = _formats()
+    if args.image is not None:
+        _check_image(args.image)
     documents = _documents(args.filename)
     options = injecting.Options(image=args.image)
     found = _objects(documents)
@@ -106,6 +107,11 @@ def inject(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(formats.text(after))
     return 0
+
+
+def _check_image(image: str) -> None:
+    if image.split() != [image]:
+        settings.fail(f"--image {image!r} is not the name of an image. For example: --image registry.example/{_IMAGE}")
 
 
 def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) -> tuple[str, Any, Injection]:

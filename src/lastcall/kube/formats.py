@@ -23,7 +23,7 @@ _CRT, _KEY = b"{{ .Values.authority.crt }}", b"{{ .Values.authority.key }}"
 
 
 # Texts that the YAML of Kubernetes takes for a number or for yes and no, and PyYAML does not: 1e-5, 08, y. Unquoted, they are refused.
-_OTHER_THAN_TEXT = re.compile(r"[-+]?\.?[0-9][-+.:\w]*|[-+]?\.(inf|nan)|y|n", re.IGNORECASE)
+_OTHER_THAN_TEXT = re.compile(r"[-+]?\.?[0-9][-+.:_0-9e]*|[-+]?0[box][0-9a-f_]+|y|n", re.IGNORECASE)
 
 _BREAKS = re.compile("[\x85\u2028\u2029]")  # ends of lines, to YAML 1.1: they survive as escapes only
 

@@ -136,6 +136,13 @@ def test_a_manifest_that_the_api_server_would_refuse_is_not_made(kube: Any, word
     assert words[0] in err
 
 
+def test_inject_refuses_an_image_without_a_name(kube: Any, tmp_path: Path) -> None:
+    """As of a variable that is not set: --image "$IMAGE"."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
+    code, out, err = kube("inject", "-f", tmp_path / "job.yaml", "--image", "")
+    assert (code, out) == (78, "") and "--image ''" in err
+
+
 def test_inject_refuses_a_wrong_value_with_78(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/enabled": True})))
     code, out, err = kube("inject", "-f", tmp_path / "job.yaml")
