@@ -17,6 +17,11 @@ def spare(draft: Draft, template: Template) -> str | None:
 
     Kubernetes allows one with restartPolicy Never and podReplacementPolicy Failed only.
     """
+    if template.final:
+        return (
+            "restartPolicy Never of a PyTorchJob's replicas: the job fails with the first pod that leaves, saved or not. "
+            "Set it to ExitCode or OnFailure"
+        )
     if template.job is None or draft.get((*template.spec, "restartPolicy")) != "Never":
         return None
     own: Path = (*template.job, "podFailurePolicy")

@@ -26,6 +26,7 @@ class Template:
     job: Path | None = None  # of the spec of the Job around it
     windows: bool = False  # its pods run there
     exit_codes: bool = False  # only exit codes from 128 on are tried again by its controller
+    final: bool = False  # its controller takes the first pod that leaves for the end, saved or not
 
     @property
     def spec(self) -> Path:
@@ -101,7 +102,8 @@ def _replicas(obj: Object) -> Iterator[Template]:
         path: Path = ("spec", "pytorchReplicaSpecs", role, "template")
         index = _container(obj, path, "pytorch")
         if index is not None and isinstance(role, str):
-            yield Template(path, index, None, _windows(obj, path), replica.get("restartPolicy") == "ExitCode")
+            policy = replica.get("restartPolicy")
+            yield Template(path, index, None, _windows(obj, path), policy == "ExitCode", policy == "Never")
 
 
 def _replicated_jobs(obj: Object) -> Iterator[Template]:

@@ -192,3 +192,10 @@ def test_a_wrong_annotation_of_the_jobs_that_it_makes_is_refused_with_the_object
     """Their controller would be refused each of them, at night, and tell nobody."""
     with pytest.raises(annotations.AnnotationError, match="neither yes nor no"):
         warnings(obj)
+
+
+@pytest.mark.parametrize(("policy", "warned"), [("Never", True), ("OnFailure", False), ("ExitCode", False), (None, False)])
+def test_a_pytorchjob_that_ends_with_its_first_pod_is_warned_of(policy: str | None, warned: bool) -> None:
+    replica = {"restartPolicy": policy, "template": {"spec": pod("pytorch")}}
+    said = warnings(made("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": {"Worker": replica}}, ON))
+    assert ("restartPolicy Never" in said) == warned

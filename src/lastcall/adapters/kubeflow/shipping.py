@@ -16,7 +16,6 @@ import inspect
 import itertools
 import json
 import linecache
-import textwrap
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from lastcall.adapters.kubeflow import standing
 
 FILE = "lastcall_kubeflow.py"  # the script's name in the pod
 _WIDTH = 96
+_MOST_BYTES = 112 * 1024  # Linux starts no process with an argument of 128 KiB: the SDK's script is one, and has some lines of its own
 _STUB = '''\
 def {name}():
     """The training function and its arguments are in the text below, in base64: a shell would change them on their way."""
@@ -46,7 +46,18 @@ def {name}():
 {text},
     )
 '''
+_NAME = "train_in_pod"
 _count = itertools.count()
+
+
+def check_size(func: Callable[..., Any], args: Mapping[str, Any] | None) -> None:
+    """ValueError where the pod could not be started with it."""
+    size = len(_source_of_stub(packed(func, args)))
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"{func.__name__}() and func_args take {size} bytes, and {_MOST_BYTES} are what the command of a pod has room for. Put the "
+            "data where the pods find it, and pass its path"
+        )
 
 
 def packed(func: Callable[..., Any], args: Mapping[str, Any] | None) -> str:
@@ -57,15 +68,18 @@ def packed(func: Callable[..., Any], args: Mapping[str, Any] | None) -> str:
 
 def stub(func: Callable[..., Any], args: Mapping[str, Any] | None) -> Callable[[], None]:
     """A function whose source, as `inspect` finds it, unpacks this one in the pod and calls it."""
-    name = "train_in_pod"
-    lines = textwrap.wrap(packed(func, args), _WIDTH)
-    source = _STUB.format(name=name, text="\n".join(f'        "{line}"' for line in lines))
+    source = _source_of_stub(packed(func, args))
     file = f"/lastcall/{next(_count)}/{FILE}"  # each its own: linecache knows files by their names
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": "lastcall_kubeflow"}
     exec(compile(source, file, "exec"), namespace)
-    made: Callable[[], None] = namespace[name]
+    made: Callable[[], None] = namespace[_NAME]
     return made
+
+
+def _source_of_stub(text: str) -> str:
+    lines = [text[start : start + _WIDTH] for start in range(0, len(text), _WIDTH)]
+    return _STUB.format(name=_NAME, text="\n".join(f'        "{line}"' for line in lines))
 
 
 def source_of(func: Callable[..., Any]) -> str:

@@ -61,6 +61,7 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
         shipping.source_of(self.func)
         shipping.arguments_of(self.func_args)
         standing.check_call(self.func, self.func_args or {})
+        shipping.check_size(self.func, self.func_args)
         for name, value in (self.env or {}).items():
             if not isinstance(value, str):
                 raise ValueError(f"env: {name}={value!r} is not text. Write {str(value)!r}")

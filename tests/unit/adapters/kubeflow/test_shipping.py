@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import random
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +119,21 @@ def test_the_lines_that_people_look_for_are_said_when_they_are_true(listening: b
     assert ("[Kubeflow] JIT checkpoint signal handler registered for SIGTERM" in said) is listening
     assert ("[Kubeflow] JIT checkpointing enabled" in said) is listening
     assert said[-2:] == ["[Kubeflow] output_dir: /mnt/x", "[Kubeflow] Auto-resuming from checkpoint-12"]
+
+
+def test_more_than_a_command_has_room_for_is_refused_and_less_is_started() -> None:
+    """Linux starts no process with a longer argument: the pod would fail, and say so to nobody."""
+
+    def train(data: str) -> str:
+        return data
+
+    shipping.check_size(train, {"data": "x" * 1_000_000})  # it is compressed
+    noise = "".join(random.Random(0).choices(string.printable, k=120_000))
+    with pytest.raises(ValueError, match="room for"):
+        shipping.check_size(train, {"data": noise})
+    largest = noise[:80_000]
+    shipping.check_size(train, {"data": largest})
+    script = inspect.getsource(shipping.stub(train, {"data": largest}))
+    assert subprocess.run(["true", script + " " * 8192], check=False).returncode == 0
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["true", "x" * 131_072], check=False)
