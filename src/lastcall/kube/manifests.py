@@ -140,7 +140,8 @@ def _service(installation: Installation) -> Object:
 
 
 def _budget(installation: Installation) -> Object:
-    spec = {"minAvailable": 1, "selector": {"matchLabels": dict(_LABELS)}}
+    """One at a time. With minAvailable, a single replica could never be evicted, and its node never drained."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": dict(_LABELS)}}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _in(installation), "spec": spec}
 
 

@@ -38,6 +38,12 @@ def test_the_container_has_no_rights_to_speak_of() -> None:
     assert container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_node_with_the_webhook_on_it_can_be_drained(replicas: int) -> None:
+    spec = kind("PodDisruptionBudget", Installation("lastcall:1", "guard", replicas, AUTHORITY))["spec"]
+    assert spec.get("maxUnavailable") == 1 and "minAvailable" not in spec
+
+
 def test_the_configuration_covers_every_kind_and_never_stands_in_the_way() -> None:
     (webhook,) = kind("MutatingWebhookConfiguration")["webhooks"]
     covered = {(rule["apiGroups"][0], resource) for rule in webhook["rules"] for resource in rule["resources"]}
