@@ -43,6 +43,7 @@ class Target:
     name: str
     body: Mapping[str, Any]
     workload: Mapping[str, Any] | None = None  # Kueue's, which has the last word on whether it runs
+    unseen: str | None = None  # why that cannot be seen, though the job stands in a queue
 
     def __str__(self) -> str:
         return f"{self.kind.name}/{self.name}"
@@ -71,6 +72,8 @@ class Target:
     def unpausable(self) -> str | None:
         """Why its controller would not suspend it, or would take it for wrong and let it be."""
         spec = _map(self.body, "spec")
+        if self.unseen is not None:
+            return f"it stands in a queue of Kueue, whose Workload says whether it runs: {self.unseen}"
         if self.kind.title == "RayJob" and spec.get("clusterSelector"):
             return "it runs on a RayCluster of others, and KubeRay suspends only those that it makes itself"
         if self.kind.title == "RayJob" and spec.get("shutdownAfterJobFinishes") is not True:
@@ -211,6 +214,8 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
     """Let it go on. The job, and whether it was paused."""
     target = find(kubectl, name)
     change: dict[str, Any] = {}
+    if target.unseen is not None:
+        raise Forbidden(f"{target} cannot be resumed: {target.unpausable}")
     if target.workload is not None:  # Kueue starts it when its turn comes
         was_paused = target.paused
         return (replace(target, workload=queues.activate(kubectl, target.workload, True)) if was_paused else target), was_paused
@@ -225,11 +230,11 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
 
 
 def _queued(kubectl: Kubectl, target: Target) -> Target:
-    """With what Kueue says of it: without that, neither its state is known nor how to pause it."""
+    """With what Kueue says of it."""
     try:
         return replace(target, workload=queues.workload(kubectl, target.body))
     except Forbidden as error:
-        raise Forbidden(f"{target} stands in a queue of Kueue, whose Workload says whether it runs: {error}") from error
+        return replace(target, unseen=str(error))
 
 
 def _look(kubectl: Kubectl, pod: Pod) -> PodStatus:

@@ -84,9 +84,12 @@ def test_a_queue_that_nobody_serves_leaves_the_job_as_any_other(cluster: Cluster
 def test_one_whose_workload_may_not_be_seen_is_not_touched(cluster: Cluster, kubectl: Kubectl) -> None:
     queue(cluster)
     (cluster.home / f"forbidden-{queues.RESOURCE}").touch()
-    with pytest.raises(Forbidden, match="job/x stands in a queue of Kueue"):
+    with pytest.raises(errors.LastcallError, match="job/x cannot be paused: it stands in a queue of Kueue"):
         pausing.pause(kubectl, "x")
+    with pytest.raises(Forbidden, match="job/x cannot be resumed: it stands in a queue of Kueue"):
+        jobs.resume(kubectl, "x")
     assert cluster.get("jobs.batch", "x")["spec"] == {"suspend": False}
+    assert jobs.status(kubectl, "x").state == "waiting"
 
 
 @pytest.mark.parametrize(
