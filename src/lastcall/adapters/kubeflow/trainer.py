@@ -34,7 +34,7 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
     """Instead of the save_* arguments of the function's TrainingArguments; None leaves those as they are."""
     output_dir: str | None = None
     """Instead of the function's own: pvc://NAME/PATH (the claim is mounted at /mnt/kubeflow-checkpoints), s3://BUCKET/PREFIX (they are
-    saved in the pod, copied there, and fetched from there; one node) or a path in the pods."""
+    saved in the pod, copied there, and fetched from there) or a path in the pods."""
     data_connection_name: str | None = None
     """The secret with the keys for s3://, as OpenShift AI's data connections have them; it is mounted. None: the pods have some."""
     enable_progress_tracking: bool = True
