@@ -89,7 +89,7 @@ def inject(args: argparse.Namespace) -> int:
     formats = _formats()
     if args.image is not None:
         _check_image(args.image)
-    documents = _documents(args.filename)
+    documents = _documents(args.filename, formats)
     options = injecting.Options(image=args.image)
     found = _objects(documents)
     defaults = _namespaces([obj for _, obj in found])
@@ -157,13 +157,13 @@ def _items(document: Any) -> list[Any] | None:
     return items if str(at(document, ("kind",))).endswith("List") and isinstance(items, list) else None
 
 
-def _documents(filename: str) -> list[Any]:
+def _documents(filename: str, formats: Any) -> list[Any]:
     import yaml
 
     content = _content(filename)
     try:
-        documents = [document for document in yaml.safe_load_all(content) if document is not None]
-    except (yaml.YAMLError, RecursionError) as error:
+        documents = [document for document in formats.load(content) if document is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: `!!int x`
         settings.fail(f"{filename} is not YAML: {' '.join(str(error).split())}")
     for document in documents:
         if not isinstance(document, Mapping):

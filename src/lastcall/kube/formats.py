@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -14,36 +13,13 @@ from lastcall.kube import manifests
 from lastcall.kube.certificates import Pair
 from lastcall.kube.manifests import Installation
 from lastcall.kube.patches import Object
+from lastcall.kube.texts import load, text
 
 # What stands in the chart's objects for a value of the chart. The number is put in without quotes afterwards.
 _NAMESPACE = "{{ .Release.Namespace }}"
 _IMAGE = "{{ .Values.image }}"
 _REPLICAS = "{{ .Values.replicas }}"
 _CRT, _KEY = b"{{ .Values.authority.crt }}", b"{{ .Values.authority.key }}"
-
-
-# Texts that the YAML of Kubernetes takes for a number or for yes and no, and PyYAML does not: 1e-5, 08, y. Unquoted, they are refused.
-_OTHER_THAN_TEXT = re.compile(r"[-+]?\.?[0-9][-+.:_0-9e]*|[-+]?0[box][0-9a-f_]+|y|n", re.IGNORECASE)
-
-_BREAKS = re.compile("[\x85\u2028\u2029]")  # ends of lines, to YAML 1.1: they survive as escapes only
-
-
-class _Dumper(yaml.SafeDumper):
-    """Without anchors: people read these files, and Helm's templates have no place for them."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = '"' if _BREAKS.search(data) else "'" if _OTHER_THAN_TEXT.fullmatch(data) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
-
-
-def text(objects: Sequence[Object]) -> str:
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=200, explicit_start=True, allow_unicode=True)
 
 
 def kustomize(installation: Installation) -> dict[str, str]:
@@ -99,7 +75,7 @@ class WrongSecret(ValueError):
 def authority_in(content: str) -> Pair:
     """Of a Secret, or of manifests with one in it: what `kube manifest` has written, or what kubectl gets."""
     try:
-        documents = [one for one in yaml.safe_load_all(content) if isinstance(one, Mapping)]
+        documents = [one for one in load(content) if isinstance(one, Mapping)]
         data = next(one["data"] for one in documents if one.get("kind") == "Secret")
         return Pair(*(base64.b64decode(data[name], validate=True) for name in ("ca.crt", "ca.key")))
     except StopIteration:

@@ -71,6 +71,35 @@ def test_a_text_that_kubernetes_would_take_for_something_else_is_quoted(kube: An
     assert "- --lr\n" in out
 
 
+@pytest.mark.parametrize(
+    ("plain", "out"),
+    [
+        ("22:22", "'22:22'"),  # PyYAML: 1342
+        ("2024-01-01", "'2024-01-01'"),
+        ("2024-01-01T00:00:00Z", "'2024-01-01T00:00:00Z'"),  # PyYAML: 2024-01-01 00:00:00+00:00
+        ("=", "'='"),  # PyYAML: an error
+        ("1e-5", "1.0e-05"),  # PyYAML: text
+        ("08", "8.0"),
+        ("0o17", "15"),
+        ("017", "15"),
+        ("0x1F", "31"),
+        ("1_000", "1000"),
+        ("y", "true"),
+        ("N", "false"),
+        ("on", "true"),
+        ("~", "null"),
+        ("1.5", "1.5"),
+        ("1e", "'1e'"),
+        ("v1.2.3", "v1.2.3"),
+    ],
+)
+def test_what_has_no_quotes_is_what_kubectl_takes_it_for(kube: Any, tmp_path: Path, plain: str, out: str) -> None:
+    """As kubectl 1.32 says: kubectl annotate --local -f FILE -o json a=b."""
+    (tmp_path / "x.yaml").write_text(f"apiVersion: example.com/v1\nkind: Other\nspec:\n  it: {plain}\n")
+    code, said, _ = kube("inject", "-f", tmp_path / "x.yaml")
+    assert (code, said.splitlines()[-1]) == (0, f"  it: {out}")
+
+
 def test_a_text_with_a_rare_end_of_line_comes_out_as_it_was(kube: Any, tmp_path: Path) -> None:
     annotated = job()
     trainer(annotated)["args"] = ["a\x85b"]
@@ -104,12 +133,12 @@ def test_a_namespace_in_the_file_is_the_default_for_what_is_in_it(kube: Any, tmp
 def test_a_wrong_annotation_of_a_namespace_in_the_file_is_refused_with_78(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "n.yaml").write_text(
         yaml.safe_dump(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n", "annotations": {"lastcall.dev/enabled": "maybe"}}}
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "annotations": {"lastcall.dev/enabled": "maybe"}}}
         )
     )
     code, out, err = kube("inject", "-f", tmp_path / "n.yaml")
     assert (code, out) == (78, "")
-    assert "Namespace n: lastcall.dev/enabled" in err
+    assert "Namespace team: lastcall.dev/enabled" in err
 
 
 def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Path) -> None:
@@ -119,7 +148,8 @@ def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "no object"), (b"# nothing\n---\n", "no object"), (b"\x7fELF\x80\xff", "not text")]
+    ("content", "said"),
+    [(b"", "no object"), (b"# nothing\n---\n", "no object"), (b"\x7fELF\x80\xff", "not text"), (b"a: !!int x", "not YAML")],
 )
 def test_a_file_without_objects_is_refused_with_78(kube: Any, tmp_path: Path, content: bytes, said: str) -> None:
     """An empty answer would go on to kubectl, whose message says nothing of the file."""
