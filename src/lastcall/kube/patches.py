@@ -102,11 +102,35 @@ def pointer(path: Path) -> str:
     return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in path)
 
 
+def replayed(obj: Object, operations: Sequence[Object]) -> list[Object]:
+    """Some of the operations of a patch of ours, as a patch of their own: what those made that are left out is made anew."""
+    draft = Draft(obj)
+    for operation in operations:
+        *above, last = _path(draft.object, operation["path"])
+        if last == "-":
+            draft.append(tuple(above), operation["value"])
+        else:
+            draft.put((*above, last), operation["value"])
+    return draft.operations
+
+
+def _path(obj: Object, text: str) -> Path:
+    """Of a pointer into this object."""
+    path: Path = ()
+    for part in _parts(text):
+        path = (*path, int(part) if isinstance(at(obj, path), list) and part != "-" else part)
+    return path
+
+
+def _parts(text: str) -> list[str]:
+    return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
+
+
 def applied(obj: Object, operations: Sequence[Object]) -> Object:
     """The object after a patch of ours: only `add` and `replace` are known."""
     made: Object = copied(obj)
     for operation in operations:
-        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        *above, last = _parts(operation["path"])
         node: Any = made
         for key in above:
             node = node[int(key)] if isinstance(node, list) else node[key]

@@ -13,7 +13,7 @@ from lastcall.kube import inject, kinds
 from lastcall.kube.annotations import AnnotationError
 from lastcall.kube.inject import Options
 from lastcall.kube.kinds import Kind
-from lastcall.kube.patches import Object, applied, at
+from lastcall.kube.patches import Object, applied, at, replayed
 
 
 def replaces_pods(kind: Kind, old: Object, new: Object, put_back: Sequence[Object]) -> bool:
@@ -32,7 +32,7 @@ def lost(old: Object, new: Object, *, options: Options, namespace: Mapping[str, 
         missing = inject.patch(old, options=options, namespace=namespace)
     except AnnotationError:
         return ()
-    return tuple(operation for operation in wanted if operation not in missing)
+    return tuple(replayed(new, [operation for operation in wanted if operation not in missing]))
 
 
 def asks_anew(old: Object, new: Object) -> bool:

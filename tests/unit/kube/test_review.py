@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lastcall.kube import patches, review
+from lastcall.kube import inject, patches, review
 from lastcall.kube.inject import Options
 from unit.kube import objects
 from unit.kube.objects import ON, every, job, made, operations, protected
@@ -203,3 +203,23 @@ def test_protection_that_is_not_asked_for_any_more_is_told_to_stay() -> None:
     said = response(objects.review(after, "UPDATE", before))
     assert "patch" not in said and "stays" in said["warnings"][0]
     assert "warnings" not in response(objects.review(after, "UPDATE", after))
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "RayCluster", "CronJob"])
+def test_an_update_that_renames_the_container_protects_it(kind: str) -> None:
+    """Annotated, and not protected so far: what the two versions need differs in the middle of the patch only."""
+    (before,) = (obj for obj in every(ON) if obj["kind"] == kind)
+    after = json.loads(json.dumps(before).replace('"main"', '"renamed"'))
+    answer = answered(objects.review(after, "UPDATE", before))
+    assert answer.result == "patched"
+    assert patches.applied(after, operations(answer.document)) == protected(after)
+
+
+def test_a_part_of_a_patch_makes_what_the_rest_would_have_made() -> None:
+    before = job()
+    whole = inject.patch(before, options=Options(image="lastcall:1"))
+    for number in range(len(whole)):
+        left = [operation for place, operation in enumerate(whole) if place != number]
+        made_anew = patches.applied(before, patches.replayed(before, left))
+        assert patches.applied(before, whole) != made_anew or whole[number]["value"] == {}
+    assert patches.replayed(before, whole) == whole
