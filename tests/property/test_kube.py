@@ -88,6 +88,34 @@ def test_an_object_with_junk_in_it_never_fails(obj: dict[str, Any], operation: s
         patches.applied(obj, json.loads(base64.b64decode(answer.document["response"]["patch"])))
 
 
+@st.composite
+def version(draw: st.DrawFn, kind: str) -> dict[str, Any]:
+    """An object as somebody may have it at one time or another."""
+    (made,) = (obj for obj in [*every({}), trainjob({})] if obj["kind"] == kind)
+    made["metadata"]["annotations"] = {
+        "lastcall.dev/enabled": "true",
+        **draw(st.sampled_from([{}, {"lastcall.dev/grace-seconds": "60"}])),
+    }
+    for path in [path for path in places(made) if path[-2:] == ("containers", 0)]:
+        container, pod = patches.at(made, path), patches.at(made, path[:-2])
+        container["name"] = draw(st.sampled_from(["main", "other"]))
+        container |= draw(st.sampled_from([{}, {"env": [{"name": "A"}]}, {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}}]))
+        pod |= draw(st.sampled_from([{}, {"terminationGracePeriodSeconds": 200}, {"restartPolicy": "Never"}]))
+    if draw(st.booleans()):
+        made = patches.applied(made, inject.patch(made, options=OPTIONS))
+    return made
+
+
+@MANY
+@given(st.sampled_from([kind.name for kind in kinds.KINDS]).flatmap(lambda kind: st.tuples(version(kind), version(kind))))
+def test_an_update_from_one_version_to_another_never_fails(versions: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    old, new = versions
+    answer = answered({"uid": "u", "operation": "UPDATE", "namespace": "n", "object": new, "oldObject": old})
+    assert answer is not None and answer.result in ("patched", "unchanged"), answer
+    if answer.operations:
+        patches.applied(new, json.loads(base64.b64decode(answer.document["response"]["patch"])))
+
+
 def kept(before: Any, after: Any, path: tuple[Any, ...] = ()) -> None:
     """All that was there is there still; lists have grown at their ends only."""
     if path and path[-1] == "terminationGracePeriodSeconds" and isinstance(before, int):
