@@ -59,7 +59,7 @@ class Webhook:
         seconds = time.perf_counter() - began
         self.metrics.count(answer.result, seconds)
         told = {**request.told(), "result": answer.result, "operations": answer.operations, "ms": round(seconds * 1000, 3)}
-        level = {"unchanged": logging.DEBUG, "failed": logging.ERROR}.get(answer.result, logging.INFO)
+        level = logging.DEBUG if answer.quiet else logging.ERROR if answer.result == "failed" else logging.INFO
         log.log(level, answer.because, extra={"told": told}, exc_info=answer.failure)
         return Response(json.dumps(answer.document), media_type="application/json")
 

@@ -52,6 +52,11 @@ class Answer:
     operations: int = 0
     failure: Exception | None = None  # of our own
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to tell anybody. A warning may go to a controller, which shows it to nobody."""
+        return self.result == "unchanged" and "warnings" not in self.document["response"]
+
 
 def parse(body: bytes) -> Request:
     try:

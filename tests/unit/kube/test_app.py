@@ -92,6 +92,17 @@ def test_an_error_of_our_own_is_logged_with_its_trace(monkeypatch: pytest.Monkey
     assert (line["level"], line["kind"], line["result"]) == ("error", "Job", "failed") and "in broken" in line["trace"]
 
 
+def test_a_warning_is_logged_and_an_object_that_is_nobodys_business_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    """A controller shows the warnings that it gets to nobody."""
+    caplog.set_level("INFO", "lastcall.kube")
+    called(webhook(), "POST", "/mutate", [objects.review(job({}))])
+    assert not caplog.records
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "1", "controller": True}
+    wrong = objects.made("v1", "Pod", objects.pod(), {"lastcall.dev/enabled": "sure"}, ownerReferences=[owner])
+    called(webhook(), "POST", "/mutate", [objects.review(wrong)])
+    assert "the job runs unprotected" in caplog.text
+
+
 def test_a_body_without_end_is_not_read_to_its_end() -> None:
     read = 0
 
