@@ -14,7 +14,7 @@ import http.server
 import json
 import ssl
 import threading
-import uuid
+import time
 from collections.abc import Iterator
 
 from helpers.http_servers import Served
@@ -26,7 +26,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 FIELD = f"metadata.annotations['{INDEX}']"
 COMPLETIONS = "tests.lastcall.dev/indexed-completions"  # of the template of a Job that is to be indexed
 _NAME = "a-indexed-jobs.tests.lastcall.dev"  # they are asked in the order of their names: what a controller does comes before them all
-_REQUEST = "tests.lastcall.dev/request"
+_UNSEEN = 3.0  # seconds
 
 
 def job(metadata: Object, template: Object, completions: int) -> Object:
@@ -54,12 +54,12 @@ def served(cluster: Cluster) -> Iterator[None]:
 
 
 class _Numbers:
-    """Those that were given out, also before the pod can be seen."""
+    """Those that were given out: a pod can be seen only some time after that."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._lock = threading.Lock()
-        self._given: dict[str, tuple[str, int]] = {}
+        self._given: dict[tuple[str, int], float] = {}
 
     def patch(self, pod: Object, namespace: str) -> list[Object]:
         metadata = pod["metadata"]
@@ -67,25 +67,22 @@ class _Numbers:
         if wanted is None or INDEX in metadata["annotations"]:
             return []
         owner = metadata["labels"]["job-name"]
-        number, request = self._next(owner, namespace, int(wanted))
-        added = {**metadata["annotations"], INDEX: str(number), _REQUEST: request}
+        number = self._next(owner, namespace, int(wanted))
+        added = {**metadata["annotations"], INDEX: str(number)}
         changes = {"/metadata/annotations": added, "/spec/hostname": f"{owner}-{number}"}
         variable = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": FIELD}}}
         for place, container in enumerate(pod["spec"]["containers"]):
             changes[f"/spec/containers/{place}/env"] = [*container.get("env", ()), variable]
         return [{"op": "add", "path": path, "value": value} for path, value in changes.items()]
 
-    def _next(self, owner: str, namespace: str, completions: int) -> tuple[int, str]:
+    def _next(self, owner: str, namespace: str, completions: int) -> int:
         with self._lock:
-            pods = self._api.pods(f"job-name={owner}", namespace)
-            for pod in pods:
-                self._given.pop(pod["metadata"]["annotations"][_REQUEST], None)
-            taken = {index_of(pod) for pod in pods if _counts(pod)}
-            taken |= {number for whose, number in self._given.values() if whose == owner}
+            taken = {index_of(pod) for pod in self._api.pods(f"job-name={owner}", namespace) if _counts(pod)}
+            now = time.monotonic()
+            taken |= {number for (whose, number), since in self._given.items() if whose == owner and now < since + _UNSEEN}
             number = min(set(range(completions)) - taken)
-            request = str(uuid.uuid4())
-            self._given[request] = (owner, number)
-            return number, request
+            self._given[owner, number] = now
+            return number
 
 
 def _counts(pod: Object) -> bool:
