@@ -4,6 +4,7 @@ makes of the job in the end, an indexed Job, is made here from the same template
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     nodes.pause_and_resume(volume / "checkpoints" / "jit-checkpointing")
     final = volume / "checkpoints" / "jit-checkpointing" / "final" / "model.safetensors"
     assert final.read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+
+
+@pytest.mark.usefixtures("webhook")
+def test_one_of_its_pods_is_evicted_and_both_come_back(kubeflow: Cluster, tmp_path: Path) -> None:
+    """The Job counts the other as failed, since it left, and makes both anew, each with its own number."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    claim(kubeflow, "evicted", volume)
+    nodes = Nodes(kubeflow, submitted(kubeflow, small(output_dir="pvc://evicted/exp3")), tools(tmp_path))
+    nodes.evict(1, volume / "exp3")
+    assert (volume / "exp3" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
 
 
 @pytest.mark.usefixtures("webhook")
@@ -106,16 +118,35 @@ class Nodes:
 
     def pause_and_resume(self, place: Path) -> None:
         """As a person does: both pods are told to stop, and gone; others go on from what they have left in this place."""
-        self.expect("step 3")
-        assert sorted(map(kube_indexed.index_of, self.pods())) == [0, 1]
+        self._train()
         self._lastcall("pause")
         assert self.pods() == []
+        self._expect_saved(place)
+        self._lastcall("resume")
+        self._finish()
+
+    def evict(self, index: int, place: Path) -> None:
+        """Only this pod is told to stop."""
+        self._train()
+        (victim,) = (pod["metadata"]["name"] for pod in self.pods() if kube_indexed.index_of(pod) == index)
+        done = self._cluster.kubectl("delete", "pod", victim)  # returns when it is gone
+        assert done.returncode == 0, done.stderr
+        self._expect_saved(place)
+        self._finish()
+
+    def _train(self) -> None:
+        self.expect("step 3")
+        assert sorted(map(kube_indexed.index_of, self.pods())) == [0, 1]
+
+    def _expect_saved(self, place: Path) -> None:
         (record,) = (json.loads(path.read_text()) for path in place.glob("checkpoint-*/lastcall.json"))
         assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
-        self._lastcall("resume")
-        self.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
+
+    def _finish(self) -> None:
         until(lambda: self._cluster.api.get("Job", self._name)["status"].get("succeeded") == 2, self.story)
-        assert sorted(map(kube_indexed.index_of, self.pods())) == [0, 1]
+        assert re.search(r"\[Kubeflow\] Auto-resuming from checkpoint-\d+", self.log()), self.story()
+        done = [pod for pod in self.pods() if pod["status"]["phase"] == "Succeeded"]
+        assert sorted(map(kube_indexed.index_of, done)) == [0, 1]
 
     def _lastcall(self, word: str) -> None:
         done = self._cluster.lastcall(word, f"job/{self._name}")
