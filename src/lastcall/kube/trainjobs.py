@@ -48,8 +48,7 @@ def _storage(draft: Draft, wishes: Wishes) -> Object:
     if wishes.storage is None:
         return {}
     containers = [container for pod in _pods(draft) for container in items(pod, ("containers",))]
-    present = [at(mount, ("mountPath",)) for container in containers for mount in items(container, ("volumeMounts",))]
-    if wishes.where() in present:
+    if any(mounts.mounted(container, wishes.where()) is not None for container in containers):
         return {}
     container = {"name": _NODE, "volumeMounts": [mounts.storage_mount(wishes)]}
     return {"volumes": [mounts.storage_volume(wishes)], "containers": [container]}

@@ -83,3 +83,12 @@ def test_a_trainjob_that_is_full_is_not_made_one_that_the_api_server_refuses() -
     made = inject.inject(item, options=Options())
     assert patches(applied(item, made.operations)) == patches(item)
     assert [warning for warning in made.warnings if "spec.runtimePatches has 16" in warning]
+
+
+def test_what_a_patch_of_the_users_mounts_there_stays_however_its_path_is_written() -> None:
+    mount = {"name": "mine", "mountPath": "/data/"}
+    item = trainjob(
+        {**ON, "lastcall.dev/storage": "claim", "lastcall.dev/directory": "/data"},
+        runtimePatches=[user_patch(containers=[{"name": "node", "volumeMounts": [mount]}])],
+    )
+    assert at(patches(protected(item))[1], POD) is None
