@@ -60,7 +60,6 @@ class Kind:
     version: str
     spec: Schema
     status: Schema | None = None
-    required: tuple[str, ...] = ()
     cluster_wide: bool = False
     names: Schema = field(default_factory=dict)
     scale: Schema = field(default_factory=dict)
@@ -73,7 +72,7 @@ class Kind:
             fields["status"] = self.status
             subresources = {"status": {}, **({"scale": self.scale} if self.scale else {})}
         version = {"name": self.version, "served": True, "storage": True, "subresources": subresources}
-        version["schema"] = {"openAPIV3Schema": struct(*self.required, **fields)}
+        version["schema"] = {"openAPIV3Schema": struct(**fields)}
         names = {"kind": self.name, "listKind": f"{self.name}List", "plural": plural, "singular": self.name.lower(), **self.names}
         spec = {"group": self.group, "names": names, "scope": "Cluster" if self.cluster_wide else "Namespaced", "versions": [version]}
         return {"apiVersion": "apiextensions.k8s.io/v1", "kind": _KIND, "metadata": {"name": f"{plural}.{self.group}"}, "spec": spec}
@@ -164,8 +163,11 @@ def read(folder: Path) -> list[Schema]:
 def _in_file(path: Path) -> Iterator[Schema]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a release has megabytes of it
     for document in yaml.load_all(path.read_text(), loader):
-        items = document.get("items", [document]) if isinstance(document, dict) else []
-        yield from (_as_new(one) for one in items if one.get("kind", _KIND if document.get("kind") == f"{_KIND}List" else "") == _KIND)
+        kind = document.get("kind", "") if isinstance(document, dict) else ""
+        items = document["items"] if kind.endswith("List") else [document]
+        for one in ({"kind": kind.removesuffix("List"), **item} for item in items if item):  # in a list, it may be left out
+            if one["kind"] == _KIND:
+                yield _as_new(one)
 
 
 def _as_new(given: Schema) -> Schema:

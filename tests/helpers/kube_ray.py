@@ -1,7 +1,7 @@
 """KubeRay's RayCluster, RayJob and RayService (ray.io/v1), written from its Go types: it publishes no models.
 
-Read from raycluster_types.go, with `networkPolicy` and `tlsOptions`, which are younger than 1.6, and from rayjob_types.go and
-rayservice_types.go of 1.5. Its rules in CEL are left out, and its second version, v1alpha1, which has the same pods.
+Read as they stood in 2026: the cluster after `networkPolicy` and `tlsOptions` had come, job and service with `deletionRules` and
+`clusterUpgradeOptions`. Its rules in CEL are left out, and its second version, v1alpha1.
 """
 
 from __future__ import annotations
