@@ -79,8 +79,7 @@ def annotated(obj: Object) -> list[Object]:
 
 def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Options) -> list[str]:
     if kind.name == "TrainJob":
-        trainjobs.inject(draft, wishes)
-        return []
+        return trainjobs.inject(draft, wishes)
     found: list[str | None] = []
     for template in kind.find(obj):
         found += _template(draft, template, kind, wishes, options)

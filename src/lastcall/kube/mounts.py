@@ -5,7 +5,7 @@ from __future__ import annotations
 from lastcall.kube import tree
 from lastcall.kube.annotations import Wishes
 from lastcall.kube.kinds import VOLUME, Template
-from lastcall.kube.patches import Draft, Object, Path, at
+from lastcall.kube.patches import Draft, Object, at, items
 
 INSTALL = "lastcall-install"
 STORAGE = "lastcall-storage"
@@ -16,7 +16,7 @@ def package(draft: Draft, template: Template, image: str | None, pull_policy: st
     """The volume at tree.MOUNT, and the init container that copies the package there. A warning where it cannot be."""
     volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
     volume = draft.named(volumes, VOLUME)
-    taken = _mounted(draft, template.trainer, tree.MOUNT)
+    taken = mounted(draft.get(template.trainer), tree.MOUNT)
     if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
         return (
             f"the volume {VOLUME}, or the mount at {tree.MOUNT}, is not ours: neither package nor stop file can be put there. Rename it"
@@ -47,7 +47,7 @@ def hook(draft: Draft, template: Template) -> str | None:
 def storage(draft: Draft, template: Template, wishes: Wishes) -> None:
     """The claim at the run's directory, unless the user mounts something there."""
     where = wishes.where()
-    if wishes.storage is None or where is None or _mounted(draft, template.trainer, where) is not None:
+    if wishes.storage is None or where is None or mounted(draft.get(template.trainer), where) is not None:
         return
     draft.append((*template.trainer, "volumeMounts"), storage_mount(wishes))
     if draft.named((*template.spec, "volumes"), STORAGE) is None:
@@ -65,9 +65,9 @@ def storage_volume(wishes: Wishes) -> Object:
     return {"name": STORAGE, "persistentVolumeClaim": {"claimName": wishes.storage.name}}
 
 
-def _mounted(draft: Draft, container: Path, where: str) -> object:
+def mounted(container: object, where: str | None) -> object:
     """The name of the volume that is mounted there; None if none is."""
-    for mount in draft.items((*container, "volumeMounts")):
+    for mount in items(container, ("volumeMounts",)):
         path = at(mount, ("mountPath",))
         if isinstance(path, str) and path.rstrip("/") == where:
             return at(mount, ("name",)) or ""
