@@ -83,11 +83,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(nursery: Nu
     reference = case.result.read_text()
     shutil.rmtree(case.run)
     case.finished(STEPS="12", LASTCALL_SAVE_STEPS="5")
-    assert [step for _, step in case.kinds()][-2:] == [10, 12]
+    earlier, last = [step for _, step in case.kinds()][-2:]  # the one at 5 may have been written still when 10 was due
+    assert last == 12
     damage(case.run / "checkpoint-12")
     child = case.finished()
     assert "set checkpoint-12 aside as checkpoint-12.damaged-0" in child.log()
-    assert child.lines()[0] == "resumed 10 step 10"
+    assert child.lines()[0] == f"resumed {earlier} step {earlier}"
     assert (case.run / "checkpoint-12.damaged-0" / "lastcall.json").exists()
     assert case.result.read_text() == reference
 

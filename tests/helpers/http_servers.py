@@ -9,12 +9,14 @@ from typing import Self
 
 
 class Served:
-    def __init__(self, handler: type[http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> None:
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def __init__(
+        self, handler: type[http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        self._server = http.server.ThreadingHTTPServer((host, 0), handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self.address = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
+        self.address = f"{'https' if tls else 'http'}://{host}:{self._server.server_port}"
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +59,15 @@ class Cluster:
         self._machine.close()
 
     def kubectl(self, *words: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self._typed([self._tools.programs / "kubectl", *words], given)
+
+    def lastcall(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """`lastcall kube`."""
+        return self._typed([sys.executable, "-m", "lastcall", "kube", *words])
+
+    def _typed(self, words: Sequence[object], given: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self._tools.programs / "kubectl"), *map(str, words)],
+            [*map(str, words)],
             input=given, capture_output=True, text=True, timeout=300, check=False, env=self.environment(),
         )  # fmt: skip
 

@@ -1,250 +1,218 @@
 """The kinds of KubeRay, Kubeflow and JobSet, as CustomResourceDefinitions for a test cluster.
 
-No registry that we reach carries the projects' own files. So they are written here from the projects' public types (KubeRay
-ray.io/v1, Trainer v2 trainer.kubeflow.org/v1alpha1, training-operator kubeflow.org/v1, JobSet v1alpha2): the fields of `spec` that a
-user sets, with their types, defaults and what is required, structural, and so with all others pruned. Pod and Job templates have the
-API server's own schema, expanded, as theirs have; `status` is open, and so is the JobSet in a runtime, which nobody changes here
-(each expanded template costs this API server seconds). What is not in them: rules in CEL (this server knows none), and fields of a
-pod that are younger than the server.
+    python tests/helpers/kube_kinds.py FOLDER          writes them there as YAML
+    python tests/helpers/kube_kinds.py check WHEEL     compares the PyTorchJob with the models in kubeflow_training's wheel
+
+The projects' own are files of their releases, which no registry that we reach has. `LASTCALL_KUBE_CRDS=FOLDER` names a folder with
+them: what is in it is installed, instead of what is here by the same name. Without it:
+
+- TrainJob, TrainingRuntime, ClusterTrainingRuntime (trainer.kubeflow.org/v1alpha1) and JobSet (v1alpha2) are made from the models that
+  Kubeflow itself publishes as kubeflow_trainer_api, 2.3.0 by constraints.txt. The pods in all kinds are those of this package, too:
+  younger than this server, as in the real definitions.
+- RayCluster, RayJob, RayService and PyTorchJob are written by hand from the projects' Go types. So are, for all, the rules that models
+  have lost (kube_rules.py).
+- Not here: rules in CEL, which this server does not know; second versions (KubeRay's v1alpha1); the columns that `kubectl get` prints.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-Schema = dict[str, Any]
+import yaml
 
-TEXT: Schema = {"type": "string"}
-FLAG: Schema = {"type": "boolean"}
-COUNT: Schema = {"type": "integer", "format": "int32"}
-NUMBER: Schema = {"type": "number"}
-EITHER: Schema = {"x-kubernetes-int-or-string": True}
-TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
-ANYTHING: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-METADATA: Schema = {
-    "type": "object",
-    "properties": {
-        "name": TEXT,
-        "namespace": TEXT,
-        "labels": TEXTS,
-        "annotations": TEXTS,
-        "finalizers": {"type": "array", "items": TEXT},
-    },
-}
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # as pytest does
+from helpers import kube_ray
+from helpers.kube_rules import QUANTITY, Schema
+from helpers.kube_schemas import (
+    COUNT,
+    FLAG,
+    LONG,
+    TEXT,
+    TIME,
+    as_old_servers_take_it,
+    generated,
+    named,
+    published,
+    several,
+    struct,
+    walk,
+)
 
-
-def several(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def keyed(items: Schema, key: str) -> Schema:
-    return {**several(items), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-
-
-def struct(*required: str, **fields: Schema) -> Schema:
-    return {"type": "object", "properties": fields, **({"required": list(required)} if required else {})}
+FOLDER = "LASTCALL_KUBE_CRDS"
+_KIND = "CustomResourceDefinition"
+_KEPT = ("name", "labels", "annotations")  # of the metadata of a definition that comes from another cluster
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`name` is its kind; `spec` what a user may say."""
+    """`name` is its kind; `spec` what a user may say, `status` what its controller does."""
 
     name: str
     group: str
     version: str
     spec: Schema
+    status: Schema | None = None
     cluster_wide: bool = False
-    status: bool = True
+    names: Schema = field(default_factory=dict)
+    scale: Schema = field(default_factory=dict)
 
     def definition(self) -> Schema:
         plural = f"{self.name.lower()}s"
         fields = {"apiVersion": TEXT, "kind": TEXT, "metadata": {"type": "object"}, "spec": self.spec}
-        version = {"name": self.version, "served": True, "storage": True, "subresources": {"status": {}} if self.status else {}}
-        version["schema"] = {"openAPIV3Schema": struct(**fields, **({"status": ANYTHING} if self.status else {}))}
-        names = {"kind": self.name, "listKind": f"{self.name}List", "plural": plural, "singular": self.name.lower()}
-        # Names below *.kubernetes.io and *.k8s.io are protected: they need a word on who has approved them.
-        metadata = {"name": f"{plural}.{self.group}", "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"}}
+        subresources: Schema = {}
+        if self.status is not None:
+            fields["status"] = self.status
+            subresources = {"status": {}, **({"scale": self.scale} if self.scale else {})}
+        version = {"name": self.version, "served": True, "storage": True, "subresources": subresources}
+        version["schema"] = {"openAPIV3Schema": struct(**fields)}
+        names = {"kind": self.name, "listKind": f"{self.name}List", "plural": plural, "singular": self.name.lower(), **self.names}
         spec = {"group": self.group, "names": names, "scope": "Cluster" if self.cluster_wide else "Namespaced", "versions": [version]}
-        return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": metadata, "spec": spec}
+        return {"apiVersion": "apiextensions.k8s.io/v1", "kind": _KIND, "metadata": {"name": f"{plural}.{self.group}"}, "spec": spec}
 
 
-@dataclass
-class Library:
-    """The schemas of the server itself, `GET /openapi/v2`, with all references replaced by what they refer to."""
-
-    openapi: Schema
-    _known: dict[str, Schema] = field(default_factory=dict)
-
-    def schema(self, name: str) -> Schema:
-        if name not in self._known:
-            self._known[name] = self._expanded(name, self.openapi["definitions"][name])
-        return self._known[name]
-
-    def _expanded(self, name: str, given: Schema) -> Schema:
-        if name.endswith((".IntOrString", ".Quantity")):
-            return EITHER
-        if name.endswith(".ObjectMeta"):
-            return METADATA
-        if "$ref" in given:
-            return self.schema(given["$ref"].removeprefix("#/definitions/"))
-        kept = {key: value for key, value in given.items() if key in ("type", "format", "required", *_LISTS)}
-        for key in ("items", "additionalProperties"):
-            if key in given:
-                kept[key] = self._expanded("", given[key])
-        if "properties" in given:
-            kept["properties"] = {key: self._expanded("", value) for key, value in given["properties"].items()}
-        if "protocol" in kept.get(
-            "x-kubernetes-list-map-keys", ()
-        ):  # a key has to be there; the server's own schema has the default in its code
-            protocol = {**TEXT, "default": "TCP"}
-            kept["items"] = {**kept["items"], "properties": {**kept["items"]["properties"], "protocol": protocol}}
-        return kept
-
-
-_LISTS = ("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type")
-
-
-def all_kinds(library: Library) -> list[Kind]:
-    pod = library.schema("io.k8s.api.core.v1.PodTemplateSpec")
-    job = library.schema("io.k8s.api.batch.v1beta1.JobTemplateSpec")
-    core = {name: library.schema(f"io.k8s.api.core.v1.{name}") for name in _CORE}
-    ray = _ray_cluster(pod, core)
+def all_kinds() -> list[Kind]:
+    trainer, jobset = "trainer.kubeflow.org", "JobsetV1alpha2JobSet"
+    runtime = published("TrainerV1alpha1TrainingRuntimeSpec")
+    everywhere = {"categories": ["all"]}
     return [
-        Kind("RayCluster", "ray.io", "v1", ray),
-        Kind("RayJob", "ray.io", "v1", _ray_job(ray, pod)),
+        Kind("RayCluster", "ray.io", "v1", kube_ray.cluster(), kube_ray.cluster_status(), names=everywhere),
+        Kind("RayJob", "ray.io", "v1", kube_ray.job(), kube_ray.job_status(), names=everywhere),
+        Kind("RayService", "ray.io", "v1", kube_ray.service(), kube_ray.service_status(), names=everywhere),
+        Kind("JobSet", "jobset.x-k8s.io", "v1alpha2", published(f"{jobset}Spec"), published(f"{jobset}Status")),
         Kind(
-            "RayService",
-            "ray.io",
-            "v1",
-            struct(serveConfigV2=TEXT, rayClusterConfig=ray, serveService=ANYTHING, upgradeStrategy=ANYTHING),
+            "TrainJob", trainer, "v1alpha1",
+            published("TrainerV1alpha1TrainJobSpec"), published("TrainerV1alpha1TrainJobStatus"),
         ),
-        Kind("JobSet", "jobset.x-k8s.io", "v1alpha2", _jobset(job)),
-        Kind("TrainJob", "trainer.kubeflow.org", "v1alpha1", _train_job(core)),
-        Kind("TrainingRuntime", "trainer.kubeflow.org", "v1alpha1", _runtime(), status=False),
-        Kind("ClusterTrainingRuntime", "trainer.kubeflow.org", "v1alpha1", _runtime(), cluster_wide=True, status=False),
-        Kind("PyTorchJob", "kubeflow.org", "v1", _pytorch_job(pod)),
-    ]
+        Kind("TrainingRuntime", trainer, "v1alpha1", runtime),
+        Kind("ClusterTrainingRuntime", trainer, "v1alpha1", runtime, cluster_wide=True),
+        Kind("PyTorchJob", "kubeflow.org", "v1", _pytorch_job(), _pytorch_status(), scale=_SCALE),
+    ]  # fmt: skip
 
 
-_CORE = (
-    "EnvVar", "EnvFromSource", "VolumeMount", "Volume", "ResourceRequirements", "SecurityContext", "PodSecurityContext", "Affinity",
-    "Toleration",
-    "LocalObjectReference",
-)  # fmt: skip
+_SCALE = {
+    "specReplicasPath": ".spec.pytorchReplicaSpecs.Worker.replicas",
+    "statusReplicasPath": ".status.replicaStatuses.Worker.active",
+    "labelSelectorPath": ".status.replicaStatuses.Worker.selector",
+}
 
 
-def _ray_cluster(pod: Schema, core: dict[str, Schema]) -> Schema:
-    head = struct(
-        "template",
-        serviceType=TEXT,
-        headService=ANYTHING,
-        enableIngress=FLAG,
-        rayStartParams=TEXTS,
-        resources=TEXTS,
-        labels=TEXTS,
-        template=pod,
-    )
-    worker = struct(
-        "groupName", "maxReplicas", "minReplicas", "template",
-        groupName=TEXT, suspend=FLAG, replicas={**COUNT, "default": 0}, minReplicas={**COUNT, "default": 0},
-        maxReplicas={**COUNT, "default": 2147483647}, numOfHosts={**COUNT, "default": 1}, idleTimeoutSeconds=COUNT,
-        rayStartParams=TEXTS,
-        resources=TEXTS, labels=TEXTS, template=pod, scaleStrategy=struct(workersToDelete=several(TEXT)),
-    )  # fmt: skip
-    scaler = struct(
-        resources=core["ResourceRequirements"], image=TEXT, imagePullPolicy=TEXT, env=several(core["EnvVar"]),
-        envFrom=several(core["EnvFromSource"]), volumeMounts=several(core["VolumeMount"]), securityContext=core["SecurityContext"],
-        idleTimeoutSeconds=COUNT, upscalingMode={**TEXT, "enum": ["Default", "Aggressive", "Conservative"]}, version=TEXT,
-    )  # fmt: skip
-    return struct(
-        "headGroupSpec", headGroupSpec=head, workerGroupSpecs=several(worker), rayVersion=TEXT, enableInTreeAutoscaling=FLAG,
-        autoscalerOptions=scaler, headServiceAnnotations=TEXTS, suspend=FLAG, managedBy=TEXT, gcsFaultToleranceOptions=ANYTHING,
-        upgradeStrategy=ANYTHING, authOptions=ANYTHING,
-    )  # fmt: skip
-
-
-def _ray_job(cluster: Schema, pod: Schema) -> Schema:
-    return struct(
-        activeDeadlineSeconds=COUNT, backoffLimit={**COUNT, "default": 0}, rayClusterSpec=cluster, submitterPodTemplate=pod,
-        metadata=TEXTS,
-        clusterSelector=TEXTS, submitterConfig=struct(backoffLimit=COUNT), managedBy=TEXT, deletionStrategy=ANYTHING, entrypoint=TEXT,
-        runtimeEnvYAML=TEXT, jobId=TEXT, submissionMode={**TEXT, "default": "K8sJobMode"}, entrypointResources=TEXT,
-        entrypointNumCpus=NUMBER,
-        entrypointNumGpus=NUMBER, ttlSecondsAfterFinished={**COUNT, "default": 0}, shutdownAfterJobFinishes=FLAG, suspend=FLAG,
-    )  # fmt: skip
-
-
-def _jobset(job: Schema) -> Schema:
-    depends = struct("name", "status", name=TEXT, status={**TEXT, "enum": ["Ready", "Complete"]})
-    replicated = struct(
-        "name", "template", name=TEXT, groupName={**TEXT, "default": "default"}, template=job, replicas={**COUNT, "default": 1},
-        dependsOn=keyed(depends, "name"),
-    )  # fmt: skip
-    rule = struct(
-        "name", "action", name=TEXT, action=TEXT, onJobFailureReasons=several(TEXT), onJobFailureMessagePatterns=several(TEXT),
-        targetReplicatedJobs=several(TEXT),
-    )  # fmt: skip
-    return struct(
-        replicatedJobs=keyed(replicated, "name"),
-        network=struct(enableDNSHostnames=FLAG, subdomain=TEXT, publishNotReadyAddresses=FLAG),
-        successPolicy=struct("operator", operator={**TEXT, "enum": ["All", "Any"]}, targetReplicatedJobs=several(TEXT)),
-        failurePolicy=struct(maxRestarts=COUNT, restartStrategy={**TEXT, "default": "Recreate"}, rules=several(rule)),
-        startupPolicy=struct("startupPolicyOrder", startupPolicyOrder={**TEXT, "enum": ["AnyOrder", "InOrder"]}),
-        suspend=FLAG, coordinator=struct("replicatedJob", replicatedJob=TEXT, jobIndex=COUNT, podIndex=COUNT), managedBy=TEXT,
-        ttlSecondsAfterFinished={**COUNT, "minimum": 0}, volumeClaimPolicies=several(ANYTHING),
-    )  # fmt: skip
-
-
-def _train_job(core: dict[str, Schema]) -> Schema:
-    env = keyed(core["EnvVar"], "name")
-    initializer = struct(storageUri=TEXT, env=env, secretRef=core["LocalObjectReference"])
-    trainer = struct(
-        image=TEXT, command=several(TEXT), args=several(TEXT), env=env, numNodes=COUNT, resourcesPerNode=core["ResourceRequirements"],
-        numProcPerNode=EITHER,
-    )  # fmt: skip
-    reference = struct(
-        "name", name=TEXT, apiGroup={**TEXT, "default": "trainer.kubeflow.org"}, kind={**TEXT, "default": "ClusterTrainingRuntime"}
-    )
-    manager = {**TEXT, "default": "trainer.kubeflow.org/trainjob-controller"}
-    return struct(
-        "runtimeRef", runtimeRef=reference, initializer=struct(dataset=initializer, model=initializer), trainer=trainer,
-        runtimePatches={**keyed(_runtime_patch(core), "manager"), "maxItems": 16}, suspend={**FLAG, "default": False},
-        activeDeadlineSeconds={"type": "integer", "format": "int64", "minimum": 1}, managedBy=manager,
-    )  # fmt: skip
-
-
-def _runtime_patch(core: dict[str, Schema]) -> Schema:
-    container = struct(
-        "name",
-        name=TEXT,
-        env=keyed(core["EnvVar"], "name"),
-        volumeMounts=keyed(core["VolumeMount"], "name"),
-        securityContext=core["SecurityContext"],
-    )
-    pod = struct(
-        serviceAccountName=TEXT, volumes=keyed(core["Volume"], "name"), initContainers=keyed(container, "name"),
-        containers=keyed(container, "name"),
-        imagePullSecrets=several(core["LocalObjectReference"]), securityContext=core["PodSecurityContext"], nodeSelector=TEXTS,
-        affinity=core["Affinity"], tolerations=several(core["Toleration"]), schedulingGates=several(struct("name", name=TEXT)),
-        terminationGracePeriodSeconds={"type": "integer", "format": "int64"},
-    )  # fmt: skip
-    inner = struct(template=struct(metadata=METADATA, spec=pod))
-    job = struct("name", name=TEXT, template=struct(metadata=METADATA, spec=inner))
-    template = struct(metadata=METADATA, spec=struct(replicatedJobs=keyed(job, "name")))
-    return struct("manager", manager=TEXT, time={**TEXT, "format": "date-time"}, trainingRuntimeSpec=struct(template=template))
-
-
-def _runtime() -> Schema:
-    return struct(mlPolicy=ANYTHING, podGroupPolicy=ANYTHING, template=struct(metadata=METADATA, spec=ANYTHING))
-
-
-def _pytorch_job(pod: Schema) -> Schema:
-    replica = struct(replicas=COUNT, template=pod, restartPolicy=TEXT)
+def _pytorch_job() -> Schema:
+    replica = struct(replicas=COUNT, template=kube_ray.core("PodTemplateSpec"), restartPolicy=TEXT)
+    scheduling = struct(minAvailable=COUNT, queue=TEXT, minResources=named(QUANTITY), priorityClass=TEXT, scheduleTimeoutSeconds=COUNT)
     policy = struct(
-        cleanPodPolicy=TEXT, ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=COUNT, backoffLimit=COUNT,
-        schedulingPolicy=ANYTHING, suspend=FLAG,
-        managedBy=TEXT,
+        cleanPodPolicy=TEXT, ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=LONG, backoffLimit=COUNT,
+        schedulingPolicy=scheduling, suspend={**FLAG, "default": False}, managedBy=TEXT,
     )  # fmt: skip
-    replicas = {"type": "object", "additionalProperties": replica}
-    return struct("pytorchReplicaSpecs", runPolicy=policy, elasticPolicy=ANYTHING, pytorchReplicaSpecs=replicas, nprocPerNode=TEXT)
+    elastic = struct(
+        minReplicas=COUNT, maxReplicas=COUNT, rdzvBackend=TEXT, rdzvPort=COUNT, rdzvHost=TEXT, rdzvId=TEXT,
+        rdzvConf=several(struct(key=TEXT, value=TEXT)), standalone=FLAG, nProcPerNode=COUNT, maxRestarts=COUNT,
+        metrics=several(generated("V2MetricSpec")),
+    )  # fmt: skip
+    return struct("pytorchReplicaSpecs", runPolicy=policy, elasticPolicy=elastic, pytorchReplicaSpecs=named(replica), nprocPerNode=TEXT)
+
+
+def _pytorch_status() -> Schema:
+    condition = struct(
+        "status", "type", type=TEXT, status=TEXT, reason=TEXT, message=TEXT, lastUpdateTime=TIME, lastTransitionTime=TIME
+    )
+    selector = published("IoK8sApimachineryPkgApisMetaV1LabelSelector")
+    replica = struct(active=COUNT, succeeded=COUNT, failed=COUNT, labelSelector=selector, selector=TEXT)
+    times = dict.fromkeys(("startTime", "completionTime", "lastReconcileTime"), TIME)
+    return struct(conditions=several(condition), replicaStatuses=named(replica), **times)
+
+
+def definitions() -> list[Schema]:
+    """Those to install: the ones in the folder that LASTCALL_KUBE_CRDS names, and ours of which it has none."""
+    folder = os.environ.get(FOLDER)
+    given = read(Path(folder)) if folder else []
+    names = {one["metadata"]["name"] for one in given}
+    ours = (kind.definition() for kind in all_kinds())
+    return [_fitted(one) for one in (*given, *(one for one in ours if one["metadata"]["name"] not in names))]
+
+
+def _fitted(definition: Schema) -> Schema:
+    versions = [_fitted_version(version) for version in definition["spec"].get("versions", ())]
+    return {**definition, "spec": {**definition["spec"], "versions": versions}}
+
+
+def _fitted_version(version: Schema) -> Schema:
+    if "schema" not in version:
+        return version
+    return {**version, "schema": {"openAPIV3Schema": as_old_servers_take_it(version["schema"]["openAPIV3Schema"])}}
+
+
+def read(folder: Path) -> list[Schema]:
+    """The definitions in the YAML files of a folder, as releases have them or `kubectl get crd -o yaml` prints them."""
+    if not folder.is_dir():
+        raise ValueError(f"{FOLDER}={folder} is not a folder. Put the projects' {_KIND}s there as YAML files, or unset it")
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml", ".json"))
+    found = {one["metadata"]["name"]: one for path in files for one in _in_file(path)}
+    if not found:
+        raise ValueError(f"{FOLDER}={folder} has no {_KIND} in its {len(files)} YAML files. Put the projects' own there, or unset it")
+    return list(found.values())
+
+
+def _in_file(path: Path) -> Iterator[Schema]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a release has megabytes of it
+    for document in yaml.load_all(path.read_text(), loader):
+        kind = document.get("kind", "") if isinstance(document, dict) else ""
+        items = document["items"] if kind.endswith("List") else [document]
+        for one in ({"kind": kind.removesuffix("List"), **item} for item in items if item):  # in a list, it may be left out
+            if one["kind"] == _KIND:
+                yield _as_new(one)
+
+
+def _as_new(given: Schema) -> Schema:
+    """Without what another cluster has added, and without a conversion, which needs the project's controller."""
+    metadata = {key: value for key, value in given["metadata"].items() if key in _KEPT}
+    metadata["annotations"] = {key: value for key, value in metadata.get("annotations", {}).items() if key != _APPLIED}
+    spec = {key: value for key, value in given["spec"].items() if key != "conversion"}
+    return {"apiVersion": given.get("apiVersion", "apiextensions.k8s.io/v1"), "kind": _KIND, "metadata": metadata, "spec": spec}
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in all_kinds():
+        made = kind.definition()
+        text = yaml.dump(made, Dumper=_Dumper, sort_keys=False)
+        (folder / f"{made['metadata']['name']}.yaml").write_text(text)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A file without anchors, as people write them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def differences(wheel: Path) -> list[str]:
+    """Between our PyTorchJob's fields and those in a wheel of kubeflow_training. Run by hand: it has no place beside Kubeflow's SDK."""
+    theirs, ours = (
+        {(path, one.get("type")) for path, one in walk(spec) if not path.startswith(_OTHERS)}
+        for spec in (generated("KubeflowOrgV1PyTorchJobSpec", functools.partial(_model_text, zipfile.ZipFile(wheel))), _pytorch_job())
+    )
+    return [f"only theirs: {it}" for it in sorted(theirs - ours)] + [f"only ours: {it}" for it in sorted(ours - theirs)]
+
+
+_OTHERS = (".pytorchReplicaSpecs{}.template", ".elasticPolicy.metrics[]")  # Kubernetes' own, which the wheel has not
+_NOTHING = "openapi_types = {} attribute_map = {}"
+
+
+def _model_text(wheel: zipfile.ZipFile, name: str) -> str:
+    texts = (wheel.read(file).decode() for file in wheel.namelist() if file.startswith("kubeflow/training/models/"))
+    return next((text for text in texts if f"class {name}(" in text), _NOTHING)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "check":
+        print("\n".join(differences(Path(sys.argv[2]))) or "no difference")
+    else:
+        write(Path(sys.argv[1]))

@@ -21,7 +21,7 @@ RUNTIME: Object = {
     "kind": "ClusterTrainingRuntime",
     "metadata": {"name": "torch-distributed", "labels": {"trainer.kubeflow.org/framework": "torch"}},
     "spec": {
-        "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}},
+        "mlPolicy": {"numNodes": 1, "torch": {}},
         "template": {
             "spec": {
                 "replicatedJobs": [

@@ -40,11 +40,9 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def kinds(cluster: Cluster) -> Cluster:
     """The same, with the kinds of KubeRay, Kubeflow and JobSet."""
-    found = kube_kinds.all_kinds(kube_kinds.Library(cluster.api.ask("GET", "/openapi/v2")))
-    for kind in found:
-        cluster.api.create(kind.definition())
-    for kind in found:
-        until(lambda kind=kind: established(cluster, kind), lambda kind=kind: f"{kind.name} to be served")
+    names = [cluster.api.create(definition)["metadata"]["name"] for definition in kube_kinds.definitions()]
+    for name in names:
+        until(lambda name=name: established(cluster, name), lambda name=name: f"{name} to be served")
     return cluster
 
 
@@ -55,8 +53,8 @@ def webhook(kinds: Cluster) -> Iterator[Webhook]:
         yield running
 
 
-def established(cluster: Cluster, kind: kube_kinds.Kind) -> bool:
-    definition = cluster.api.get("CustomResourceDefinition", kind.definition()["metadata"]["name"])
+def established(cluster: Cluster, name: str) -> bool:
+    definition = cluster.api.get("CustomResourceDefinition", name)
     conditions = {it["type"]: it["status"] for it in definition.get("status", {}).get("conditions", [])}
     assert conditions.get("NonStructuralSchema") != "True", definition["status"]
     return conditions.get("Established") == "True"

@@ -70,6 +70,25 @@ def test_an_annotated_train_job_carries_its_annotations_to_the_job_set(cleared: 
     assert objects.at(job, ("template", "spec", "template", "spec", "terminationGracePeriodSeconds")) == GRACE
 
 
+def test_a_train_job_with_as_many_variables_as_it_may_have_is_admitted(cleared: Cluster) -> None:
+    item = asked("TrainJob", "full")
+    item["spec"]["trainer"]["env"] = [{"name": f"MINE_{number}", "value": "1"} for number in range(128)]
+    made = cleared.api.create(item)
+    assert made["spec"]["trainer"]["env"] == item["spec"]["trainer"]["env"]
+    assert [patch["manager"] for patch in made["spec"]["runtimePatches"]] == ["lastcall.dev/webhook"]
+    item["spec"]["trainer"]["env"].append({"name": "ONE_MORE", "value": "1"})
+    with pytest.raises(Refused, match="422"):
+        cleared.api.create({**item, "metadata": {"name": "fuller"}})
+
+
+def test_the_jobs_of_a_job_set_get_a_policy_for_pods_that_saved(cleared: Cluster) -> None:
+    """A field that is younger than this API server, and not younger than the JobSet's definition."""
+    made = cleared.api.create(asked("JobSet", "it"))
+    policy = objects.at(made["spec"], ("replicatedJobs", 0, "template", "spec", "podFailurePolicy"))
+    assert [rule["action"] for rule in policy["rules"]] == ["Ignore", "Ignore"]
+    assert policy["rules"][0]["onExitCodes"]["containerName"] == "train"
+
+
 @pytest.mark.parametrize("kind", sorted(objects.OBJECTS))
 def test_an_object_without_annotations_is_what_it_is_without_a_webhook(cluster: Cluster, unasked: str, kind: str) -> None:
     """In a namespace that has opted out nobody is asked. What differs by nature is left out: names, times, tokens of accounts."""

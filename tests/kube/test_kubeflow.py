@@ -1,29 +1,32 @@
-"""TransformersTrainer on a real API server, and the pods of its TrainJob on a real node. No controller of Kubeflow is here: the two
-pods that it would make of the job are made by two Jobs, with the variables that its torch plugin adds."""
+"""TransformersTrainer on a real API server, and the pods of its TrainJob on a real node. No controller of Kubeflow is here: what it
+makes of the job in the end, an indexed Job, is made here from the same template, with the variables that its torch plugin adds."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import kube_images, kubeflow_functions, kubeflow_objects, kubeflow_plain, s3_server
+from helpers import kube_images, kube_indexed, kubeflow_functions, kubeflow_objects, kubeflow_plain, s3_server
 from helpers.kube_api import Object, until
 from helpers.kube_cluster import Cluster
 from helpers.ports import free_port
 
-EPOCHS = 3
+EPOCHS = 10  # 40 steps of half a second: no notice comes too late
 # There is no DNS here: the pods share the node's network, where each finds the other.
 PLUGIN = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.fixture(scope="session")
-def kubeflow(kinds: Cluster) -> Cluster:
-    """With the runtime that TrainJobs refer to."""
+def kubeflow(kinds: Cluster) -> Iterator[Cluster]:
+    """With the runtime that TrainJobs refer to, and with indexed Jobs."""
     kinds.api.create(kubeflow_objects.RUNTIME)
-    return kinds
+    with kube_indexed.served(kinds):
+        yield kinds
 
 
 def submitted(cluster: Cluster, trainer: Any) -> Object:
@@ -46,10 +49,21 @@ def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: C
     volume.mkdir()
     claim(kubeflow, "shared", volume)
     job = submitted(kubeflow, small())
-    pair = Pair(kubeflow, job, tools(tmp_path))
-    pair.pause_and_resume(volume / "checkpoints" / "jit-checkpointing")
+    nodes = Nodes(kubeflow, job, tools(tmp_path))
+    nodes.pause_and_resume(volume / "checkpoints" / "jit-checkpointing")
     final = volume / "checkpoints" / "jit-checkpointing" / "final" / "model.safetensors"
     assert final.read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+
+
+@pytest.mark.usefixtures("webhook")
+def test_one_of_its_pods_is_evicted_and_both_come_back(kubeflow: Cluster, tmp_path: Path) -> None:
+    """The Job counts the other as failed, since it left, and makes both anew, each with its own number."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    claim(kubeflow, "evicted", volume)
+    nodes = Nodes(kubeflow, submitted(kubeflow, small(output_dir="pvc://evicted/exp3")), tools(tmp_path))
+    nodes.evict(1, volume / "exp3")
+    assert (volume / "exp3" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
 
 
 @pytest.mark.usefixtures("webhook")
@@ -59,8 +73,8 @@ def test_its_two_pods_share_nothing_but_a_bucket(kubeflow: Cluster, tmp_path: Pa
         bucket = server.bucket("runs") / "exp2"
         secret(kubeflow, "my-data", server.environment)
         job = submitted(kubeflow, small(output_dir="s3://runs/exp2", data_connection_name="my-data"))
-        pair = Pair(kubeflow, job, tools(tmp_path))
-        pair.pause_and_resume(bucket)
+        nodes = Nodes(kubeflow, job, tools(tmp_path))
+        nodes.pause_and_resume(bucket)
         assert (bucket / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
 
 
@@ -78,55 +92,69 @@ def small(**settings: Any) -> Any:
     )
 
 
-class Pair:
-    """The two pods of a TrainJob, each kept by a Job."""
+class Nodes:
+    """The two pods of a TrainJob, kept by one indexed Job, with the variables that Kubeflow's torch plugin adds."""
 
     def __init__(self, cluster: Cluster, job: Object, tools: Path) -> None:
         self._cluster = cluster
-        self._names = [f"{job['metadata']['name']}-node-{rank}" for rank in (0, 1)]
+        self._name = f"{job['metadata']['name']}-node-0"
         self._said: dict[str, str] = {}
-        port = str(free_port())
-        for rank, name in enumerate(self._names):
-            spec = kubeflow_objects.pod_template(job)["spec"]
-            spec |= {"restartPolicy": "Never", "hostNetwork": True}
-            (container,) = spec["containers"]
-            container["image"] = kube_images.TRAINING
-            said = {**PLUGIN, "PET_NODE_RANK": str(rank), "PET_MASTER_PORT": port, "PATH": f"{tools}:/usr/bin:/bin"}
-            container["env"] += [{"name": key, "value": value} for key, value in said.items()]
-            mounts = {**kube_images.MOUNTS, "tools": tools}
-            spec["volumes"] += [{"name": key, "hostPath": {"path": str(path)}} for key, path in mounts.items()]
-            container["volumeMounts"] += [{"name": key, "mountPath": str(path), "readOnly": True} for key, path in mounts.items()]
-            template = {"metadata": {"labels": {"trainjob": job["metadata"]["name"]}}, "spec": spec}
-            metadata = {"name": name, "annotations": job["metadata"]["annotations"]}
-            cluster.api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": template}})
-        self._selector = f"trainjob={job['metadata']['name']}"
+        spec = kubeflow_objects.pod_template(job)["spec"]
+        spec |= {"restartPolicy": "Never", "hostNetwork": True}
+        (container,) = spec["containers"]
+        container["image"] = kube_images.TRAINING
+        said = {**PLUGIN, "PET_MASTER_PORT": str(free_port()), "PATH": f"{tools}:/usr/bin:/bin"}
+        container["env"] += [{"name": key, "value": value} for key, value in said.items()]
+        container["env"] += [{"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": kube_indexed.FIELD}}}]
+        mounts = {**kube_images.MOUNTS, "tools": tools}
+        spec["volumes"] += [{"name": key, "hostPath": {"path": str(path)}} for key, path in mounts.items()]
+        container["volumeMounts"] += [{"name": key, "mountPath": str(path), "readOnly": True} for key, path in mounts.items()]
+        template = {"metadata": {"labels": {"trainjob": job["metadata"]["name"]}}, "spec": spec}
+        metadata = {"name": self._name, "annotations": job["metadata"]["annotations"]}
+        cluster.api.create(kube_indexed.job(metadata, template, completions=2))
 
     def pods(self) -> list[Object]:
-        return self._cluster.api.pods(self._selector)
-
-    def scale(self, parallelism: int) -> None:
-        """What `lastcall kube pause` does to a Job where the server has no `suspend`."""
-        change = json.dumps({"spec": {"parallelism": parallelism}})
-        for name in self._names:
-            done = self._cluster.kubectl("patch", "job", name, "-p", change)
-            assert done.returncode == 0, done.stderr
+        return self._cluster.api.pods(f"job-name={self._name}")
 
     def pause_and_resume(self, place: Path) -> None:
-        """Both pods are told to stop, and gone; others go on from what they have left in this place."""
+        """As a person does: both pods are told to stop, and gone; others go on from what they have left in this place."""
+        self._train()
+        self._lastcall("pause")
+        assert self.pods() == []
+        self._expect_saved(place)
+        self._lastcall("resume")
+        self._finish()
+
+    def evict(self, index: int, place: Path) -> None:
+        """Only this pod is told to stop."""
+        self._train()
+        (victim,) = (pod["metadata"]["name"] for pod in self.pods() if kube_indexed.index_of(pod) == index)
+        done = self._cluster.kubectl("delete", "pod", victim)  # returns when it is gone
+        assert done.returncode == 0, done.stderr
+        self._expect_saved(place)
+        self._finish()
+
+    def _train(self) -> None:
         self.expect("step 3")
-        self.scale(0)
-        until(lambda: self.pods() == [], self.story)
-        (record,) = (json.loads(path.read_text()) for path in place.glob("checkpoint-*/lastcall.json"))
-        assert (record["kind"], record["world"]) == ("jit", 2) and record["exact"], record
-        self.scale(1)
-        self.expect(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}")
-        self.wait()
+        assert sorted(map(kube_indexed.index_of, self.pods())) == [0, 1]
+
+    def _expect_saved(self, place: Path) -> None:
+        records = [json.loads(path.read_text()) for path in place.glob("checkpoint-*/lastcall.json")]
+        found = [(record["kind"], record["world"], record["exact"]) for record in records]
+        assert found == [("jit", 2, True)], f"{records}\n{self.story()}"
+
+    def _finish(self) -> None:
+        until(lambda: self._cluster.api.get("Job", self._name)["status"].get("succeeded") == 2, self.story)
+        assert re.search(r"\[Kubeflow\] Auto-resuming from checkpoint-\d+", self.log()), self.story()
+        done = [pod for pod in self.pods() if pod["status"]["phase"] == "Succeeded"]
+        assert sorted(map(kube_indexed.index_of, done)) == [0, 1]
+
+    def _lastcall(self, word: str) -> None:
+        done = self._cluster.lastcall(word, f"job/{self._name}")
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.story()}"
 
     def expect(self, words: str) -> None:
         until(lambda: words in self.log(), self.story)
-
-    def wait(self) -> None:
-        until(lambda: all(self._cluster.api.get("Job", name)["status"].get("succeeded") for name in self._names), self.story)
 
     def log(self) -> str:
         """Of all lives: a pod that is gone has taken its own along."""

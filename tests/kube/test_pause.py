@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,6 @@ from helpers.kube_trainings import Training
 SETTINGS = {"STEPS": 30, "PACE": 0.5}
 
 
-def lastcall(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lastcall", "kube", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=cluster.environment(),
-    )
-
-
 @pytest.mark.usefixtures("webhook")
 def test_a_paused_job_has_saved_and_resumes_to_the_same_bits(cluster: Cluster, tmp_path: Path) -> None:
     finished = kube_trainings.uninterrupted(tmp_path / "uninterrupted", SETTINGS)
@@ -36,13 +23,13 @@ def test_a_paused_job_has_saved_and_resumes_to_the_same_bits(cluster: Cluster, t
     item = kube_trainings.job("paused", folder, SETTINGS, annotations=annotations, logged=True)
     training = Training(cluster, folder, cluster.api.create(item))
     training.expect("step 3")
-    done = lastcall(cluster, "pause", "job/paused")
+    done = cluster.lastcall("pause", "job/paused")
     assert done.returncode == 0, done.stdout + done.stderr + training.story()
     assert training.pods() == []
     (record,) = (json.loads(path.read_text()) for path in folder.glob("run/*/lastcall.json"))
     assert record["kind"] == "jit" and training.lines("step")[-1] == f"step {record['step']}"
-    assert lastcall(cluster, "pause", "job/paused").returncode == 0  # again: it is so already
-    done = lastcall(cluster, "resume", "job/paused")
+    assert cluster.lastcall("pause", "job/paused").returncode == 0  # again: it is so already
+    done = cluster.lastcall("resume", "job/paused")
     assert done.returncode == 0, done.stdout + done.stderr
     training.wait()
     assert training.lines("from") == ["from 0", f"from {record['step']}"], training.story()

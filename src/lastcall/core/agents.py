@@ -311,7 +311,8 @@ class Agents(Serving):
             self._give_up(str(error))
             return
         session.outside.tell(checkpoint=entry.path.name)
-        session.copy(entry)
+        if session.copier is not None:
+            session.copier.copy(entry)
         self._answer(f"{messages.named(decision.writers)} saved {entry.path.name}")
 
     def _give_up(self, because: str) -> None:

@@ -20,8 +20,9 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, memory, settings
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, restore, settling, shares, space
+from lastcall.core import exits, restore, shares, space
 from lastcall.core.budget import Budget
+from lastcall.core.copier import Copier
 from lastcall.core.gate import Gate
 from lastcall.core.gathering import Gathering, Order
 from lastcall.core.guard import Guard
@@ -162,15 +163,16 @@ class Session:
         self.background = Periodic(self, Arena(allocate))
         self.ranks: Ranks | None = None
         self.gathering: Gathering | None = None
-        self._copier: int | None = None  # the rank that copied last, where directories differ
         self._latest, self._again = "", 0  # the last save of a boundary that all ranks saved, and how often it was
         self.pressing: Notice | None = None  # a rank was lost, or hangs
         self.preparing = Preparing(self)
         self.outside = Outside(root, self.catalog.private, self.clock, jit.grace)
         self.leaving = Leaving(self.catalog.private, rank)
         self.mirror: Mirror | None = None
+        self.copier: Copier | None = None
         if jit.mirror is not None:
             self.mirror = Mirror(jit.mirror, self.catalog, self.clock, self.events, lambda: self.keep, jit.mirror_keys)
+            self.copier = Copier(self, self.mirror)
             self.budget.afterwards = self.mirror.seconds
         self.guard: Guard | None = None
         self._wake = threading.Event()
@@ -354,23 +356,13 @@ class Session:
             written=record.written, path=entry.path.name,
         )  # fmt: skip
         self.outside.tell(step=self.subject.step, checkpoint=entry.path.name)
-        self.copy(entry)
+        if self.copier is not None:
+            self.copier.copy(entry)
         if self.catalog.held:
             for path in self.catalog.prune(self.keep):
                 self.events.emit("pruned", path=path.name)
         if self.gathering is None or self.gathering.at_hand:
             space.warn_if_short(self.catalog, record.written)
-
-    def copy(self, entry: catalogs.Entry) -> None:
-        """Have it copied to the mirror, where there is one."""
-        if self.mirror is None:
-            return
-        keeper = self.gathering.keeper if self.gathering is not None else None
-        if keeper != self._copier:  # what is there is what the one before has made of it
-            self._copier = keeper
-            self.mirror.forget()
-        if self.copies():
-            self.mirror.push(entry, urgent=self.latch.raised or self.pressing is not None)
 
     def has(self, name: str) -> bool:
         """Whether there is a checkpoint of this name, here or where the ranks have committed it."""
@@ -380,11 +372,6 @@ class Session:
     def speaks(self) -> bool:
         """Whether this rank does what only one of them does: the lowest one that is alive."""
         return self.ranks is None or self.ranks.rank == min(set(range(self.ranks.size)) - self.ranks.gone(), default=0)
-
-    def copies(self) -> bool:
-        """Whether this rank copies to the mirror: the one that speaks, or the one whose directory has what is to be copied."""
-        keeper = self.gathering.keeper if self.gathering is not None else None
-        return self.speaks() if self.ranks is None or keeper is None else self.ranks.rank == keeper
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
@@ -455,8 +442,8 @@ class Session:
             left_alone = self.outcome in (Outcome.FAILED, Outcome.FINISHED) and not self.outside.launched
             safe = self.committed == self.subject.boundary or left_alone
             self.guard.close(keep=not safe)
-        if self.mirror is not None:
-            settling.settle(self, self.mirror)
+        if self.copier is not None:
+            self.copier.settle()
         self.outside.tell(step=self.subject.step, outcome=outcome)
 
     def stop(self) -> None:

@@ -93,8 +93,7 @@ def annotated(obj: Object) -> list[Object]:
 
 def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Options) -> list[str]:
     if kind.name == "TrainJob":
-        trainjobs.inject(draft, wishes)
-        return []
+        return trainjobs.inject(draft, wishes)
     templates = list(kind.find(obj))
     found: list[str | None] = [] if templates else [_NO_TEMPLATE.format(kind.name)]
     for template in templates:

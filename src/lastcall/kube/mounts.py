@@ -7,20 +7,21 @@ import re
 from lastcall.kube import tree
 from lastcall.kube.annotations import Wishes
 from lastcall.kube.kinds import VOLUME, Template
-from lastcall.kube.patches import Draft, Object, Path, at, items
+from lastcall.kube.patches import Draft, Object, at, items
 
 INSTALL = "lastcall-install"
 STORAGE = "lastcall-storage"
 _RIGHTS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
 _COUNTED = ("cpu", "memory", "ephemeral-storage")  # of the resources; no accelerators
-_SLEEP = re.compile(r"(?:exec\s+)?(?:/bin/|/usr/bin/)?sleep\s+([0-9]+)s?")
+_SLEEP = re.compile(r"(?:exec\s+)?(?:/bin/|/usr/bin/)?sleep\s+([0-9]{1,9})s?")
+_LONGEST_HOOK = 600  # seconds; a longer one counts on being cut short, and would keep a node from being drained
 
 
 def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
     """The volume at tree.MOUNT, and the init container that copies the package there. A warning where it cannot be."""
     volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
     volume = draft.named(volumes, VOLUME)
-    taken = _mounted(draft, template.trainer, tree.MOUNT)
+    taken = mounted(draft.get(template.trainer), tree.MOUNT)
     if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
         return (
             f"the volume {VOLUME}, or the mount at {tree.MOUNT}, is not ours: neither package nor stop file can be put there. Rename it"
@@ -48,12 +49,11 @@ def hook_seconds(draft: Draft, template: Template) -> int:
     """How long the user's preStop hook sleeps before SIGTERM is sent; 0 where it does not, or does something else."""
     present = draft.get((*template.trainer, "lifecycle", "preStop"))
     seconds = at(present, ("sleep", "seconds"))
-    if type(seconds) is int and seconds > 0:
-        return seconds
     words = [word for word in items(present, ("exec", "command")) if isinstance(word, str)]
     text = words[2] if len(words) == 3 and words[1] in ("-c", "-ec") else " ".join(words)
     found = _SLEEP.fullmatch(text.strip())
-    return int(found[1]) if found else 0
+    slept = seconds if type(seconds) is int else int(found[1]) if found else 0
+    return slept if 0 < slept <= _LONGEST_HOOK else 0
 
 
 def _meaning(present: object) -> str:
@@ -68,7 +68,7 @@ def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
     where = wishes.where()
     if wishes.storage is None or where is None:
         return None
-    if _mounted(draft, template.trainer, where) is None:
+    if mounted(draft.get(template.trainer), where) is None:
         draft.append((*template.trainer, "volumeMounts"), storage_mount(wishes))
         if draft.named((*template.spec, "volumes"), STORAGE) is None:
             draft.append((*template.spec, "volumes"), storage_volume(wishes))
@@ -93,9 +93,9 @@ def storage_volume(wishes: Wishes) -> Object:
     return {"name": STORAGE, "persistentVolumeClaim": {"claimName": wishes.storage.name}}
 
 
-def _mounted(draft: Draft, container: Path, where: str) -> object:
+def mounted(container: object, where: str | None) -> object:
     """The name of the volume that is mounted there; None if none is."""
-    for mount in draft.items((*container, "volumeMounts")):
+    for mount in items(container, ("volumeMounts",)):
         path = at(mount, ("mountPath",))
         if isinstance(path, str) and path.rstrip("/") == where:
             return at(mount, ("name",)) or ""

@@ -3,6 +3,9 @@
 It can carry variables, the grace and volumes, but no init container and no hook. So the annotations are passed on to the JobSet, where
 the webhook sees the templates whole and adds what is missing. The grace is set here only where it was asked for: what the runtime says
 cannot be seen, and might be more than a default.
+
+Trainer's definition has limits, and the API server refuses a job beyond them, whoever has brought it there. What does not fit is left
+out: variables come to the pods by way of the JobSet all the same.
 """
 
 from __future__ import annotations
@@ -17,24 +20,35 @@ from lastcall.kube.patches import Draft, Object, Path, at, items
 MANAGER = "lastcall.dev/webhook"
 _NODE = "node"  # what the trainer calls the job, and the container in it, that trains
 _PATCHES: Path = ("spec", "runtimePatches")
+_ENV: Path = ("spec", "trainer", "env")
+_MOST_PATCHES, _MOST_VARIABLES = 16, 128
 
 
-def inject(draft: Draft, wishes: Wishes) -> None:
+def inject(draft: Draft, wishes: Wishes) -> list[str]:
+    """What there was no room for is said."""
     given = max((seconds for pod in _pods(draft) if type(seconds := pod.get("terminationGracePeriodSeconds")) is int), default=0)
     asked = 0 if wishes.grace is None else math.ceil(wishes.grace)
     facts = variables.Facts(wishes, ray=False, grace=max(asked, given) or None)
-    variables.add(draft, ("spec", "trainer", "env"), variables.wanted(facts))
-    if not any(isinstance(entry, dict) and entry.get("manager") == MANAGER for entry in draft.items(_PATCHES)):
-        pod = ({"terminationGracePeriodSeconds": asked} if asked > given else {}) | _storage(draft, wishes)
-        draft.append(_PATCHES, _patch(wishes, pod))
+    said: list[str] = []
+    number = len(draft.items(_ENV))
+    if number + len(variables.missing(draft, _ENV, variables.wanted(facts))) <= _MOST_VARIABLES:
+        variables.add(draft, _ENV, variables.wanted(facts))
+    else:
+        said.append(f"spec.trainer.env has {number} variables of {_MOST_VARIABLES}: lastcall's are in the pods of the JobSet only")
+    if any(isinstance(entry, dict) and entry.get("manager") == MANAGER for entry in draft.items(_PATCHES)):
+        return said
+    if len(draft.items(_PATCHES)) >= _MOST_PATCHES:
+        return [*said, f"spec.runtimePatches has {_MOST_PATCHES} entries, and takes no more: the pods of this job are not protected"]
+    pod = ({"terminationGracePeriodSeconds": asked} if asked > given else {}) | _storage(draft, wishes)
+    draft.append(_PATCHES, _patch(wishes, pod))
+    return said
 
 
 def _storage(draft: Draft, wishes: Wishes) -> Object:
     if wishes.storage is None:
         return {}
     containers = [container for pod in _pods(draft) for container in items(pod, ("containers",))]
-    present = [at(mount, ("mountPath",)) for container in containers for mount in items(container, ("volumeMounts",))]
-    if wishes.where() in present:
+    if any(mounts.mounted(container, wishes.where()) is not None for container in containers):
         return {}
     container = {"name": _NODE, "volumeMounts": [mounts.storage_mount(wishes)]}
     return {"volumes": [mounts.storage_volume(wishes)], "containers": [container]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lastcall import settings
 from lastcall.kube.annotations import Wishes
-from lastcall.kube.patches import Draft, Path, ShapeError
+from lastcall.kube.patches import Draft, Path, ShapeError, at
 from lastcall.kube.tree import SITE
 
 RETRIED_EXIT_CODE = 138  # the training operator's "retryable, defined by the user": with restartPolicy ExitCode it gives up below 128
@@ -51,11 +51,15 @@ def wanted(facts: Facts) -> dict[str, str]:
 
 
 def add(draft: Draft, env: Path, variables: dict[str, str]) -> None:
-    """To the list of variables at `env`. A setting that the user has given by its other name is given."""
-    for name, value in variables.items():
-        names = filter(None, (name, _OTHER_NAME.get(name)))
-        if all(draft.named(env, known) is None for known in names):
-            draft.append(env, {"name": name, "value": value})
+    """To the list of variables at `env`."""
+    for name, value in missing(draft, env, variables).items():
+        draft.append(env, {"name": name, "value": value})
+
+
+def missing(draft: Draft, env: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Those that are not in the list at `env`. A setting that the user has given by its other name is given."""
+    there = [at(item, ("name",)) for item in draft.items(env)]  # of any type: nobody has looked at them yet
+    return {name: value for name, value in variables.items() if name not in there and _OTHER_NAME.get(name) not in there}
 
 
 def add_to_python_path(draft: Draft, env: Path, container: object) -> str | None:

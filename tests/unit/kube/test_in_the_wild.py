@@ -92,6 +92,15 @@ def test_what_a_hook_sleeps_comes_on_top_of_the_grace(hook: dict[str, Any]) -> N
     assert protected(after) == after
 
 
+@pytest.mark.parametrize(
+    "hook", [{"sleep": {"seconds": 86400}}, {"sleep": {"seconds": -5}}, {"exec": {"command": ["sleep", "infinity"]}}]
+)
+def test_a_hook_that_sleeps_for_ever_does_not_make_the_grace_as_long(hook: dict[str, Any]) -> None:
+    annotated = job()
+    trainer(annotated)["lifecycle"] = {"preStop": hook}
+    assert protected(annotated)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 120
+
+
 def test_a_longer_grace_of_the_user_is_told_without_what_the_hook_sleeps() -> None:
     annotated = job(terminationGracePeriodSeconds=300)
     trainer(annotated)["lifecycle"] = {"preStop": {"sleep": {"seconds": 20}}}

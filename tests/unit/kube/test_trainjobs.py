@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lastcall.kube.patches import at
+from lastcall.kube import inject
+from lastcall.kube.inject import Options
+from lastcall.kube.patches import applied, at
 from unit.kube.objects import ON, protected, trainjob
 
 POD = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs", 0, "template", "spec", "template", "spec")
@@ -61,3 +63,32 @@ def test_what_the_user_says_of_the_trainer_stays() -> None:
     given = {"image": "x", "env": [{"name": "LASTCALL_ENABLED", "value": "0"}]}
     after = protected(trainjob(trainer=given))
     assert after["spec"]["trainer"] == given
+
+
+def test_a_trainjob_that_is_full_is_not_made_one_that_the_api_server_refuses() -> None:
+    """Trainer takes 128 variables and 16 patches, and nothing of a job that has more."""
+    full = [{"name": f"V{number}", "value": ""} for number in range(125)]
+    asked = {**ON, "lastcall.dev/grace-seconds": "200"}
+    room = inject.inject(trainjob(asked, trainer={"env": full}), options=Options())
+    assert room.warnings == ()
+    assert len(applied(trainjob(asked, trainer={"env": full}), room.operations)["spec"]["trainer"]["env"]) == 128
+    item = trainjob(asked, trainer={"env": [*full, {"name": "W", "value": ""}]})
+    made = inject.inject(item, options=Options())
+    after = applied(item, made.operations)
+    assert after["spec"]["trainer"] == item["spec"]["trainer"]
+    assert at(patches(after)[0], POD) == {"terminationGracePeriodSeconds": 200}
+    assert [warning for warning in made.warnings if "spec.trainer.env has 126" in warning]
+
+    item = trainjob(runtimePatches=[{"manager": f"example.com/{number}"} for number in range(16)])
+    made = inject.inject(item, options=Options())
+    assert patches(applied(item, made.operations)) == patches(item)
+    assert [warning for warning in made.warnings if "spec.runtimePatches has 16" in warning]
+
+
+def test_what_a_patch_of_the_users_mounts_there_stays_however_its_path_is_written() -> None:
+    mount = {"name": "mine", "mountPath": "/data/"}
+    item = trainjob(
+        {**ON, "lastcall.dev/storage": "claim", "lastcall.dev/directory": "/data"},
+        runtimePatches=[user_patch(containers=[{"name": "node", "volumeMounts": [mount]}])],
+    )
+    assert at(patches(protected(item))[1], POD) is None
