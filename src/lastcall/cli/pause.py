@@ -16,6 +16,7 @@ from typing import Any
 from lastcall import errors
 from lastcall.cli import ls, output, watch
 from lastcall.core import catalog as catalogs
+from lastcall.storage import files as storage
 
 _POLL = 0.1  # seconds
 
@@ -90,7 +91,7 @@ def _root(directory: Path) -> Path:
 
 def _ask(path: Path) -> bool:
     """Put the request there. False if there was one already: it stays as it is."""
-    under = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    under = path.with_name(f"{path.name}.{storage.own_name()}.tmp")
     under.write_text(json.dumps({"at": time.time(), "by": _user()}) + "\n", encoding="utf-8")
     try:
         os.link(under, path)  # unlike a rename, it does not replace the request of somebody else

@@ -21,6 +21,7 @@ from typing import Any
 
 from lastcall.core import messages
 from lastcall.core.liveness import Process
+from lastcall.storage import files as storage
 
 _NAME = "leaving"  # leaving-0.json, one a rank
 
@@ -62,7 +63,7 @@ class Leaving:
 
     def say(self, reason: str, seconds: float) -> None:
         leaver = Leaver(self._rank, reason, seconds, Process.own(), os.uname().nodename)
-        under = self._path.with_suffix(f".{os.getpid()}.tmp")
+        under = self._path.with_suffix(f".{storage.own_name()}.tmp")
         with contextlib.suppress(OSError):
             under.write_text(json.dumps(asdict(leaver)))
             os.replace(under, self._path)
@@ -83,7 +84,7 @@ def found(private: Path) -> list[Leaver]:
 
 def left(private: Path, leaver: Leaver) -> float:
     """The seconds that it still has."""
-    probe = private / f"now.{os.getpid()}.tmp"
+    probe = private / f"now.{storage.own_name()}.tmp"
     try:
         probe.touch()
         return leaver.seconds - max(0.0, probe.stat().st_mtime - leaver.written)

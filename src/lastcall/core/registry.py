@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import settings
+from lastcall.storage import files as storage
 from lastcall.types import Notice
 
 _NOTICE = "notice.json"
@@ -142,6 +143,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _replace(path: Path, body: Mapping[str, Any]) -> None:
-    under = path.with_suffix(f".{os.getpid()}.tmp")
+    under = path.with_suffix(f".{storage.own_name()}.tmp")
     under.write_text(json.dumps(body))
     os.replace(under, path)

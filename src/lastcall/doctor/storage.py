@@ -118,7 +118,7 @@ def check_writable(directory: Path, mount: Mount | None) -> Finding:
             f"mount -o remount,rw {mount.point}; in a pod: readOnly: false at the volumeMount",
             mount=mount.point,
         )
-    trial = path / f".lastcall-doctor-{os.getpid()}"
+    trial = path / f".lastcall-doctor-{storage.own_name()}"
     try:
         trial.mkdir()  # what a save does first, and what the rights of a directory may forbid
         trial.rmdir()
@@ -174,7 +174,7 @@ def measure(directory: Path, threads: int, nbytes: int = TEST_BYTES) -> Speed | 
     buffer = memory.PageBuffer(min(_PIECE, nbytes))
     piece = min(_PIECE, nbytes)
     extents = tuple(Extent(at, memory.HostMemory(buffer.address, min(piece, nbytes - at), buffer)) for at in range(0, nbytes, piece))
-    trial = path / f".lastcall-doctor-{os.getpid()}.tmp"
+    trial = path / f".lastcall-doctor-{storage.own_name()}.tmp"
     fd, direct = writer.open_direct(files, trial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     engine = writer.Engine(threads, files)
     began = time.perf_counter()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +17,14 @@ from pathlib import Path
 RWF_DONTCACHE = 0x80  # Linux 6.14: buffered, but the pages are dropped once written
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+_PROCESS = secrets.token_hex(8)
+_numbers = itertools.count()
+
+
+def own_name() -> str:
+    """A name in a directory that nobody else takes: no thread, no fork, and no process of the same number in another container or on
+    another machine that has the same directory."""
+    return f"{_PROCESS}-{os.getpid()}-{next(_numbers)}"
 
 
 class Files:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -145,7 +144,7 @@ class Folder:
 
     def age(self, name: str) -> float | None:
         """By the clock of the file system, which also dates a file that is written to compare."""
-        now = self._root / f"{_TEMPORARY}{os.getpid()}"
+        now = self._root / f"{_TEMPORARY}{storage.own_name()}"
         try:
             written = (self._root / name).stat().st_mtime
             now.touch()
@@ -159,7 +158,7 @@ class Folder:
 
     def _put(self, name: str, make: Callable[[Path], None]) -> None:
         path = self._root / name
-        under = path.with_name(f"{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}")
+        under = path.with_name(f"{_TEMPORARY}{storage.own_name()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import io
-import itertools
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +22,6 @@ from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, File, FileLayout
 
-_numbers = itertools.count()
 _TOGETHER = "the state is sharded over the ranks (FSDP, DeepSpeed): only all of them together can save it, and only at a boundary"
 
 
@@ -93,7 +90,7 @@ class FrameworkSubject(TorchSubject, abc.ABC):
 @contextlib.contextmanager
 def scratch(private: Path) -> Iterator[Path]:
     """A folder for a save to write into. What is left of it after a kill is removed on start."""
-    folder = private / f"scratch-{os.getpid()}-{next(_numbers)}"
+    folder = private / f"scratch-{storage.own_name()}"
     folder.mkdir(parents=True)
     try:
         yield folder

@@ -3,9 +3,7 @@ the ranks fall back on when the store in memory is lost, and where their decisio
 
 from __future__ import annotations
 
-import itertools
 import os
-import secrets
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -13,13 +11,11 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from lastcall import errors
+from lastcall.storage import files as storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _POLL = 0.05
-_numbers = itertools.count()
-# Containers may have the same host name and process numbers: two that wrote under one name would change what was claimed.
-_PROCESS = secrets.token_hex(8)
 
 
 class FolderStore:
@@ -73,7 +69,7 @@ class FolderStore:
     def _under(self) -> Path:
         """A name of its own for what is about to get its proper one."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        return self._folder / f".{_own()}"
+        return self._folder / f".{storage.own_name()}"
 
     def _set(self, key: str, value: bytes) -> None:
         under = self._under()
@@ -102,7 +98,7 @@ class FolderStore:
         """Each addition is a claim of the next number, with the sum so far: what stands under a number never changes."""
         while True:
             number, total = self._count(key)
-            mine = f"{_own()} {total + amount}".encode()
+            mine = f"{storage.own_name()} {total + amount}".encode()
             if self._claim(f"{key}+{number + 1}", mine) == mine:
                 return total + amount
 
@@ -115,8 +111,3 @@ class FolderStore:
             return 0, 0
         self._counted[key] = number
         return number, int(self._path(f"{key}+{number}").read_bytes().split()[-1])
-
-
-def _own() -> str:
-    """A name that nobody else has: threads and forks included."""
-    return f"{_PROCESS}-{os.getpid()}-{next(_numbers)}"
