@@ -21,16 +21,6 @@ from unit.kube.cluster import Cluster
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path / "cluster")
-
-
-@pytest.fixture
-def kubectl(cluster: Cluster) -> Kubectl:
-    return Kubectl(str(cluster.kubectl), namespace="team")
-
-
 def paused(kubectl: Kubectl, name: str, **more: Any) -> tuple[pausing.Paused, list[str]]:
     said: list[str] = []
     return pausing.pause(kubectl, name, tell=said.append, interval=0.05, **more), said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +13,6 @@ from lastcall.kube.kubectl import Forbidden, Kubectl
 from unit.kube.cluster import Cluster
 
 SAVED = "Notice answered: saved checkpoint-7"
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path / "cluster")
-
-
-@pytest.fixture
-def kubectl(cluster: Cluster) -> Kubectl:
-    return Kubectl(str(cluster.kubectl), namespace="team")
 
 
 def queue(cluster: Cluster, *, suspended: bool = False, active: bool | None = None, workload: bool = True) -> None:
