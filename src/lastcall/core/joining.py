@@ -144,7 +144,8 @@ class Joining:
             if theirs != ours:
                 raise errors.RanksError(
                     f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one "
-                    "directory. Give protect() the same on every rank, or, if they are runs of their own: export "
+                    "directory. Give protect() the same on every rank; or give all ranks a mirror, and each machine may have a "
+                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are runs of their own: export "
                     "LASTCALL_RANKS=separate"
                 )
             raise errors.RanksError(
