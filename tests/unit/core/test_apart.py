@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from helpers.mirrors import Failing, Watched
 from helpers.sessions import Crew, saved
 from helpers.world import flip
 from lastcall import errors
-from lastcall.core import digest, parcels, supplying
+from lastcall.core import digest, joining, parcels, supplying
+from lastcall.core.liveness import Process
 
 
 def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
@@ -54,6 +57,22 @@ def test_ranks_with_directories_of_their_own_save_and_go_on(tmp_path: Path, plac
     assert second.train(step + 2) == [step + 2] * 3
     assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": step} for rank in range(3)]
     mirrors.until(lambda: not listening())
+
+
+def test_two_machines_may_have_one_directory_that_the_first_does_not_see(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took it from each other when they told directories apart by machine."""
+    real, numbers = Process.own(), itertools.count()
+    monkeypatch.setattr(joining.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1"))
+    saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
+    assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
+    shutil.rmtree(tmp_path / "b")
+    second = crew(tmp_path, place, "abb")
+    (step,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
+    assert second.train(step + 2) == [step + 2] * 3
+    assert place.done("fetch").count(f"checkpoint-{step}/manifest.json") == 1  # once for both
+    assert not list(tmp_path.glob("b/.lastcall/agreement/*"))
 
 
 # ---- the start -------------------------------------------------------------------------------------------------------------------
