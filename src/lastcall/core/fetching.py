@@ -11,7 +11,7 @@ from lastcall import errors
 from lastcall.core import record as records
 from lastcall.core import restore
 from lastcall.core.catalog import Catalog, Entry
-from lastcall.core.mirrored import Mirrored, order
+from lastcall.core.mirrored import Mirrored
 from lastcall.core.record import Record
 from lastcall.core.telling import Telling
 from lastcall.core.writer import Engine
@@ -37,9 +37,9 @@ class Fetching:
     def newest(self, told: Callable[[], bool]) -> None:
         """The newest one that is whole, if the directory has none that is as new. Told if a notice comes meanwhile."""
         here, there = self._catalog.entries(), self._there
-        newest = order(here[0].record) if here else (-1, -1)
-        theirs = [(name, record) for name, record in there.records.items() if there.ours(record) and order(record) > newest]
-        for name, record in sorted(theirs, key=lambda found: (found[1].complete, order(found[1])), reverse=True):
+        newest = here[0].record.recency if here else (-1, -1, -1)
+        theirs = [(name, record) for name, record in there.records.items() if there.ours(record) and record.recency > newest]
+        for name, record in sorted(theirs, key=lambda found: (found[1].complete, found[1].recency), reverse=True):
             try:
                 self._fetch(name, record, told)
                 return

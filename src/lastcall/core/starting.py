@@ -225,10 +225,12 @@ class Starting:
         path = session.catalog.private / "run.json"
         try:
             known = json.loads(path.read_bytes())
-            run, incarnation = str(known["run"]), int(known["incarnations"]) + 1
+            run, former = str(known["run"]), int(known["incarnations"])
         except (OSError, ValueError, KeyError, TypeError):
-            run, incarnation = uuid.uuid4().hex, 1
+            run, former = uuid.uuid4().hex, 0
         run = session.run or run
+        # What this one commits is newer than all that is there, also where run.json was lost.
+        incarnation = 1 + max([former, *(entry.record.incarnation for entry in session.catalog.entries())])
         try:
             under = path.with_suffix(".tmp")
             under.write_text(json.dumps({"run": run, "incarnations": incarnation}))

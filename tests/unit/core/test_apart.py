@@ -75,6 +75,31 @@ def test_two_machines_may_have_one_directory_that_the_first_does_not_see(
     assert not list(tmp_path.glob("b/.lastcall/agreement/*"))
 
 
+def life(tmp_path: Path, place: Watched, until: int) -> int:
+    """A notice at this step; returns where the checkpoint is that it was answered with."""
+    made = stop_at(crew(tmp_path, place, "ab"), until)
+    saved(made.train(1000))
+    return made.subjects[0].step
+
+
+def test_a_machine_that_comes_back_does_not_bring_the_run_back_to_what_it_had(tmp_path: Path, place: Watched) -> None:
+    """It had committed more often than it could copy, was lost, and the run went on from the mirror without it."""
+    stale = life(tmp_path, place, 4)
+    place.hook = Failing("send", times=1_000_000, error=errors.StorageRefused)
+    for _ in range(2):
+        stale = life(tmp_path, place, stale + 2)
+    place.hook = lambda operation, name: None
+    (tmp_path / "a").rename(tmp_path / "away")
+    shutil.rmtree(tmp_path / "b")
+    newest = life(tmp_path, place, stale + 2)
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "away").rename(tmp_path / "a")
+    assert (tmp_path / "a" / f"checkpoint-{stale}").is_dir()
+    last = crew(tmp_path, place, "ab")
+    assert last.train(newest + 2) == [newest + 2] * 2
+    assert [subject.resumed for subject in last.subjects] == [{"rank": rank, "step": newest} for rank in range(2)]
+
+
 # ---- the start -------------------------------------------------------------------------------------------------------------------
 
 
