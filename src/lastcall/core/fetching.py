@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from lastcall import clock as clocks
 from lastcall import errors
@@ -20,11 +22,31 @@ from lastcall.storage import daemons
 from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
+T = TypeVar("T")
 _AT_ONCE = 4  # files on their way; a large one comes in parts besides
 
 
 class Told(Exception):
     """A notice came while a checkpoint was being fetched."""
+
+
+def never() -> bool:
+    return False
+
+
+def unless_told(work: Callable[[Callable[[], bool]], T], told: Callable[[], bool], left: Callable[[], bool] = never) -> T:
+    """What it returns. Told if a notice comes meanwhile: a place that has stopped answering holds a thread up, and not the process.
+    `left`: whether one has come to another rank; asked now and then. The work is handed what tells it that nobody waits any more."""
+    over = threading.Event()
+
+    def check() -> None:
+        if told() or left():
+            raise Told
+
+    try:
+        return daemons.at_once(lambda _: work(lambda: over.is_set() or told()), [None], 1, check)[0]
+    finally:
+        over.set()
 
 
 class Fetching:
@@ -47,19 +69,24 @@ class Fetching:
                 log.warning("%s/%s is damaged, and passed over: %s", there.url, name, error)
                 del there.records[name]
 
-    def bring(self, name: str) -> None:
+    def bring(self, name: str, told: Callable[[], bool] = never) -> None:
         """An older checkpoint that somebody refers to, if it is there and not here. What fails is said, and no more."""
         try:
-            self._there.look_once()
-            record = self._there.records.get(name)
-            if record is None or not self._there.ours(record) or (self._catalog.root / name).exists():
-                return
-            self._fetch(name, record, lambda: False)
-        except (errors.LastcallError, OSError) as error:
-            log.warning("%s/%s could not be fetched: %s", self._there.url, name, error)
+            unless_told(lambda over: self._bring(name, over), told)
+        except (errors.LastcallError, OSError, Told) as error:
+            log.warning("%s/%s could not be fetched: %s", self._there.url, name, str(error) or "a notice came")
+
+    def _bring(self, name: str, told: Callable[[], bool]) -> None:
+        self._there.look_once()
+        record = self._there.records.get(name)
+        if record is not None and self._there.ours(record) and not (self._catalog.root / name).exists():
+            self._fetch(name, record, told)
 
     def same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
         """The checkpoint whose record this is; False where it is not there. Told if a notice comes meanwhile."""
+        return unless_told(lambda over: self._same(fingerprint, over), told)
+
+    def _same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
         self._there.look()
         for name, record in self._there.records.items():
             if record.fingerprint == fingerprint:

@@ -115,6 +115,9 @@ class Joining:
     def leave(self) -> None:
         self._meeting.leave()
 
+    def left(self) -> bool:
+        return self._meeting.left()
+
     def fail(self, error: BaseException) -> None:
         self._meeting.fail(error)
 

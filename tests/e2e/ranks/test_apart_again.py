@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from helpers import ports, ranks_jobs, ranks_trials
+from helpers import ports, ranks_jobs, ranks_trials, s3_server
 from helpers.ranks_jobs import Launched, Launcher
 from helpers.ranks_plan import Fault, Plan
 from helpers.ranks_trials import References
+from helpers.s3_server import Server
 
 PLAN = Plan(steps=24, seconds=0.02)
 slow = pytest.mark.slow
@@ -27,6 +28,14 @@ def mirror(tmp_path: Path) -> Path:
 def machines(tmp_path: Path) -> list[Path]:
     """The directories, one a machine."""
     return [tmp_path / f"machine-{number}" / "run" for number in range(2)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with s3_server.served(tmp_path / "buckets") as found:
+        found.bucket("runs")
+        yield found
+        found.process.send_signal(signal.SIGCONT)
 
 
 def copies(mirror: Path) -> dict[str, str]:
@@ -105,3 +114,37 @@ def test_other_machines_and_another_number_of_ranks_go_on_from_the_same_checkpoi
     began = [event.step for lines in second.journals().values() for event in lines if event.what == "protected"]
     assert began == [record["step"]] * after[0], second.log()
     assert [found["step"] for found in ranks_trials.records(mirror)] == [record["step"], 24]
+
+
+@pytest.mark.timeout(120)
+def test_a_store_that_has_stopped_answering_keeps_nobody_beyond_the_grace(
+    launcher: Launcher, references: References, server: Server, machines: list[Path]
+) -> None:
+    """At the start, during training, and after the last step; the directories have what was saved."""
+    env = {"LASTCALL_MIRROR": "s3://runs/exp1", "LASTCALL_GRACE_SECONDS": "4", **server.environment}
+    server.process.send_signal(signal.SIGSTOP)
+    before = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
+    assert before.until(0, "joined") and before.until(1, "joined"), before.log()
+    before.until_true(lambda: (machines[0] / ".lastcall" / "lock").exists(), "rank 0 in its directory")
+    before.send(1, signal.SIGTERM)
+    assert set(before.wait().values()) <= {ranks_trials.SAVED, -signal.SIGTERM}, before.log()
+    server.process.send_signal(signal.SIGCONT)
+    during = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
+    assert during.until(0, "at", 6), during.log()
+    server.process.send_signal(signal.SIGSTOP)
+    assert during.until(0, "at", 8), during.log()
+    during.send(1, signal.SIGTERM)
+    assert set(during.wait().values()) == {ranks_trials.SAVED}, during.log()
+    server.process.send_signal(signal.SIGCONT)
+    last = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
+    assert last.until(0, "at", 20), last.log()
+    server.process.send_signal(signal.SIGSTOP)
+    last.until_true(lambda: any(record["step"] == 24 for record in ranks_trials.records(machines[0])), "the last checkpoint")
+    last.send(0, signal.SIGTERM)
+    assert set(last.wait().values()) <= {0, ranks_trials.SAVED}, last.log()
+    assert last.codes()[0] == ranks_trials.SAVED, last.log()
+    server.process.send_signal(signal.SIGCONT)
+    end = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
+    assert set(end.wait().values()) == {0}, end.log()
+    assert ranks_trials.reference(end.journals()).final == references.of("ddp.py", 2, PLAN).final
+    assert ranks_trials.records(server.folder / "runs" / "exp1")[-1]["step"] == 24

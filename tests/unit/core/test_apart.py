@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from helpers import mirrors
-from helpers.mirrors import Failing, Watched
+from helpers.mirrors import Failing, Held, Watched
 from helpers.sessions import Crew, saved
 from helpers.world import flip
 from lastcall import errors
@@ -98,6 +98,44 @@ def test_a_machine_that_comes_back_does_not_bring_the_run_back_to_what_it_had(tm
     last = crew(tmp_path, place, "ab")
     assert last.train(newest + 2) == [newest + 2] * 2
     assert [subject.resumed for subject in last.subjects] == [{"rank": rank, "step": newest} for rank in range(2)]
+
+
+# ---- a place that has stopped answering ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("call", [("read", "leaving"), ("names", "checkpoint-"), ("write", "run.json")])
+def test_nobody_waits_at_the_start_for_a_place_that_does_not_answer_once_a_rank_was_told(
+    tmp_path: Path, place: Watched, call: tuple[str, str], told: int
+) -> None:
+    place.hook = held = Held(*call)
+    made = crew(tmp_path, place, "ab")
+    results: list[Any] = []
+    starting = threading.Thread(target=lambda: results.extend(made.train(1000)), daemon=True)
+    starting.start()
+    held.wait()
+    made.notify(told)
+    starting.join(mirrors.PATIENCE / 2)
+    assert not starting.is_alive()
+    held.let_go()
+    saved(results)
+    assert not list(tmp_path.glob("[ab]/checkpoint-*")) and not any(session.catalog.held for session in made.sessions)
+
+
+def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path: Path, place: Watched) -> None:
+    life(tmp_path, place, 4)
+    shutil.rmtree(tmp_path / "b")
+    held, made = Held("fetch", "manifest"), crew(tmp_path, place, "ab")
+    place.hook = held
+    results: list[Any] = []
+    starting = threading.Thread(target=lambda: results.extend(made.train(1000)), daemon=True)
+    starting.start()
+    held.wait()
+    made.notify(1)
+    starting.join(mirrors.PATIENCE / 2)
+    assert not starting.is_alive()
+    held.let_go()
+    saved(results)
 
 
 # ---- the start -------------------------------------------------------------------------------------------------------------------

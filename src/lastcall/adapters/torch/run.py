@@ -353,7 +353,7 @@ class Run:
                 session.outcome = session.outcome or Outcome.FAILED
         finally:
             self._close(session)
-        self._protection.leave(left)
+        left = self._protection.leave(left)
         if left is not None and left is not error:
             raise left from error
 

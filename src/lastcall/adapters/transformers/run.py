@@ -103,7 +103,7 @@ class TrainerRun:
             session, name = self.session, Path(best).name
             session.keep = dataclasses.replace(session.keep, always=frozenset({name}))
             if session.mirror is not None and session.world.rank == 0:
-                session.mirror.bring(name)
+                session.mirror.bring(name, lambda: session.latch.raised)
             supplying.share(session, name, "start", lambda: session.latch.raised)  # what one rank finds, all must find
 
     @property
@@ -370,8 +370,7 @@ class TrainerRun:
             session.stop()
             self.subject.remove()
             self._protection.let_go(ignore=saved)
-        self._protection.leave(left)
-        return left
+        return self._protection.leave(left)
 
     def _last_word(self, code: int) -> None:
         """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one may have, and then it is
