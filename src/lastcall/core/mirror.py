@@ -39,6 +39,23 @@ _SMALL = 64 * 1024
 _TAKE_BACK = 0.2, 5.0  # seconds that the last word to the next incarnation may take, at least and at most
 
 
+_taken: dict[tuple[str, str], Path] = {}  # by place and run: the directory that this process copies from there
+
+
+def reserve(url: str | None, root: Path, run: str = "") -> None:
+    """A process that protects one run after the other, each in a directory of its own, must not give them one place: the second would
+    find it full, and go on from the first one's checkpoints. `run`: its name, where it has one."""
+    if url is None:
+        return
+    first = _taken.setdefault((url, run), root.resolve())
+    if first != root.resolve():
+        settings.fail(
+            f"LASTCALL_MIRROR={url} is the place of the run in {first}, and this process protects another one in {root.resolve()}: "
+            "each would go on from the other's checkpoints. Give each a place of its own: "
+            f"JITCheckpointConfig(mirror='{url}/{root.name}')"
+        )
+
+
 class Mirror:
     def __init__(
         self, url: str, catalog: Catalog, clock: clocks.Clock, events: EventLog, keep: Callable[[], Keep], keys: str | None = None
