@@ -148,3 +148,40 @@ def test_a_store_that_has_stopped_answering_keeps_nobody_beyond_the_grace(
     assert set(end.wait().values()) == {0}, end.log()
     assert ranks_trials.reference(end.journals()).final == references.of("ddp.py", 2, PLAN).final
     assert ranks_trials.records(server.folder / "runs" / "exp1")[-1]["step"] == 24
+
+
+@slow
+@pytest.mark.parametrize("machine", ["comes back", "is lost", "comes back later"])
+def test_the_machine_that_has_committed_dies_before_it_has_copied(
+    launcher: Launcher, references: References, server: Server, machines: list[Path], machine: str
+) -> None:
+    env = {"LASTCALL_MIRROR": "s3://runs/exp1", **server.environment}
+    bucket, away = server.folder / "runs" / "exp1", machines[0].with_name("away")
+    often = {"LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "2"}
+    first = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env, **often)
+    first.until_true(lambda: bool(ranks_trials.records(bucket)), "the first copy")
+    server.process.send_signal(signal.SIGSTOP)
+    copied = ranks_trials.records(bucket)[-1]["step"]
+    first.until_true(lambda: ranks_trials.records(machines[0])[-1]["step"] >= copied + 6, "more commits")
+    for rank in range(2):
+        first.send(rank, signal.SIGKILL)
+    first.wait()
+    server.process.send_signal(signal.SIGCONT)
+    expected = ranks_trials.records(machines[0])[-1]["step"]
+    if machine != "comes back":
+        machines[0].rename(away)
+        expected = ranks_trials.records(bucket)[-1]["step"]
+    if machine == "comes back later":
+        second = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
+        assert second.until(0, "at", ranks_trials.records(away)[-1]["step"] + 2), second.log()
+        second.send(0, signal.SIGTERM)
+        second.wait()
+        expected = ranks_trials.records(bucket)[-1]["step"]
+        shutil.rmtree(machines[0])
+        away.rename(machines[0])
+    last = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
+    assert set(last.wait().values()) == {0}, last.log()
+    assert [event.step for lines in last.journals().values() for event in lines if event.what == "protected"] == [expected] * 2, (
+        last.log()
+    )
+    assert ranks_trials.reference(last.journals()).final == references.of("ddp.py", 2, PLAN).final
