@@ -57,7 +57,7 @@ def restarting(launcher: Launcher, machines: Sequence[Path], plan: Plan, **env: 
     options = ["--nnodes", str(len(machines)), "--max-restarts", "2", *where]
     script = str(ranks_jobs.SCRIPTS / "ddp.py")
     commands = [
-        [*ranks_jobs.torchrun(1, *options, "--rdzv-conf", f"is_host={int(number == 0)}"), script, str(machine)]
+        [*ranks_jobs.torchrun(1, *options, "--rdzv-conf", f"is_host={int(number == 0)},keep_alive_interval=1"), script, str(machine)]
         for number, machine in enumerate(machines)
     ]
     return launcher.launch_all(commands, len(machines), plan, LASTCALL_ENABLED="1", **env)
@@ -121,7 +121,7 @@ def test_a_store_that_has_stopped_answering_keeps_nobody_beyond_the_grace(
     launcher: Launcher, references: References, server: Server, machines: list[Path]
 ) -> None:
     """At the start, during training, and after the last step; the directories have what was saved."""
-    env = {"LASTCALL_MIRROR": "s3://runs/exp1", "LASTCALL_GRACE_SECONDS": "4", **server.environment}
+    env = {"LASTCALL_MIRROR": "s3://runs/exp1", "LASTCALL_GRACE_SECONDS": "3", **server.environment}
     server.process.send_signal(signal.SIGSTOP)
     before = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
     assert before.until(0, "joined") and before.until(1, "joined"), before.log()
