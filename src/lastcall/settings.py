@@ -24,7 +24,7 @@ Mode = Literal["min", "max"]
 
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
 PREFIX = "LASTCALL_"
-INTERNAL = ("LASTCALL_REGISTRY", "LASTCALL_STORE")  # set by `lastcall run` for the processes below it
+INTERNAL = ("LASTCALL_REGISTRY", "LASTCALL_STORE", "LASTCALL_ATTEMPT")  # set by `lastcall run`, and in torchrun, for those below
 LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
     "LASTCALL_AWS_REBALANCE",
     "LASTCALL_AZURE_LEAD_SECONDS",
@@ -356,9 +356,25 @@ def of_torchrun(environ: Mapping[str, str] | None = None) -> dict[str, str] | No
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     if not all(environ.get(name) for name in names) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    found = {name: environ[name] for name in names}
-    found["TORCHELASTIC_RESTART_COUNT"] = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return found
+    return {name: environ[name] for name in names}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Which of torchrun's attempts this is. `agreed`: all machines call it so; otherwise each has counted by itself."""
+
+    name: str = "0"
+    agreed: bool = True
+
+
+def attempt(environ: Mapping[str, str] | None = None) -> Attempt:
+    """The first one where nobody starts the ranks again. Where torchrun's own process is not ours (auto/attempts.py), it is what that
+    has counted: the same on one machine, and as a rule on several."""
+    environ = os.environ if environ is None else environ
+    if told := environ.get("LASTCALL_ATTEMPT"):
+        return Attempt(told)
+    counted = environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    return Attempt(counted, environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"))
 
 
 def torchrun_id(environ: Mapping[str, str] | None = None) -> str | None:

@@ -150,7 +150,7 @@ class Life:
     def copied(self, step: int, kind: Kind = Kind.PERIODIC, **more: object) -> Entry:
         entry = self.save(step, kind, **more)
         self.mirror.push(entry)
-        assert self.mirror.settle(None)
+        assert self.mirror.settle()
         return entry
 
     def __enter__(self) -> Life:

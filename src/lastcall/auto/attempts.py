@@ -4,6 +4,10 @@ torchrun keeps one store for all attempts (seen with torch 2.13), and its worker
 them. A rank that is a moment faster than its peer reads the address that the peer's killed predecessor left, and fails, or waits for
 ever: one restart in four, with two gloo ranks. "We create a new TCPStore for every retry", says the comment there; that ended when the
 store began to be shared. Here each attempt after the first gets keys of its own.
+
+Discarded: TORCHELASTIC_RESTART_COUNT as the name of an attempt, where torchruns of several machines have one rendezvous. Each of them
+counts the failures of its own workers, and starts them again without counting when another machine's have failed: the ranks of one
+attempt would look for each other under different names, for ever. All of them know the round of their rendezvous.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _MARK = "_lastcall_original"
+ROUND = "LASTCALL_ATTEMPT"  # torchrun's own process tells its workers; `settings.attempt` reads it as well
 
 
 def apply(module: ModuleType) -> None:
@@ -27,7 +32,7 @@ def apply(module: ModuleType) -> None:
     @functools.wraps(create)
     def of_this_attempt(*args: Any, **kwargs: Any) -> Any:
         store = create(*args, **kwargs)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if not shared() or attempt == "0":
             return store
         prefix: Any = sys.modules["torch.distributed"].PrefixStore  # not there yet when rendezvous is imported
@@ -35,3 +40,24 @@ def apply(module: ModuleType) -> None:
 
     setattr(of_this_attempt, _MARK, create)
     module._create_c10d_store = of_this_attempt  # type: ignore[attr-defined]
+
+
+def tell(module: ModuleType) -> None:
+    """For torch.distributed.elastic.rendezvous.dynamic_rendezvous, in torchrun's own process: its workers inherit what is set here."""
+    handler: Any = getattr(module, "DynamicRendezvousHandler", None)
+    join: Any = getattr(handler, "next_rendezvous", None)
+    if join is None or hasattr(join, _MARK):
+        return
+
+    @functools.wraps(join)
+    def next_rendezvous(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = join(self, *args, **kwargs)
+        number = getattr(getattr(getattr(self, "_state_holder", None), "state", None), "round", None)
+        if isinstance(number, int):
+            os.environ[ROUND] = str(number)
+        else:  # another torch; one that is above this one may have set it
+            os.environ.pop(ROUND, None)
+        return found
+
+    setattr(next_rendezvous, _MARK, join)
+    handler.next_rendezvous = next_rendezvous

@@ -15,6 +15,7 @@ from lastcall.auto import imports
 PATCHES = {
     "torch.distributed.elastic.multiprocessing.api": "lastcall.auto.torchrun:apply",
     "torch.distributed.rendezvous": "lastcall.auto.attempts:apply",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous": "lastcall.auto.attempts:tell",
     "transformers.trainer": "lastcall.adapters.transformers.patch:protect_all",
     "accelerate.accelerator": "lastcall.adapters.accelerate.auto:protect_all",
 }

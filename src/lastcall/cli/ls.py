@@ -219,9 +219,9 @@ def survey(root: Path, *, others: bool = True) -> list[Found]:
     return sorted(found, key=_order, reverse=True)
 
 
-def _order(found: Found) -> tuple[bool, int, int, float]:
+def _order(found: Found) -> tuple[bool, tuple[int, int, int], float]:
     record = found.record if found.committed else None
-    return (record is not None, record.sequence if record else 0, record.step if record else 0, found.created)
+    return (record is not None, record.recency if record else (0, 0, 0), found.created)
 
 
 def look(path: Path) -> Found | None:

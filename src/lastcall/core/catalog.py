@@ -173,7 +173,7 @@ class Catalog:
                 raise errors.UncheckedError(f"{path}: {error}") from error
             except errors.CheckpointError:
                 continue
-        return sorted(found, key=lambda entry: (entry.record.sequence, entry.record.step), reverse=True)
+        return sorted(found, key=lambda entry: entry.record.recency, reverse=True)
 
     def find(self, save: str) -> Entry | None:
         """What came of the save that the ranks called so, if it is among the newest."""

@@ -7,6 +7,7 @@ Nobody leaves before the checkpoints are in the mirror, as long as there is time
 from __future__ import annotations
 
 import atexit
+import math
 from typing import TYPE_CHECKING
 
 from lastcall.core.catalog import Entry
@@ -38,9 +39,11 @@ class Copier:
             self._mirror.push(entry, urgent=session.latch.raised or session.pressing is not None)
 
     def settle(self) -> None:
-        """Whoever has finished has all the time. What raised waits as long as one that was told to stop: it may be started again."""
+        """Whoever has finished has all the time, until it is told to stop. What raised waits as long as one that was told: it may be
+        started again."""
         session = self._session
-        finished, patience = session.outcome is Outcome.FINISHED, session.clock.now() + session.jit.grace
+        finished = session.outcome is Outcome.FINISHED
+        patience = math.inf if finished else session.clock.now() + session.jit.grace
 
         def until() -> float:
             return session.serving.deadline() - _LAST if session.latch.raised else patience
@@ -48,10 +51,12 @@ class Copier:
         if not finished:
             self._await_the_one_that_copies(until)
         if self.copies():
-            self._mirror.settle(None if finished else until)
+            copied = self._mirror.settle(until)
             if session.ranks is not None:
                 session.ranks.tell(_COPIED, {})
-            if finished:
+            if finished and not copied and session.latch.raised:
+                session.outcome = Outcome.SAVED  # as finished nobody would start it again, and its end may be lost with this machine
+            elif finished:
                 atexit.register(self._mirror.copy_rest)
 
     def copies(self) -> bool:

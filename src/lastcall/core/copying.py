@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +35,16 @@ _TIDY = 5.0  # seconds of its grace that one may spend on removing what is super
 _SAFETY = 1.3
 _WORTH_MEASURING = 1_000_000  # bytes; fewer say more about latency than about speed
 
-Until = Callable[[], float]  # a second notice may bring it forward
+Until = Callable[[], float]  # infinite while there is all the time; a notice, or a second one, may bring it forward
+
+
+def whenever() -> float:
+    """For whoever has not been told to stop."""
+    return math.inf
+
+
+def _limited(until: Until) -> bool:
+    return until() < math.inf
 
 
 class _Dropped(Exception):
@@ -71,7 +81,7 @@ class Copying:
         self._sending: _Held | None = None
         self._tidying = False
         self._thread: threading.Thread | None = None
-        self._until: Until | None = None  # somebody waits, and for so long
+        self._until: Until = whenever  # somebody waits, and for so long
         self._speed: float | None = None  # bytes a second
         self._lost = ""  # why the newest checkpoint is not in the place
 
@@ -94,7 +104,7 @@ class Copying:
                 self._thread.start()
             self._changed.notify_all()
 
-    def settle(self, until: Until | None) -> str:
+    def settle(self, until: Until) -> str:
         """Wait until everything is copied, but not longer than `until`. Nothing is copied afterwards. Returns why the newest is not
         there; empty if it is."""
         with self._changed:
@@ -113,19 +123,16 @@ class Copying:
                 return "there was no time left" + (f" ({late.trouble})" if late.trouble else "")
             return self._lost
 
-    def _wait(self, busy: Callable[[], bool], until: Until | None) -> None:
+    def _wait(self, busy: Callable[[], bool], until: Until) -> None:
         tell = Telling(f"Copying to {self._there.url}", self._clock)
-        while busy() and (until is None or self._clock.now() < until()):
-            self._changed.wait(_LOOK if until is None else max(0.01, min(_LOOK, until() - self._clock.now())))
+        while busy() and self._clock.now() < until():
+            self._changed.wait(max(0.01, min(_LOOK, until() - self._clock.now())))
             tell.at(self._sending.moved if self._sending is not None else 0)
 
-    def _wait_for_a_tidy_place(self, until: Until | None) -> None:
+    def _wait_for_a_tidy_place(self, until: Until) -> None:
         """A run that is told to stop again and again would leave one checkpoint more behind each time."""
-        if until is None:
-            self._wait(lambda: self._tidying, None)
-        else:
-            enough = self._clock.now() + _TIDY
-            self._wait(lambda: self._tidying, lambda: min(enough, until()))
+        enough = self._clock.now() + _TIDY
+        self._wait(lambda: self._tidying, lambda: min(enough, until()) if _limited(until) else math.inf)
 
     def _copies(self) -> bool:
         return self._waiting is not None or self._sending is not None
@@ -206,7 +213,7 @@ class Copying:
 
     def _time_for(self, seconds: float) -> bool:
         """Whether somebody waits, and still will: whoever was told to stop tries for as long as it may live."""
-        return self._until is not None and self._clock.now() + seconds < self._until()
+        return _limited(self._until) and self._clock.now() + seconds < self._until()
 
     def _pause(self, held: _Held, seconds: float) -> bool:
         """False if something newer waits, or nobody does any more."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core import record as records
 from lastcall.core import restore
 from lastcall.core.catalog import Catalog, Entry
-from lastcall.core.mirrored import Mirrored, order
+from lastcall.core.mirrored import Mirrored
 from lastcall.core.record import Record
 from lastcall.core.telling import Telling
 from lastcall.core.writer import Engine
@@ -20,11 +22,31 @@ from lastcall.storage import daemons
 from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
+T = TypeVar("T")
 _AT_ONCE = 4  # files on their way; a large one comes in parts besides
 
 
 class Told(Exception):
     """A notice came while a checkpoint was being fetched."""
+
+
+def never() -> bool:
+    return False
+
+
+def unless_told(work: Callable[[Callable[[], bool]], T], told: Callable[[], bool], left: Callable[[], bool] = never) -> T:
+    """What it returns. Told if a notice comes meanwhile: a place that has stopped answering holds a thread up, and not the process.
+    `left`: whether one has come to another rank; asked now and then. The work is handed what tells it that nobody waits any more."""
+    over = threading.Event()
+
+    def check() -> None:
+        if told() or left():
+            raise Told
+
+    try:
+        return daemons.at_once(lambda _: work(lambda: over.is_set() or told()), [None], 1, check)[0]
+    finally:
+        over.set()
 
 
 class Fetching:
@@ -37,9 +59,9 @@ class Fetching:
     def newest(self, told: Callable[[], bool]) -> None:
         """The newest one that is whole, if the directory has none that is as new. Told if a notice comes meanwhile."""
         here, there = self._catalog.entries(), self._there
-        newest = order(here[0].record) if here else (-1, -1)
-        theirs = [(name, record) for name, record in there.records.items() if there.ours(record) and order(record) > newest]
-        for name, record in sorted(theirs, key=lambda found: (found[1].complete, order(found[1])), reverse=True):
+        newest = here[0].record.recency if here else (-1, -1, -1)
+        theirs = [(name, record) for name, record in there.records.items() if there.ours(record) and record.recency > newest]
+        for name, record in sorted(theirs, key=lambda found: (found[1].complete, found[1].recency), reverse=True):
             try:
                 self._fetch(name, record, told)
                 return
@@ -47,19 +69,24 @@ class Fetching:
                 log.warning("%s/%s is damaged, and passed over: %s", there.url, name, error)
                 del there.records[name]
 
-    def bring(self, name: str) -> None:
+    def bring(self, name: str, told: Callable[[], bool] = never) -> None:
         """An older checkpoint that somebody refers to, if it is there and not here. What fails is said, and no more."""
         try:
-            self._there.look_once()
-            record = self._there.records.get(name)
-            if record is None or not self._there.ours(record) or (self._catalog.root / name).exists():
-                return
-            self._fetch(name, record, lambda: False)
-        except (errors.LastcallError, OSError) as error:
-            log.warning("%s/%s could not be fetched: %s", self._there.url, name, error)
+            unless_told(lambda over: self._bring(name, over), told)
+        except (errors.LastcallError, OSError, Told) as error:
+            log.warning("%s/%s could not be fetched: %s", self._there.url, name, str(error) or "a notice came")
+
+    def _bring(self, name: str, told: Callable[[], bool]) -> None:
+        self._there.look_once()
+        record = self._there.records.get(name)
+        if record is not None and self._there.ours(record) and not (self._catalog.root / name).exists():
+            self._fetch(name, record, told)
 
     def same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
         """The checkpoint whose record this is; False where it is not there. Told if a notice comes meanwhile."""
+        return unless_told(lambda over: self._same(fingerprint, over), told)
+
+    def _same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
         self._there.look()
         for name, record in self._there.records.items():
             if record.fingerprint == fingerprint:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from lastcall.core.meeting import Meeting
 from lastcall.core.world import World
 
 log = logging.getLogger("lastcall")
-FIRST = "first"  # the directory of rank 0
+FIRST = "first"  # the directory of rank 0; the others are called after the lowest rank that has them
 _GLIMPSE = 1.0  # seconds in which a file of rank 0 is seen that nobody has looked for before
 
 
@@ -58,33 +57,48 @@ class Homes:
         return not self.names or self.names[rank] == self.name
 
 
-def name_of(folder: Path, machine: str) -> str:
-    """A name for a directory that rank 0 does not see: the same for all processes of a machine that have it."""
-    found = os.stat(folder)
-    return f"{machine}/{found.st_dev}/{found.st_ino}"
+def mark(place: Path, rank: int) -> Path:
+    """What a rank makes in its directory for the others that have it to see. `place`: a folder of this incarnation's own, so nobody has
+    asked for the name before, and no file system can remember that it is not there."""
+    return place / f"home-{rank}"
 
 
-def find(meeting: Meeting, world: World, catalog: Catalog, place: Path, machine: str, mirror: bool, clock: clocks.Clock) -> Homes:
-    """Whose directory is whose; the last to say it tells all of them. `place`: a folder that rank 0 has made in its own."""
-    rank, size, store = world.rank, world.size, meeting.store
-    name = FIRST if _seen(place, clock) else name_of(catalog.private, machine)
-    if name != FIRST and not mirror:
+def find(meeting: Meeting, world: World, catalog: Catalog, place: Path, mirror: bool, clock: clocks.Clock) -> Homes:
+    """Whose directory is whose. Rank 0 has made its mark before. Whoever does not see that makes one, and those that see the same
+    lowest mark have one directory: by what they see and not by what they call it, since it may be that of several machines."""
+    rank = world.rank
+    first = _seen(mark(place, 0), clock)
+    if not first and not mirror:
         raise errors.RanksError(
             f"rank {rank} has a directory of its own, {catalog.root}, and no mirror. Set LASTCALL_MIRROR for all ranks alike."
         )
-    store.set(f"home/{rank}", name.encode())
-    if store.add("homes", 1) == size:
-        names = [(data or b"").decode() for data in store.get_many([f"home/{other}" for other in range(size)])]
-        store.claim("all homes", json.dumps(names if len(set(names)) > 1 else []).encode())
-    found = Homes(rank, json.loads(meeting.wait("all homes", "all ranks to open their directories")))
+    if not first:
+        mark(place, rank).mkdir(parents=True, exist_ok=True)
+    marked = [name != FIRST for name in _told(meeting, world, "marked", "" if not first else FIRST)]
+    if not any(marked):
+        return Homes(rank)
+    lowest = next(other for other in range(rank + 1) if (other == 0 or marked[other]) and mark(place, other).is_dir())
+    names = _told(meeting, world, "home", str(lowest) if lowest else FIRST)
+    found = Homes(rank, names if len(set(names)) > 1 else ())
     if found.apart and found.leads:
         log.info("%s is not the directory of rank 0: parts of checkpoints are sent there", catalog.root)
     return found
 
 
-def _seen(place: Path, clock: clocks.Clock) -> bool:
+def _told(meeting: Meeting, world: World, what: str, mine: str) -> list[str]:
+    """What each rank says; the last to say it tells all of them."""
+    store = meeting.store
+    store.set(f"{what}/{world.rank}", mine.encode())
+    if store.add(f"{what}s", 1) == world.size:
+        words = store.get_many([f"{what}/{other}" for other in range(world.size)])
+        store.claim(f"all {what}s", json.dumps([(word or b"").decode() for word in words]).encode())
+    found: list[str] = json.loads(meeting.wait(f"all {what}s", "all ranks to open their directories"))
+    return found
+
+
+def _seen(mark: Path, clock: clocks.Clock) -> bool:
     until = clock.now() + _GLIMPSE
-    while not place.is_dir():
+    while not mark.is_dir():
         if clock.now() >= until:
             return False
         clock.sleep(_GLIMPSE / 5)

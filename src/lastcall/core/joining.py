@@ -104,7 +104,7 @@ class Joining:
         _sweep(self._catalog)
         start = Start(run, incarnation, fence.token, self._offer(), self._mirror)
         if self._mirror:
-            self._place(start).mkdir(parents=True, exist_ok=True)
+            homes.mark(self._place(start), 0).mkdir(parents=True, exist_ok=True)
         self._meeting.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
         return self._join(start, fence)
 
@@ -114,6 +114,9 @@ class Joining:
 
     def leave(self) -> None:
         self._meeting.leave()
+
+    def left(self) -> bool:
+        return self._meeting.left()
 
     def fail(self, error: BaseException) -> None:
         self._meeting.fail(error)
@@ -144,7 +147,8 @@ class Joining:
             if theirs != ours:
                 raise errors.RanksError(
                     f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one "
-                    "directory. Give protect() the same on every rank, or, if they are runs of their own: export "
+                    "directory. Give protect() the same on every rank; or give all ranks a mirror, and each machine may have a "
+                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are runs of their own: export "
                     "LASTCALL_RANKS=separate"
                 )
             raise errors.RanksError(
@@ -169,16 +173,15 @@ class Joining:
         return Joined(start, fence, store, Peers({}, self.mine.host), self._homes)
 
     def _find_homes(self, start: Start) -> Homes:
-        machine = self.mine.host.partition("/")[0]
-        return homes.find(self._meeting, self._world, self._catalog, self._place(start), machine, self._mirror, self._clock)
+        return homes.find(self._meeting, self._world, self._catalog, self._place(start), self._mirror, self._clock)
 
     def _place(self, start: Start) -> Path:
-        """Where decisions are anchored. Also what the others look for: nobody has asked for this name before, so no file system can
-        remember that it is not there."""
+        """Where decisions are anchored, and where the others look for the marks of those that share the directory."""
         return self._catalog.private / AGREEMENT / start.token
 
     def opened(self) -> None:
         """A directory beside that of rank 0 is this incarnation's: the other ranks that have it may go on."""
+        _sweep(self._catalog)  # the marks, too: all have been seen
         self._meeting.store.set(f"opened/{self._homes.name}", b"1")
 
     def wait_until_opened(self) -> None:

@@ -25,11 +25,11 @@ from typing import Any
 
 from lastcall import clock as clocks
 from lastcall import errors, parsing, settings
-from lastcall.core import fetching, messages
+from lastcall.core import copying, fetching, messages
 from lastcall.core.catalog import PRIVATE, Catalog, Keep
 from lastcall.core.copying import Copying, Until
 from lastcall.core.farewell import Farewell
-from lastcall.core.fetching import Fetching
+from lastcall.core.fetching import Fetching, never
 from lastcall.core.mirrored import Mirrored
 from lastcall.events import EventLog
 
@@ -37,6 +37,23 @@ log = logging.getLogger("lastcall")
 _RUN = f"{PRIVATE}/run.json"
 _SMALL = 64 * 1024
 _TAKE_BACK = 0.2, 5.0  # seconds that the last word to the next incarnation may take, at least and at most
+
+
+_taken: dict[tuple[str, str], Path] = {}  # by place and run: the directory that this process copies from there
+
+
+def reserve(url: str | None, root: Path, run: str = "") -> None:
+    """A process that protects one run after the other, each in a directory of its own, must not give them one place: the second would
+    find it full, and go on from the first one's checkpoints. `run`: its name, where it has one."""
+    if url is None:
+        return
+    first = _taken.setdefault((url, run), root.resolve())
+    if first != root.resolve():
+        settings.fail(
+            f"LASTCALL_MIRROR={url} is the place of the run in {first}, and this process protects another one in {root.resolve()}: "
+            "each would go on from the other's checkpoints. Give each a place of its own: "
+            f"JITCheckpointConfig(mirror='{url}/{root.name}')"
+        )
 
 
 class Mirror:
@@ -61,9 +78,9 @@ class Mirror:
 
     # ---- start -----------------------------------------------------------------------------------------------------------------
 
-    def take_over(self, told: Callable[[], bool]) -> bool:
+    def take_over(self, told: Callable[[], bool], left: Callable[[], bool] = never) -> bool:
         """Before the directory is looked at: wait for an incarnation that still copies, and fetch what the directory lacks. False if
-        a notice came meanwhile."""
+        a notice came meanwhile, or has come to another rank (`left`)."""
         scheme, place = parsing.split_place(self.url)
         root = self._catalog.root.resolve()
         if scheme == "file" and Path("/", place).resolve().is_relative_to(root):
@@ -71,16 +88,19 @@ class Mirror:
                 f"LASTCALL_MIRROR: {self.url} is in {root}, whose checkpoints are to be copied there. Name a folder elsewhere."
             )
         try:
-            if not self._farewell.wait_for_the_one_before(told):
-                return False
-            self._become_the_same_run()
-            self._there.look()
-            self._fetching.newest(told)
-            return True
+            return fetching.unless_told(self._take_over, told, left)
         except fetching.Told:
             return False
         except errors.StorageRefused as error:
             settings.fail(f"LASTCALL_MIRROR: {error}")
+
+    def _take_over(self, told: Callable[[], bool]) -> bool:
+        if not self._farewell.wait_for_the_one_before(told):
+            return False
+        self._become_the_same_run()
+        self._there.look()
+        self._fetching.newest(told)
+        return True
 
     def _become_the_same_run(self) -> None:
         """A new directory takes up the run that the place is of; one of another run would have its state replaced by this one's."""
@@ -97,22 +117,24 @@ class Mirror:
         if not ours or ours["incarnations"] < theirs["incarnations"]:
             path.write_text(json.dumps(theirs))
 
-    def note(self, run: str, incarnation: int) -> None:
-        """Which incarnation this is. Also finds out now, and not at the first checkpoint, whether anything can be written there."""
+    def note(self, run: str, incarnation: int, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
+        """Which incarnation this is. Also finds out now, and not at the first checkpoint, whether anything can be written there.
+        Told if a notice comes meanwhile, or has come to another rank."""
+        data = json.dumps({"run": run, "incarnations": incarnation}).encode()
         try:
-            self._there.place.write(_RUN, json.dumps({"run": run, "incarnations": incarnation}).encode())
+            fetching.unless_told(lambda over: self._there.place.write(_RUN, data), told, left)
         except errors.StorageRefused as error:
             settings.fail(f"LASTCALL_MIRROR: {error}")
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
-    def settle(self, until: Until | None) -> bool:
+    def settle(self, until: Until = copying.whenever) -> bool:
         """Wait until everything is copied, but not longer than `until`. Nothing is copied afterwards. False if the newest is not."""
         lost = self._copying.settle(until)
         if lost:
             log.error("The newest checkpoint is in %s only, and not in %s: %s", self._catalog.root, self.url, lost)
         least, most = _TAKE_BACK
-        self._farewell.unsay(most if until is None else max(least, min(most, until() - self._clock.now())))
+        self._farewell.unsay(max(least, min(most, until() - self._clock.now())))
         return not lost
 
     def copy_rest(self) -> None:

@@ -132,7 +132,7 @@ class Mirrored:
 
     def _superfluous(self, keep: Keep) -> list[str]:
         entries = [Entry(Path(name), record) for name, record in self.records.items() if self.ours(record)]
-        entries.sort(key=lambda entry: order(entry.record), reverse=True)
+        entries.sort(key=lambda entry: entry.record.recency, reverse=True)
         return [entry.path.name for entry in catalogs.superfluous(entries, keep)]
 
     def _remove(self, name: str) -> None:
@@ -140,7 +140,3 @@ class Mirrored:
         self.place.remove(sorted(self.place.names(f"{name}/").keys() - {sentinel}))
         self.place.remove([sentinel])  # last: while it is there, the next one knows what the rest is
         self._unfinished.discard(name)
-
-
-def order(record: Record) -> tuple[int, int]:
-    return record.sequence, record.step

@@ -26,7 +26,7 @@ _LARGEST = 512 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Record:
-    """One committed checkpoint. `sequence` orders the commits of a directory; steps do not (a run may save a step twice)."""
+    """One committed checkpoint. `sequence` counts the commits that its writer knew of; `recency` orders them."""
 
     sequence: int
     step: int
@@ -45,6 +45,13 @@ class Record:
     written: int = 0  # bytes that went to the disk; less than the sum of the sizes where files were taken over
     metrics: dict[str, float] = field(default_factory=dict)
     algorithm: str = digest.ALGORITHM
+
+    @property
+    def recency(self) -> tuple[int, int, int]:
+        """The greater the newer. Not by steps: a run may save one twice. Nor by `sequence` alone: a machine that was lost, and comes
+        back, may have committed more often than what the run has done since without it. Every incarnation goes on from the newest
+        that it finds, so what a later one has committed counts."""
+        return self.incarnation, self.sequence, self.step
 
     @property
     def complete(self) -> bool:

@@ -10,12 +10,13 @@ import json
 import logging
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lastcall import errors
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, joining, recovery, restore, supplying
+from lastcall.core import exits, fetching, joining, recovery, restore, supplying
 from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering
 from lastcall.core.joint import Joint
@@ -36,6 +37,7 @@ log = logging.getLogger("lastcall")
 class Starting:
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._left: Callable[[], bool] = lambda: False  # whether another rank was told to stop, and nobody waits for this one any more
 
     def alone(self) -> catalogs.Entry | None:
         session = self._session
@@ -45,7 +47,10 @@ class Starting:
             if not self._fetched():
                 self._stopped_before_the_first_step()
             recovery.recover_into(session.catalog, "the process was killed", session.clock)
-            run, session.incarnation = self._identity()
+            try:
+                run, session.incarnation = self._identity()
+            except fetching.Told:
+                self._stopped_before_the_first_step()
             self._equip(run, None)
             session.saver.fence = self._fence()
             try:
@@ -67,6 +72,7 @@ class Starting:
         leading = session.world.rank == 0
         session.catalog.make()
         meeting = joining.Joining(session.world, session.catalog, session.clock, self._told, mirror=session.mirror is not None)
+        self._left = meeting.left
         try:
             if leading:
                 joined = self._lead(meeting)
@@ -99,14 +105,14 @@ class Starting:
     def _lead(self, meeting: joining.Joining) -> joining.Joined:
         session = self._session
         try:
-            if not Succession(session.catalog, session.clock, self._told).open():
-                meeting.leave()
-                raise Stopped
-            if not self._fetched():
+            if not Succession(session.catalog, session.clock, self._told).open() or not self._fetched():
                 meeting.leave()
                 raise Stopped
             run, session.incarnation = self._identity()
             return meeting.lead(run, session.incarnation)
+        except fetching.Told:
+            meeting.leave()
+            raise Stopped from None
         except (errors.LastcallError, OSError) as error:
             meeting.refuse(error)
             raise
@@ -217,7 +223,7 @@ class Starting:
         """From the mirror, what this directory lacks. False if a notice came meanwhile."""
         session = self._session
         session.catalog.run = session.run
-        return session.mirror is None or session.mirror.take_over(self._told)
+        return session.mirror is None or session.mirror.take_over(self._told, self._left)
 
     def _identity(self) -> tuple[str, int]:
         """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
@@ -225,10 +231,12 @@ class Starting:
         path = session.catalog.private / "run.json"
         try:
             known = json.loads(path.read_bytes())
-            run, incarnation = str(known["run"]), int(known["incarnations"]) + 1
+            run, former = str(known["run"]), int(known["incarnations"])
         except (OSError, ValueError, KeyError, TypeError):
-            run, incarnation = uuid.uuid4().hex, 1
+            run, former = uuid.uuid4().hex, 0
         run = session.run or run
+        # What this one commits is newer than all that is there, also where run.json was lost.
+        incarnation = 1 + max([former, *(entry.record.incarnation for entry in session.catalog.entries())])
         try:
             under = path.with_suffix(".tmp")
             under.write_text(json.dumps({"run": run, "incarnations": incarnation}))
@@ -236,5 +244,5 @@ class Starting:
         except OSError as error:  # a full disk must not keep a run from resuming
             log.warning("%s could not be written: %s", path, error)
         if session.mirror is not None:
-            session.mirror.note(run, incarnation)
+            session.mirror.note(run, incarnation, self._told, self._left)
         return run, incarnation

@@ -44,7 +44,7 @@ def gather(session: Session, told: Callable[[], bool], check: Callable[[int], No
     assert ranks is not None and gathering is not None and gathering.parcels is not None
     here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
     if gathering.homes.apart:
-        newest = [] if here is None else [here.sequence, here.step, here.run, here.fingerprint]
+        newest = [] if here is None else [*here.recency, here.run, here.fingerprint]
         ranks.tell(f"newest/{ranks.rank}", {"newest": newest})
         return
     for leader in gathering.homes.leaders:
@@ -54,9 +54,9 @@ def gather(session: Session, told: Callable[[], bool], check: Callable[[int], No
             if told() or session.clock.now() >= until:
                 return
         match word.get("newest"):
-            case [int(sequence), int(step), str(run), str(wanted)]:
-                ours = (here.sequence, here.step, here.run) if here is not None else (-1, -1, session.saver.run)
-                if run == ours[2] and (sequence, step) > ours[:2]:
+            case [int(incarnation), int(sequence), int(step), str(run), str(wanted)]:
+                ours, known = (here.run, here.recency) if here is not None else (session.saver.run, (-1, -1, -1))
+                if run == ours and (incarnation, sequence, step) > known:
                     _take(session, leader, wanted, told)
                     here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
 

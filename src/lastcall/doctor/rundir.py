@@ -110,7 +110,7 @@ def _damage(known: Directory) -> Iterator[Finding]:
 def _newer(item: Checkpoint, than: Checkpoint | None) -> bool:
     if than is None or than.record is None or item.record is None:
         return True
-    return (item.record.sequence, item.record.step) > (than.record.sequence, than.record.step)
+    return item.record.recency > than.record.recency
 
 
 def _unreadable(newest: Checkpoint | None) -> str:

@@ -260,7 +260,7 @@ def test_a_damaged_copy_of_another_machine_is_fetched_again(
 def test_without_a_mirror_directories_of_their_own_are_refused(launcher: Launcher, machines: list[Path]) -> None:
     job = launcher.fork("ddp.py", 2, "agent", machines, PLAN)
     assert 0 not in job.wait().values()
-    assert "LASTCALL_RANKS=separate" in job.log(), job.log()
+    assert "LASTCALL_MIRROR=s3://BUCKET/PREFIX" in job.log() and "LASTCALL_RANKS=separate" in job.log(), job.log()
     assert not any(job.said(rank, "protected") for rank in range(2))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import types
 from typing import Any
 
@@ -20,6 +21,7 @@ def rendezvous(*, shared: bool = True) -> tuple[types.ModuleType, dist.Store]:
 
 
 def made(module: Any, monkeypatch: pytest.MonkeyPatch, attempt: str | None) -> Any:
+    monkeypatch.delenv(attempts.ROUND, raising=False)
     if attempt is None:
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     else:
@@ -70,3 +72,53 @@ def test_a_torch_that_makes_its_stores_otherwise_is_left_alone(missing: str) -> 
 def test_this_torch_has_what_is_patched() -> None:
     real = importlib.import_module("torch.distributed.rendezvous")  # torch.distributed has a function of that name
     assert hasattr(real, "_create_c10d_store") and hasattr(real, "_torchelastic_use_agent_store")
+    dynamic = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    assert hasattr(dynamic.DynamicRendezvousHandler, "next_rendezvous")
+    assert dynamic._RendezvousState().round == 0
+
+
+class Handler:
+    """As torchrun's: `rounds` are those that it joins, one after the other."""
+
+    def __init__(self, *rounds: object) -> None:
+        self._rounds = list(rounds)
+        self._state_holder = types.SimpleNamespace(state=types.SimpleNamespace(round=-1))
+
+    def next_rendezvous(self) -> str:
+        self._state_holder.state.round = self._rounds.pop(0)
+        return "joined"
+
+
+def told(*rounds: object) -> Any:
+    module = types.ModuleType("dynamic_rendezvous")
+    handler = type("DynamicRendezvousHandler", (Handler,), {})
+    module.DynamicRendezvousHandler = handler  # type: ignore[attr-defined]
+    attempts.tell(module)
+    attempts.tell(module)
+    return handler(*rounds)
+
+
+def test_machines_that_have_counted_differently_find_each_other_in_the_round_of_their_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, _ = rendezvous()
+    attempts.apply(module)
+    agent = told(0, 1)
+    monkeypatch.setenv(attempts.ROUND, "of somebody above")
+    assert agent.next_rendezvous() == "joined"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    module._create_c10d_store().set("address", "of the first attempt")
+    agent.next_rendezvous()
+    stores = []
+    for counted in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", counted)
+        stores.append(module._create_c10d_store())
+    assert not stores[0].check(["address"])
+    stores[0].set("address", "here")
+    assert stores[1].get("address") == b"here"
+
+
+def test_a_torchrun_that_does_not_know_its_round_leaves_no_other_one_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(attempts.ROUND, "3")
+    told(None).next_rendezvous()
+    assert attempts.ROUND not in os.environ

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import shutil
 import threading
 from collections.abc import Callable
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 
 from helpers import mirrors
-from helpers.mirrors import Failing, Watched
+from helpers.mirrors import Failing, Held, Watched
 from helpers.sessions import Crew, saved
 from helpers.world import flip
 from lastcall import errors
-from lastcall.core import digest, parcels, supplying
+from lastcall.core import digest, joining, parcels, supplying
+from lastcall.core.liveness import Process
 
 
 def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
@@ -54,6 +57,85 @@ def test_ranks_with_directories_of_their_own_save_and_go_on(tmp_path: Path, plac
     assert second.train(step + 2) == [step + 2] * 3
     assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": step} for rank in range(3)]
     mirrors.until(lambda: not listening())
+
+
+def test_two_machines_may_have_one_directory_that_the_first_does_not_see(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took it from each other when they told directories apart by machine."""
+    real, numbers = Process.own(), itertools.count()
+    monkeypatch.setattr(joining.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1"))
+    saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
+    assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
+    shutil.rmtree(tmp_path / "b")
+    second = crew(tmp_path, place, "abb")
+    (step,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
+    assert second.train(step + 2) == [step + 2] * 3
+    assert place.done("fetch").count(f"checkpoint-{step}/manifest.json") == 1  # once for both
+    assert not list(tmp_path.glob("b/.lastcall/agreement/*"))
+
+
+def life(tmp_path: Path, place: Watched, until: int) -> int:
+    """A notice at this step; returns where the checkpoint is that it was answered with."""
+    made = stop_at(crew(tmp_path, place, "ab"), until)
+    saved(made.train(1000))
+    return made.subjects[0].step
+
+
+def test_a_machine_that_comes_back_does_not_bring_the_run_back_to_what_it_had(tmp_path: Path, place: Watched) -> None:
+    """It had committed more often than it could copy, was lost, and the run went on from the mirror without it."""
+    stale = life(tmp_path, place, 4)
+    place.hook = Failing("send", times=1_000_000, error=errors.StorageRefused)
+    for _ in range(2):
+        stale = life(tmp_path, place, stale + 2)
+    place.hook = lambda operation, name: None
+    (tmp_path / "a").rename(tmp_path / "away")
+    shutil.rmtree(tmp_path / "b")
+    newest = life(tmp_path, place, stale + 2)
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "away").rename(tmp_path / "a")
+    assert (tmp_path / "a" / f"checkpoint-{stale}").is_dir()
+    last = crew(tmp_path, place, "ab")
+    assert last.train(newest + 2) == [newest + 2] * 2
+    assert [subject.resumed for subject in last.subjects] == [{"rank": rank, "step": newest} for rank in range(2)]
+
+
+# ---- a place that has stopped answering ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("call", [("read", "leaving"), ("names", "checkpoint-"), ("write", "run.json")])
+def test_nobody_waits_at_the_start_for_a_place_that_does_not_answer_once_a_rank_was_told(
+    tmp_path: Path, place: Watched, call: tuple[str, str], told: int
+) -> None:
+    place.hook = held = Held(*call)
+    made = crew(tmp_path, place, "ab")
+    results: list[Any] = []
+    starting = threading.Thread(target=lambda: results.extend(made.train(1000)), daemon=True)
+    starting.start()
+    held.wait()
+    made.notify(told)
+    starting.join(mirrors.PATIENCE / 2)
+    assert not starting.is_alive()
+    held.let_go()
+    saved(results)
+    assert not list(tmp_path.glob("[ab]/checkpoint-*")) and not any(session.catalog.held for session in made.sessions)
+
+
+def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path: Path, place: Watched) -> None:
+    life(tmp_path, place, 4)
+    shutil.rmtree(tmp_path / "b")
+    held, made = Held("fetch", "manifest"), crew(tmp_path, place, "ab")
+    place.hook = held
+    results: list[Any] = []
+    starting = threading.Thread(target=lambda: results.extend(made.train(1000)), daemon=True)
+    starting.start()
+    held.wait()
+    made.notify(1)
+    starting.join(mirrors.PATIENCE / 2)
+    assert not starting.is_alive()
+    held.let_go()
+    saved(results)
 
 
 # ---- the start -------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from helpers.mirrors import Held, Watched
 from helpers.sessions import Crew, saved
 from helpers.together import Told
 from lastcall.core import exits, serving
-from lastcall.types import Capture
+from lastcall.types import Capture, Outcome
 
 
 @pytest.fixture
@@ -114,6 +114,26 @@ def test_ranks_that_begin_with_an_empty_directory_go_on_from_the_copy(
     assert second.train(first.subjects[0].step + 3) == [first.subjects[0].step + 3] * 2
     assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": first.subjects[0].step} for rank in (0, 1)]
     assert len(at_exit) == 1  # only one of them takes the rest along
+
+
+def test_who_has_finished_and_is_told_to_stop_before_its_end_is_copied_asks_to_be_started_again(
+    tmp_path: Path, place: Watched, at_exit: list[Callable[[], object]]
+) -> None:
+    """It waited for a place that does not answer until it was killed; as finished nobody would have started it again."""
+    place.hook = held = Held("send", "checkpoint-")
+    made = Crew([tmp_path / "a", tmp_path / "b"], 2, mirror=place.url)
+    results: list[object] = []
+    training = threading.Thread(target=lambda: results.extend(made.train(5)), daemon=True)
+    training.start()
+    held.wait()
+    made.notify(0, grace=1.0)
+    training.join(mirrors.PATIENCE)
+    held.let_go()
+    assert results == [5, 5] and place.checkpoints() == [] and at_exit == []
+    assert [session.outcome for session in made.sessions] == [Outcome.SAVED, Outcome.FINISHED]
+    again = Crew([tmp_path / "a", tmp_path / "b"], 2, mirror=place.url)
+    assert again.train(5) == [5, 5] and place.checkpoints() == ["checkpoint-5"]
+    assert [session.outcome for session in again.sessions] == [Outcome.FINISHED] * 2
 
 
 def test_training_that_raises_waits_for_its_copy_and_takes_nothing_along(

@@ -61,7 +61,7 @@ def test_a_copy_that_ends_anywhere_is_whole_or_no_checkpoint(life: Life, place: 
 
     place.hook = cut_off
     life.mirror.push(life.save(4))
-    whole = life.mirror.settle(None)
+    whole = life.mirror.settle()
     place.hook = lambda operation, name: None
     assert resumed(tmp_path, place) == (life.state.contents() if whole else before)
     life.copied(5)
@@ -72,7 +72,7 @@ def test_what_one_that_was_killed_has_left_is_removed_by_the_next(life: Life, pl
     life.copied(3)
     place.hook = Failing("send", "optimizer", error=errors.StorageRefused)
     life.mirror.push(life.save(4))
-    assert not life.mirror.settle(None)
+    assert not life.mirror.settle()
     assert place.folders() == ["checkpoint-3", "checkpoint-4"]
     (place.root / "checkpoint-4" / ".lastcall-part-1-2").write_bytes(b"half a file")
     (place.root / "checkpoint-9").mkdir()
@@ -103,7 +103,7 @@ def test_one_that_is_given_up_stays_given_up(life: Life, place: Watched) -> None
     life.mirror.push(second, urgent=True)
     life.mirror.push(third)  # at once: the one on its way has not noticed yet
     held.let_go()
-    assert life.mirror.settle(None)
+    assert life.mirror.settle()
     assert place.checkpoints() == ["checkpoint-5"]
 
 
@@ -113,7 +113,7 @@ def test_one_that_waits_gives_way_to_a_newer_one_and_one_on_its_way_does_not(lif
         life.mirror.push(life.save(step))
         held.wait()
     held.let_go()
-    assert life.mirror.settle(None)
+    assert life.mirror.settle()
     assert place.checkpoints() == ["checkpoint-3", "checkpoint-5"]
 
 
@@ -128,7 +128,7 @@ def test_what_is_pruned_here_while_it_waits_is_copied_all_the_same(life: Life, p
         life.catalog.prune(Keep(1))
     assert not (life.root / "checkpoint-4").exists()
     held.let_go()
-    assert life.mirror.settle(None)
+    assert life.mirror.settle()
     assert place.checkpoints() == ["checkpoint-3", "checkpoint-4"]
     assert resumed(tmp_path, place) == wanted
     assert list((life.catalog.private / MIRRORING).iterdir()) == []
@@ -202,7 +202,7 @@ def test_nothing_is_rotated_before_it_is_known_what_must_stay(tmp_path: Path, pl
             life.copied(step)
         life.keep = Keep(1)
         life.mirror.push(life.save(5), rotate=False)
-        assert life.mirror.settle(None)
+        assert life.mirror.settle()
     assert len(place.folders()) == 5
 
 
@@ -244,7 +244,7 @@ def test_a_step_that_is_saved_twice_never_overwrites_the_first_and_the_second_is
     before = {path.name: path.read_bytes() for path in (place.root / "checkpoint-3").iterdir()}
     life.state.change("model", 99)
     life.mirror.push(life.world.saver.save(life.state.capture(3), Request(Kind.PERIODIC, "test")))
-    assert life.mirror.settle(None)
+    assert life.mirror.settle()
     assert place.checkpoints() == ["checkpoint-3", "checkpoint-3.replaced-0"]
     assert {path.name: path.read_bytes() for path in (place.root / "checkpoint-3").iterdir()} == before
     with Life(tmp_path / "elsewhere", place) as other:
@@ -259,7 +259,7 @@ def test_a_checkpoint_that_is_there_is_known_although_its_loss_is_not_a_number(l
         assert other.start()
         assert other.mirror.has(other.catalog.entries()[0].record)
         other.mirror.push(other.catalog.entries()[0])
-        assert other.mirror.settle(None)
+        assert other.mirror.settle()
     assert place.checkpoints() == ["checkpoint-3"]
 
 
@@ -277,7 +277,7 @@ def test_where_no_attempt_helps_it_is_said_and_the_next_checkpoint_is_tried(
 ) -> None:
     place.hook = Failing("send", "checkpoint-3", times=1000)
     life.mirror.push(life.save(3))
-    assert not life.mirror.settle(None)
+    assert not life.mirror.settle()
     assert caplog.text.count("; it is tried again") == copying._TRIES - 1
     assert f"The newest checkpoint is in {life.root} only, and not in {place.url}: checkpoint-3/" in caplog.text
     life.copied(4)
@@ -287,7 +287,7 @@ def test_where_no_attempt_helps_it_is_said_and_the_next_checkpoint_is_tried(
 def test_a_refusal_is_not_tried_again(life: Life, place: Watched, caplog: pytest.LogCaptureFixture) -> None:
     place.hook = Failing("send", times=1000, error=errors.StorageRefused)
     life.mirror.push(life.save(3))
-    assert not life.mirror.settle(None)
+    assert not life.mirror.settle()
     assert "tried again" not in caplog.text
 
 
@@ -346,6 +346,6 @@ def test_a_fault_in_a_copy_is_said_and_ends_nothing(life: Life, place: Watched, 
 
     place.hook = fault
     life.mirror.push(life.save(3))
-    assert not life.mirror.settle(None)
+    assert not life.mirror.settle()
     assert "A fault in lastcall: checkpoint-3 is not copied" in caplog.text
     life.copied(4)

@@ -173,7 +173,7 @@ def test_checkpoints_of_other_runs_are_left_alone(tmp_path: Path, place: Watched
         theirs = place.checkpoints()
         place.hook = Failing("send", "optimizer", error=errors.StorageRefused)
         one.mirror.push(one.save(10))
-        assert not one.mirror.settle(None)
+        assert not one.mirror.settle()
     with Life(tmp_path / "two", place, run="two", limit=1) as two:
         assert two.start() and two.resumed is None
         for step in range(1, 10):

@@ -95,9 +95,12 @@ class Protection(Guarded):
         now = session.clock.now()
         session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
-    def leave(self, left: BaseException | None) -> None:
-        """After everything is closed: the process ends here if it must not go on. Otherwise returns, and `left` is to be raised."""
+    def leave(self, left: BaseException | None) -> BaseException | None:
+        """After everything is closed: the process ends here if it must not go on. Otherwise returns what is to be raised: `left`, or
+        that the run must come again, where it had finished and was told to stop before its end was in the mirror."""
         session = self._session
+        if left is None and session.outcome is Outcome.SAVED:
+            left = session.serving.preempted()
         notice = session.latch.notice
         if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
             with logs.Visible(self._jit.log_level):
@@ -105,3 +108,4 @@ class Protection(Guarded):
             exits.die_of(notice.signum)
         if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
             exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0
+        return left

@@ -25,6 +25,7 @@ from lastcall.adapters.torch import hooks, pinned
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.protection import Protection
 from lastcall.adapters.torch.subject import TorchSubject
+from lastcall.core import mirror
 from lastcall.core.catalog import Entry
 from lastcall.core.gate import Gate
 from lastcall.core.session import Session
@@ -82,6 +83,7 @@ class Run:
         self._gate = Gate()
         self._session: Session | None = None
         if jit.enabled:
+            mirror.reserve(jit.mirror, directory)
             world = worlds.find(jit)
             self._subject.together.among(world.rank, world.size)
             allocate = pinned.allocator(self._subject.state.tensors())
@@ -353,7 +355,7 @@ class Run:
                 session.outcome = session.outcome or Outcome.FAILED
         finally:
             self._close(session)
-        self._protection.leave(left)
+        left = self._protection.leave(left)
         if left is not None and left is not error:
             raise left from error
 

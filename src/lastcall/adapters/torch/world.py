@@ -6,8 +6,10 @@ in the agent, outside the training processes.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
+import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from lastcall.core.store import Scoped, Store
 from lastcall.core.world import World
 from lastcall.settings import JITCheckpointConfig
 
+log = logging.getLogger("lastcall")
 _runs = itertools.count(1)  # the ranks protect their runs in the same order: so each has a name without asking
 _TIMEOUT = datetime.timedelta(minutes=5)
 
@@ -41,20 +44,38 @@ def find(jit: JITCheckpointConfig) -> World:
 
 def _check_apart(jit: JITCheckpointConfig) -> None:
     """Ranks that are runs of their own, with one place for the copies of all, would go on from each other's checkpoints."""
-    told = settings.of_torchrun() or {}
-    size = dist.get_world_size() if dist.is_initialized() else int(told.get("WORLD_SIZE", 1))
-    if size > 1 and jit.mirror is not None and jit.origins()["mirror"] != "argument":
+    told = settings.of_torchrun()
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, size = (int(told["RANK"]), int(told["WORLD_SIZE"])) if told else (0, 1)
+    if size == 1 or jit.mirror is None:
+        return
+    if jit.origins()["mirror"] != "argument":
         settings.fail(
             f"LASTCALL_MIRROR={jit.mirror} is one place for {size} ranks, and with ranks='separate' each is a run of its own. Give "
             f"each a place of its own: JITCheckpointConfig(ranks='separate', mirror=f'{jit.mirror}/{{rank}}')"
         )
+    with contextlib.closing(_of_agent(told) if told and not dist.is_initialized() else _of_group()) as store:
+        first = store.claim(f"lastcall/{settings.attempt().name}/mirror/{jit.mirror}", str(rank).encode()).decode()
+    if first != str(rank):
+        settings.fail(
+            f"mirror={jit.mirror!r} is one place for ranks {first} and {rank}, and with ranks='separate' each is a run of its own. "
+            f"Give each a place of its own: mirror=f'{jit.mirror}/{{rank}}'"
+        )
 
 
 def _of(rank: int, size: int, open_store: Any) -> World:
-    number = next(_runs)
+    number, attempt = next(_runs), settings.attempt()
+    if not attempt.agreed and attempt.name != "0":
+        log.warning(
+            "torchrun has started the ranks of this machine again (%s), and counts that for each machine by itself: ranks that count "
+            "otherwise are not found. Start it with `lastcall run`, or: export LASTCALL_ENABLED=1",
+            attempt.name,
+        )
 
     def meet() -> Store:
-        return Scoped(open_store(), f"lastcall/{number}/")
+        return Scoped(open_store(), f"lastcall/{attempt.name}/{number}/")  # torchrun has one store for all attempts
 
     return World(rank, size, meet, settings.host_of_rank_0(size))
 
@@ -75,5 +96,4 @@ def _of_agent(told: dict[str, str]) -> Store:
             f"the ranks cannot meet: torchrun's store at {told['MASTER_ADDR']}:{told['MASTER_PORT']} cannot be reached ({error}). Call "
             "torch.distributed.init_process_group() before protect()."
         ) from error
-    attempt = f"lastcall/{told['TORCHELASTIC_RUN_ID']}/{told['TORCHELASTIC_RESTART_COUNT']}/"
-    return Scoped(C10dStore(store), attempt)
+    return Scoped(C10dStore(store), f"lastcall/{told['TORCHELASTIC_RUN_ID']}/")

@@ -21,7 +21,7 @@ from lastcall.adapters.torch.protection import Protection
 from lastcall.adapters.transformers import arguments, choosing, listeners
 from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
-from lastcall.core import exits, restore, supplying
+from lastcall.core import exits, mirror, restore, supplying
 from lastcall.core.catalog import PRIVATE, Entry, Keep
 from lastcall.core.contents import small_file
 from lastcall.core.session import Session
@@ -52,6 +52,7 @@ class TrainerRun:
         none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
         allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
         run = choosing.identity(trainer, jit.run_id, choosing.next_call(root))
+        mirror.reserve(jit.mirror, root, run)
         self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=run)
         self.session.metrics = self.subject.numbers
         self.session.background.wanted = trainer.args.save_strategy != SaveStrategy.NO
@@ -103,7 +104,7 @@ class TrainerRun:
             session, name = self.session, Path(best).name
             session.keep = dataclasses.replace(session.keep, always=frozenset({name}))
             if session.mirror is not None and session.world.rank == 0:
-                session.mirror.bring(name)
+                session.mirror.bring(name, lambda: session.latch.raised)
             supplying.share(session, name, "start", lambda: session.latch.raised)  # what one rank finds, all must find
 
     @property
@@ -370,8 +371,7 @@ class TrainerRun:
             session.stop()
             self.subject.remove()
             self._protection.let_go(ignore=saved)
-        self._protection.leave(left)
-        return left
+        return self._protection.leave(left)
 
     def _last_word(self, code: int) -> None:
         """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one may have, and then it is

@@ -30,7 +30,8 @@ class Session:
         self.came = threading.Event()
         self.notices: list[Notice] = []
         self.again: list[int] = []
-        self.serving = SimpleNamespace(interrupted_again=self.again.append)
+        self.again_please = errors.Preempted(75, "saved and stopped")
+        self.serving = SimpleNamespace(interrupted_again=self.again.append, preempted=lambda: self.again_please)
 
     def notify(self, notice: Notice) -> None:
         self.notices.append(notice)
@@ -183,8 +184,9 @@ def test_a_notice_that_could_not_be_answered_is_died_of(session: Session, ends: 
 def test_any_other_end_returns(session: Session, ends: list[tuple[str, int]], outcome: Outcome | None) -> None:
     told(session, signal.SIGTERM)
     session.outcome = outcome
-    for left in (None, ValueError(), errors.Preempted(75, "saved")):
-        protection(session).leave(left)
+    for left in (ValueError(), errors.Preempted(75, "saved")):
+        assert protection(session).leave(left) is left
+    assert protection(session).leave(None) is (session.again_please if outcome is Outcome.SAVED else None)
     assert ends == []
 
 
@@ -199,7 +201,7 @@ def test_a_notice_that_was_no_signal_is_nothing_to_die_of(session: Session, ends
 def test_on_a_side_thread_the_process_is_left_with_the_code(session: Session, ends: list[tuple[str, int]]) -> None:
     session.outcome = Outcome.SAVED
     shield = protection(session)
-    for left in (errors.Preempted(75, "saved"), ValueError(), None):
+    for left in (errors.Preempted(75, "saved"), ValueError()):
         thread = threading.Thread(target=shield.leave, args=(left,))
         thread.start()
         thread.join()

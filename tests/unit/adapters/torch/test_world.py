@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def jit(**given: str) -> JITCheckpointConfig:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, "TORCHELASTIC_RESTART_COUNT"):
+    for name in (*NAMES, "TORCHELASTIC_RESTART_COUNT", "LASTCALL_ATTEMPT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -89,6 +90,19 @@ def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPSto
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/1")).size == 1
 
 
+def test_separate_ranks_are_not_given_one_place_by_their_script_either(
+    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):  # two runs of one rank, one after the other
+        assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
+    monkeypatch.setenv("RANK", "0")
+    assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/0")).size == 1
+    with pytest.raises(errors.ConfigError, match="'s3://runs/exp1' is one place for ranks 1 and 0.*Give each a place of its own"):
+        world.find(jit(ranks="separate", mirror="s3://runs/exp1"))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # the rank of that number may be started first
+    assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
+
+
 def test_a_process_that_is_alone_has_the_place_for_itself() -> None:
     assert world.find(JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})).size == 1
 
@@ -119,6 +133,33 @@ def test_a_process_group_says_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert (found.rank, found.size) == (3, 4)
     found.meet().set("key", b"x")
     assert found.meet().get("key", 30.0) == b"x"
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "LASTCALL_ATTEMPT"])
+def test_a_group_that_was_started_again_does_not_hear_the_one_before(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """torchrun keeps one store for all attempts."""
+    kept = dist.HashStore()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: kept)
+    for attempt in ("0", "1"):
+        monkeypatch.setenv(variable, attempt)
+        monkeypatch.setattr(world, "_runs", itertools.count(1))  # as in a new process
+        store = world.find(jit()).meet()
+        assert store.get("start", 0.0) is None
+        store.set("start", b"x")
+
+
+@pytest.mark.parametrize(("local", "attempt", "warned"), [("1", "", True), ("2", "", False), ("1", "1", False)])
+def test_restarts_that_each_machine_counts_by_itself_are_said(
+    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, local: str, attempt: str, warned: bool
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("LASTCALL_ATTEMPT", attempt)
+    world.find(jit())
+    assert ("export LASTCALL_ENABLED=1" in caplog.text) is warned
 
 
 def test_a_group_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
