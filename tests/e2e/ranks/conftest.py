@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from helpers import hosts as networks
-from helpers import ranks_jobs, ranks_trials
+from helpers import ranks_jobs, ranks_trials, s3_server
 from helpers.nursery import Nursery, opened
+from helpers.s3_server import Server
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,25 @@ def references(distributed: Nursery, tmp_path_factory: pytest.TempPathFactory) -
     made = ranks_jobs.Launcher(distributed, tmp_path_factory.mktemp("references"))
     yield ranks_trials.References(made)
     made.end()
+
+
+# ---- machines that share no directory -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    return tmp_path / "mirror"
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Path]:
+    """The directories, one a machine."""
+    return [tmp_path / f"machine-{number}" / "run" for number in range(2)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with s3_server.served(tmp_path / "buckets") as found:
+        found.bucket("runs")
+        yield found
+        found.process.send_signal(signal.SIGCONT)  # a test may have stopped it

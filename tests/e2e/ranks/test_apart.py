@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import cuts, ports, ranks_jobs, ranks_trials, s3_server
+from helpers import cuts, ports, ranks_jobs, ranks_trials
 from helpers.cuts import CONFIGURED, GRACE, MARGIN, Cut
 from helpers.hosts import Hosts
 from helpers.ranks_jobs import Job, Launched, Launcher
@@ -26,24 +26,6 @@ from helpers.world import flip
 PLAN = Plan(steps=24, seconds=0.02)
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))
 TRIALS = int(os.environ.get("LASTCALL_TEST_TRIALS", "1"))
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with s3_server.served(tmp_path / "buckets") as found:
-        found.bucket("runs")
-        yield found
-
-
-@pytest.fixture
-def mirror(tmp_path: Path) -> Path:
-    return tmp_path / "mirror"
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> list[Path]:
-    """The directories, one a machine."""
-    return [tmp_path / f"machine-{number}" / "run" for number in range(2)]
 
 
 def copies(mirror: Path) -> dict[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from helpers import ports, ranks_jobs, ranks_trials, s3_server
+from helpers import ports, ranks_jobs, ranks_trials
 from helpers.ranks_jobs import Launched, Launcher
 from helpers.ranks_plan import Fault, Plan
 from helpers.ranks_trials import References
@@ -17,25 +17,6 @@ from helpers.s3_server import Server
 
 PLAN = Plan(steps=24, seconds=0.02)
 slow = pytest.mark.slow
-
-
-@pytest.fixture
-def mirror(tmp_path: Path) -> Path:
-    return tmp_path / "mirror"
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> list[Path]:
-    """The directories, one a machine."""
-    return [tmp_path / f"machine-{number}" / "run" for number in range(2)]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with s3_server.served(tmp_path / "buckets") as found:
-        found.bucket("runs")
-        yield found
-        found.process.send_signal(signal.SIGCONT)
 
 
 def copies(mirror: Path) -> dict[str, str]:

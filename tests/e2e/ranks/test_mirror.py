@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from helpers import chain, ranks_trials, s3_server
+from helpers import chain, ranks_trials
 from helpers.ranks_jobs import Launcher
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import References
 from helpers.s3_server import Server
 
 PLAN = Plan(steps=24, seconds=0.02)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with s3_server.served(tmp_path / "buckets") as found:
-        found.bucket("runs")
-        yield found
 
 
 def test_below_torchrun_a_directory_that_is_lost_costs_not_a_single_step(
