@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 
 from helpers.http_servers import Served
-from helpers.kube_api import Api, Object
+from helpers.kube_api import Api, Object, until
 from helpers.kube_cluster import Cluster
 from lastcall.kube import certificates
 
@@ -48,9 +48,17 @@ def served(cluster: Cluster) -> Iterator[None]:
     with Served(_handler(_Numbers(cluster.api)), context, cluster.outside) as server:
         cluster.api.create(_configuration(server.address, authority))
         try:
+            until(lambda: _asked(cluster.api), lambda: "the API server to ask for numbers")
             yield
         finally:
             cluster.kubectl("delete", "mutatingwebhookconfiguration", _NAME)
+
+
+def _asked(api: Api) -> bool:
+    """Some time after it was registered."""
+    metadata = {"name": "asked", "labels": {"job-name": "asked"}, "annotations": {COMPLETIONS: "1000"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [{"name": "it", "image": "it"}]}}
+    return INDEX in api.create(pod, dry_run=True)["metadata"]["annotations"]
 
 
 class _Numbers:

@@ -24,6 +24,7 @@ class Webhook:
         (cluster.folder / "webhook.key").write_bytes(self._authority.key)
         self.start()
         cluster.api.create(self.configuration())
+        until(self._asked, lambda: f"the API server to ask the webhook\n{self.log()}")
 
     def __enter__(self) -> Webhook:
         return self
@@ -64,3 +65,10 @@ class Webhook:
         except (OSError, Refused):
             return False
         return True
+
+    def _asked(self) -> bool:
+        """Some time after it was registered."""
+        container = {"name": "it", "image": kube_images.PAUSE}
+        metadata = {"name": "asked", "annotations": {"lastcall.dev/enabled": "true"}}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+        return bool(self._cluster.api.create(pod, dry_run=True)["spec"].get("initContainers"))
