@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from helpers.world import mounted
 from lastcall.doctor import storage
 from lastcall.doctor.storage import Mount
+from lastcall.storage import files
 
 TABLE = """\
 27 1 254:0 / / rw,relatime - overlay overlay rw,lowerdir=/a
@@ -113,7 +113,8 @@ def test_the_write_test_takes_a_quarter_of_the_room_at_most(tmp_path: Path) -> N
         assert found.level == "ok" and "too little room" in found.says and none is None
 
 
-def test_a_write_test_that_fails_is_a_risk(tmp_path: Path) -> None:
-    (tmp_path / f".lastcall-doctor-{os.getpid()}.tmp").mkdir()
+def test_a_write_test_that_fails_is_a_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "own_name", lambda: "taken")
+    (tmp_path / ".lastcall-doctor-taken.tmp").mkdir()
     found, speed = storage.check_speed(tmp_path, 2)
     assert found.level == "risk" and speed is None

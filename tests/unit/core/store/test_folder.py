@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lastcall import errors
-from lastcall.core.store import folder
 from lastcall.core.store.folder import FolderStore
+from lastcall.storage import files
 
 
 def test_nothing_is_written_by_looking(tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_another_store_finds_the_counter_where_it_stands(tmp_path: Path) -> None
 def test_processes_with_the_same_number_do_not_take_each_other_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FolderStore(tmp_path)
     assert store.add("count", 1) == 1
-    monkeypatch.setattr(folder, "_PROCESS", "another container")
-    monkeypatch.setattr(folder, "_numbers", iter(range(100)))
+    monkeypatch.setattr(files, "_PROCESS", "another container")
+    monkeypatch.setattr(files, "_numbers", iter(range(100)))
     assert FolderStore(tmp_path).add("count", 1) == 2
 
 
