@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
+from helpers import chain, running
 from helpers.nursery import Child, Nursery, until
 from lastcall import testing
 
@@ -286,8 +286,7 @@ def alive(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    states = [path.read_text().rsplit(")", 1)[1].split() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
-    return any(int(fields[2]) == group and fields[0] != "Z" for fields in states)
+    return any(int(fields[2]) == group and fields[0] != "Z" for _, fields in running.stats())
 
 
 def test_a_wrong_setting_exits_78_and_names_the_variable_the_value_and_the_remedy(nursery: Nursery, tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ import dataclasses
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
-from helpers import ranks_plan, ranks_trials
+from helpers import ranks_plan, ranks_trials, running
 from helpers.ranks_jobs import LASTCALL_RUN, SCRIPTS, Job, Launched, Launcher
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import Life, References, Trial
@@ -26,16 +25,8 @@ ALL_RANKS = 2
 def left_of(job: Job) -> list[int]:
     """Every process of a life that still runs, whoever its parent is now."""
     told = f"{ranks_plan.FOLDER}={job.folder}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(path.parent.name)
-        try:
-            ours = told in path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if ours and registry.process_start(pid) is not None:
-            found.append(pid)
-    return found
+    ours = [pid for pid, environ in running.files("environ") if told in environ.split(b"\0")]
+    return [pid for pid in ours if registry.process_start(pid) is not None]
 
 
 def started(launcher: Launcher, how: str, *options: str) -> Launched:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from helpers import running
 from helpers.nursery import environment, until
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -86,28 +87,12 @@ class Launched:
 
 def in_session(leader: int) -> list[int]:
     """The processes of a session that live."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
+    return [pid for pid, fields in running.stats() if int(fields[3]) == leader and fields[0] != "Z"]
 
 
 def children(pid: int) -> dict[int, str]:
     """The children of a process, zombies included, with their state letters."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found[int(path.parent.name)] = fields[0]
-    return found
+    return {child: fields[0] for child, fields in running.stats() if int(fields[1]) == pid}
 
 
 def script(folder: Path, name: str, text: str) -> Path:
