@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from helpers import nursery
+from helpers import containers, nursery
 from helpers.world import State, World, flip
 from lastcall.core import record as records
 from lastcall.doctor import storage
@@ -55,8 +54,7 @@ class Setup:
             words += ["--", *self.command]
         program = f"{self.before}\n{self.entry}\n"
         (self.folder / "start.sh").write_text(program)
-        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        alone = ["unshare", *user, "--pid", "--fork", "--mount-proc", "bash", str(self.folder / "start.sh"), *words]
+        alone = [*containers.ALONE, "bash", str(self.folder / "start.sh"), *words]
         environ = {
             name: value for name, value in nursery.environment().items() if not name.startswith(("SLURM_", "KUBERNETES_", "RUNAI_"))
         }
@@ -82,9 +80,7 @@ def folder() -> Iterator[Path]:
         mount = storage.mount_of(made)
         if mount is None or storage.check_place(made, mount).level != "ok":
             pytest.skip(f"/var/tmp is on {mount}, which the doctor rightly calls a risk")
-        probe = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--mount-proc", "true"]
-        if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
-            pytest.skip("no namespace of our own can be made here")
+        containers.need()
         yield made
     finally:
         shutil.rmtree(made)

@@ -25,6 +25,11 @@ from lastcall.types import Kind
 PATIENCE = 30.0  # of the tests; nothing is expected to take anywhere near it
 
 
+def copies(place: Path) -> dict[str, str]:
+    """For processes whose checkpoints go there."""
+    return {"LASTCALL_MIRROR": f"file://{place}"}
+
+
 class Watched(Folder):
     """`calls` says what was asked of it; `hook` is called before each of them, and may wait or raise."""
 

@@ -17,6 +17,7 @@ import pytest
 from helpers import cuts, ports, ranks_jobs, ranks_trials
 from helpers.cuts import CONFIGURED, GRACE, MARGIN, Cut
 from helpers.hosts import Hosts
+from helpers.mirrors import copies
 from helpers.ranks_jobs import Job, Launched, Launcher
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import References, Strike
@@ -26,10 +27,6 @@ from helpers.world import flip
 PLAN = Plan(steps=24, seconds=0.02)
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))
 TRIALS = int(os.environ.get("LASTCALL_TEST_TRIALS", "1"))
-
-
-def copies(mirror: Path) -> dict[str, str]:
-    return {"LASTCALL_MIRROR": f"file://{mirror}"}
 
 
 def lost(machines: Sequence[Path]) -> None:

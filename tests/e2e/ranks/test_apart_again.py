@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import ports, ranks_jobs, ranks_trials
+from helpers.mirrors import copies
 from helpers.ranks_jobs import Launched, Launcher
 from helpers.ranks_plan import Fault, Plan
 from helpers.ranks_trials import References
@@ -19,22 +20,10 @@ PLAN = Plan(steps=24, seconds=0.02)
 slow = pytest.mark.slow
 
 
-def copies(mirror: Path) -> dict[str, str]:
-    return {"LASTCALL_MIRROR": f"file://{mirror}"}
-
-
 def restarting(launcher: Launcher, machines: Sequence[Path], plan: Plan, **env: str) -> Launched:
     """A real torchrun for each machine. They have one rendezvous, and start their workers again together."""
-    where = [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"127.0.0.1:{ports.free_port()}",
-        "--rdzv-id",
-        "run",
-        "--local-addr",
-        "127.0.0.1",
-    ]
+    endpoint = f"127.0.0.1:{ports.free_port()}"
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "run", "--local-addr", "127.0.0.1"]
     options = ["--nnodes", str(len(machines)), "--max-restarts", "2", *where]
     script = str(ranks_jobs.SCRIPTS / "ddp.py")
     commands = [

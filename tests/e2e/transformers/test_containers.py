@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
+from helpers import chain, containers
 from helpers.nursery import environment, until
 from helpers.ports import free_port
 
-# A first process of its own each, as in a pod.
-CONTAINER = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--propagation", "private")
 SCRIPT = """
 import os
 from helpers.kubeflow_functions import train
@@ -32,7 +30,7 @@ class Container:
         environ = {**environment(), **ENVIRON, **ranks, "LASTCALL_DIRECTORY": str(folder / "volume")}
         self._said, self._log = folder / f"said-{rank}", folder / f"log-{rank}"
         with self._said.open("w") as said, self._log.open("w") as log:
-            command = [*CONTAINER, sys.executable, "-c", SCRIPT]
+            command = [*containers.ALONE, sys.executable, "-c", SCRIPT]
             self._process = subprocess.Popen(command, env=environ, cwd=folder, stdout=said, stderr=log)
 
     def expect(self, words: str) -> None:
@@ -53,21 +51,21 @@ class Container:
         self._process.wait()
 
 
-@pytest.mark.skipif(subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0, reason="no containers for this user")
 @pytest.mark.parametrize("told", [(0,), (0, 1)])
 def test_ranks_with_the_same_process_numbers_save_together(tmp_path: Path, told: tuple[int, ...]) -> None:
+    containers.need()
     port = free_port()
-    containers = [Container(tmp_path, rank, port) for rank in (0, 1)]
+    pods = [Container(tmp_path, rank, port) for rank in (0, 1)]
     try:
-        for container in containers:
+        for container in pods:
             container.expect("process 1\n")
             container.expect("step 3\n")
         for rank in told:
-            containers[rank].send(signal.SIGTERM)
-        codes = [container.wait() for container in containers]
-        assert codes == [chain.SAVED, chain.SAVED], [container.log() for container in containers]
+            pods[rank].send(signal.SIGTERM)
+        codes = [container.wait() for container in pods]
+        assert codes == [chain.SAVED, chain.SAVED], [container.log() for container in pods]
         (record,) = chain.records(tmp_path / "volume")
         assert (record["kind"], record["world"], record["exact"]) == ("jit", 2, True)
     finally:
-        for container in containers:
+        for container in pods:
             container.end()
