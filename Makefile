@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-all lint bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
 env: $(VENV)/.made
 
-$(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt
+$(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt src/lastcall/auto/lastcall-auto.pth
 	$(PY) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r requirements-dev.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-build-isolation -e .

@@ -20,6 +20,8 @@ from helpers.nursery import Nursery, opened
 settings.register_profile("lastcall", derandomize=not os.environ.get("LASTCALL_TEST_RANDOM"), database=None)
 settings.load_profile("lastcall")
 
+_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def pytest_configure() -> None:
     """A runner started in the background of a shell has SIGINT ignored, and so would every process that the tests start."""
@@ -38,6 +40,34 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     findings_table.write(terminalreporter, config)
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A test that leaves a signal ignored, or with a handler of its own, fails itself, and not those that run after it."""
+    before = _handlers()
+    yield
+    changed = {signum.name: handler for signum, handler in _handlers().items() if handler != before[signum]}
+    _install(before)
+    assert not changed, f"the test left these signals changed: {changed}"
+
+
+@pytest.fixture
+def leaving() -> Iterator[None]:
+    """For tests of a process that saved and is about to exit: it leaves signals ignored, and this process goes on."""
+    before = _handlers()
+    yield
+    _install(before)
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    return {signum: signal.getsignal(signum) for signum in _WATCHED}
+
+
+def _install(handlers: dict[signal.Signals, Any]) -> None:
+    for signum, handler in handlers.items():
+        if handler is not None and signal.getsignal(signum) != handler:
+            signal.signal(signum, handler)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # importing typing costs 3 ms and more, in every Python p
 if TYPE_CHECKING:
     from typing import Any
 
-    from lastcall import dcp
+    from lastcall import dcp as dcp
     from lastcall.adapters.torch.run import Run, protect
     from lastcall.errors import (
         BusyError,
@@ -38,12 +38,9 @@ __all__ = [
     "SaveError",
     "StateError",
     "__version__",
-    "dcp",
-    "kubeflow",
     "protect",
-    "ray",
-    "transformers",
 ]
+_MODULES = ("dcp", "kubeflow", "ray", "transformers")  # each needs what it is for: not part of `import *`
 
 _HOMES = {
     "protect": "lastcall.adapters.torch.run",
@@ -54,11 +51,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and name not in _MODULES:
         raise AttributeError(f"module 'lastcall' has no attribute {name!r}")
     import importlib
 
-    if name in ("dcp", "kubeflow", "ray", "transformers"):
+    if name in _MODULES:
         return importlib.import_module(f"lastcall.{name}")
     home = _HOMES.get(name, "lastcall.errors")
     try:
@@ -71,4 +68,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """What can be had here: help(), pydoc and inspect ask for every name that is told them."""
+    from importlib.util import find_spec
+
+    without_torch = () if find_spec("torch") and find_spec("numpy") else ("protect", "Run")
+    return sorted(name for name in __all__ if name not in without_torch)

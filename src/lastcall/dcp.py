@@ -10,11 +10,11 @@ dcp.load(state_dict, storage_reader=Reader("checkpoints/step-1000"))
 from __future__ import annotations
 
 try:
-    from lastcall.adapters.torch.dcp.reader import Reader
+    from lastcall.adapters.torch.dcp.reader import Reader, to_torch_save
     from lastcall.adapters.torch.dcp.writer import Writer
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "numpy"):
         raise
     raise ImportError(f"lastcall.dcp needs {error.name}. Install it with: pip install 'lastcall[torch]'") from error
 
-__all__ = ["Reader", "Writer"]
+__all__ = ["Reader", "Writer", "to_torch_save"]

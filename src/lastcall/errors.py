@@ -2,10 +2,12 @@
 
 LastcallError
 ├── ConfigError        a setting is wrong; also a ValueError; leaves with exit code 78
-├── StateError         the state handed to protect() cannot be saved; also a TypeError
-├── MismatchError      the checkpoint does not fit the live state; also a ValueError
+├── StateError         the state handed to protect() cannot be saved; also a TypeError; leaves with 78 where it ends a start
+├── MismatchError      the checkpoint does not fit the live state; also a ValueError; leaves with 78 where it ends a start
 ├── CheckpointError    a checkpoint is damaged or hostile; also a ValueError
-│   └── UncheckedError ... or may be whole: its digests are of a kind that cannot be computed here
+│   └── UncheckedError ... or may be whole: nobody can tell here. Never set aside, never started over
+│       ├── UnreadableError ... because the file system did not let us read it (DeniedError: this user may not); storage.errnos
+│       └── FormatError     ... because another version of lastcall has written it
 ├── SaveError          a save could not be completed; what was committed before is intact
 │   ├── NoSpaceError   ... because the disk is full
 │   └── DeadlineError  ... because the time ran out
@@ -25,6 +27,9 @@ EXIT_CONFIG = 78  # sysexits.h EX_CONFIG
 class LastcallError(Exception):
     """Base of all errors that lastcall raises on purpose."""
 
+    exit_code = 1
+    """Of a process whose start ends with it, where nobody catches it. EXIT_CONFIG: running it again will not help."""
+
 
 class ConfigError(LastcallError, ValueError, SystemExit):
     """A setting is wrong. It is a SystemExit too, so that an uncaught one leaves with code 78, which launchers know not to retry."""
@@ -37,9 +42,13 @@ class ConfigError(LastcallError, ValueError, SystemExit):
 class StateError(LastcallError, TypeError):
     """Something handed to protect() cannot be saved; the message names the path of the leaf."""
 
+    exit_code = EXIT_CONFIG
+
 
 class MismatchError(LastcallError, ValueError):
     """The checkpoint is whole, but does not fit the live state (another model, another shape)."""
+
+    exit_code = EXIT_CONFIG
 
 
 class CheckpointError(LastcallError, ValueError):
@@ -49,6 +58,21 @@ class CheckpointError(LastcallError, ValueError):
 class UncheckedError(CheckpointError):
     """Nobody can tell here whether a checkpoint is whole: what its digests are made with is not installed. A run does not start over
     it: it would begin again from an older one, or from nothing, beside one that is probably good."""
+
+    exit_code = EXIT_CONFIG
+
+
+class UnreadableError(UncheckedError, OSError):
+    """A checkpoint could not be read, for a reason that says nothing about its bytes: a file server that does not answer, too many open
+    files."""
+
+
+class DeniedError(UnreadableError, PermissionError):
+    """... because this user may not read it."""
+
+
+class FormatError(UncheckedError):
+    """A checkpoint is intact, and of a format that this version of lastcall does not read."""
 
 
 class SaveError(LastcallError):

@@ -106,6 +106,7 @@ class Progress:
 
         progress.total = 1000              steps in all, where known; may be set or changed at any time
         progress.total_epochs = 3          the same for epochs; a fraction is fine
+        progress.expect = lambda: 1000     asked at every flush for what `total` should be; None: nobody knows yet
         progress.where = lambda: step      looked at when nothing was said: a run that never reports has a step and a speed, too
         progress.update(step, epoch, metrics, eval_metrics)
 
@@ -122,6 +123,7 @@ class Progress:
         self.path = path
         self.total = total
         self.total_epochs: float | None = None
+        self.expect: Callable[[], int | None] | None = None
         self.where: Callable[[], int] | None = None
         self.document: dict[str, object] | None = None  # what was flushed last, for readers in this process; never changed in place
         self.error: OSError | None = None
@@ -183,6 +185,8 @@ class Progress:
             self._numbers = {str(name): _number(value) for name, value in dict(metrics).items()}
         if eval_metrics is not None:
             self._eval_numbers = {str(name): _number(value) for name, value in dict(eval_metrics).items()}
+        if self.expect is not None:
+            self.total = self.expect()
         speed, rate = self._measure(step)
         left = None if self.total is None else max(self.total - step, 0)
         self.document = {

@@ -24,7 +24,8 @@ Mode = Literal["min", "max"]
 
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
 PREFIX = "LASTCALL_"
-INTERNAL = ("LASTCALL_REGISTRY", "LASTCALL_STORE", "LASTCALL_ATTEMPT")  # set by `lastcall run`, and in torchrun, for those below
+# Set by `lastcall run`, in torchrun, and by `lastcall drill --prove`, for those below.
+INTERNAL = ("LASTCALL_REGISTRY", "LASTCALL_STORE", "LASTCALL_ATTEMPT", "LASTCALL_PROOF", "LASTCALL_HANDS_OVER")
 LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
     "LASTCALL_AWS_REBALANCE",
     "LASTCALL_AZURE_LEAD_SECONDS",
@@ -97,12 +98,14 @@ JIT = (
     Setting("threads", "LASTCALL_WRITER_THREADS", 16, parsing.threads, f"a whole number from 1 to {parsing.MOST_THREADS}", "16"),
     Setting("ranks", "LASTCALL_RANKS", "together", parsing.one_of(("together", "separate")), "one of together, separate", "together"),
     Setting("on_hang", "LASTCALL_ON_HANG", "save", parsing.one_of(("save", "exit")), "one of save, exit", "save"),
+    Setting("on_error", "LASTCALL_ON_ERROR", "save", parsing.one_of(("save", "leave")), "one of save, leave", "save"),
     Setting("hang_seconds", "LASTCALL_HANG_SECONDS", 30.0, parsing.some_seconds, "a number greater than 0", "30.0"),
     Setting("exit_code", "LASTCALL_EXIT_CODE", 75, parsing.exit_code, "a whole number from 1 to 255", "75"),
     Setting("log_level", "LASTCALL_LOG_LEVEL", "INFO", parsing.one_of(_LEVELS), f"one of {', '.join(_LEVELS)}", "INFO"),
     Setting("progress_port", "LASTCALL_PROGRESS_PORT", None, parsing.port, "a port from 0 to 65535 (0: any that is free)", "28080"),
     Setting("run_id", "LASTCALL_RUN_ID", None, parsing.text, "a name that no other run in this directory has", "exp1"),
     Setting("directory", "LASTCALL_DIRECTORY", None, parsing.text, "a folder that outlives the process", "/mnt/checkpoints/exp1"),
+    Setting("unmatched", "LASTCALL_UNMATCHED", "refuse", parsing.one_of(("refuse", "allow")), "one of refuse, allow", "refuse"),
     Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, parsing.flag, _YES_OR_NO, "1"),
     Setting("mirror", "LASTCALL_MIRROR", None, parsing.place, "s3://BUCKET/PREFIX or file:///FOLDER", "s3://runs/exp1"),
     Setting("mirror_keys", "LASTCALL_MIRROR_KEYS", None, parsing.text, "a folder that a secret is mounted at", "/mnt/connection"),
@@ -165,6 +168,9 @@ class JITCheckpointConfig:
     on_hang: str
     """When a rank hangs, the others save. Then they go on waiting for it ("save"), or leave so that the run is started again
     ("exit")."""
+    on_error: str
+    """When the script leaves the block by an exception, Ctrl-C or sys.exit(), or its terminal hangs up (SIGHUP): save the last
+    completed step first ("save"), or leave at once ("leave"). With many ranks an exception always has all of them save."""
     hang_seconds: float
     """How long a rank may make no progress at least; ten times the longest usual step where that is more."""
     exit_code: int
@@ -177,6 +183,8 @@ class JITCheckpointConfig:
     """What a Trainer's run is called; checkpoints of other runs are left alone. None: made from what it trains, and how."""
     directory: str | None
     """Where a Trainer's checkpoints go, whatever its script calls output_dir. None: where the script says."""
+    unmatched: str
+    """When a checkpoint and protect() do not name the same models and optimizers: stop ("refuse"), or let them begin anew ("allow")."""
     progress_push: bool
     """In a pod that Kubeflow Trainer asks for its status, rank 0 reports its progress there."""
     mirror: str | None
@@ -213,6 +221,8 @@ class JITCheckpointConfig:
         stop_file: str | None = None,
         mirror: str | None = None,
         mirror_keys: str | None = None,
+        unmatched: str | None = None,
+        on_error: str | None = None,
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -241,6 +251,8 @@ class JITCheckpointConfig:
             "stop_file": stop_file,
             "mirror": mirror,
             "mirror_keys": mirror_keys,
+            "unmatched": unmatched,
+            "on_error": on_error,
         }
         _fill(self, JIT, given, environ)
         if self.kill_wait > self.grace and "default" not in (self._origins["kill_wait"], self._origins["grace"]):
@@ -320,10 +332,30 @@ def changed(config: JITCheckpointConfig, **values: object) -> JITCheckpointConfi
     return other
 
 
+def misplaced(name: str, value: object) -> str | None:
+    """How a setting is passed that was given to protect() as if it were state; None if there is no setting of this name."""
+    for rows, config in ((JIT, "config=lastcall.JITCheckpointConfig"), (PERIODIC, "periodic=lastcall.PeriodicCheckpointConfig")):
+        for setting in rows:
+            if name.lower() in (setting.field, setting.variable.lower(), setting.variable.lower().removeprefix("lastcall_")):
+                return f"{config}({setting.field}={value!r:.100})"
+    return None
+
+
 def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """Where `lastcall run`, if there is one above this process, keeps book of the training processes."""
     folder = (os.environ if environ is None else environ).get("LASTCALL_REGISTRY")
     return Path(folder) if folder and os.path.isdir(folder) else None
+
+
+def proof_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The folder of the `lastcall drill --prove` that this process is part of."""
+    folder = (os.environ if environ is None else environ).get("LASTCALL_PROOF")
+    return Path(folder) if folder and os.path.isdir(folder) else None
+
+
+def hands_over(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `lastcall run --resume-args` above this process gives a restart the path of what was saved."""
+    return (os.environ if environ is None else environ).get("LASTCALL_HANDS_OVER") == "1"
 
 
 def stop_file(environ: Mapping[str, str] | None = None) -> str | None:
@@ -412,6 +444,8 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     known += INTERNAL + LAUNCH
 
     def nearest(name: str) -> str:
+        if longer := [other for other in known if other.startswith(name)]:  # LASTCALL_GRACE: the unit was forgotten
+            return min(longer, key=len)
         return max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
 
     return [

@@ -13,7 +13,7 @@ class Kind(enum.Enum):
 
     PERIODIC = "periodic"  # asked for by PeriodicCheckpointConfig
     JIT = "jit"  # a notice, saved at a boundary
-    RESCUE = "rescue"  # a notice, saved from a side thread because no boundary came in time
+    RESCUE = "rescue"  # the last completed step, saved in the middle of the next: no boundary came in time, or training raised
     MANUAL = "manual"  # run.save()
     FINAL = "final"  # training finished
     GUARD = "guard"  # the process was killed: saved from the shared memory that it left behind
@@ -27,6 +27,7 @@ class Outcome(enum.Enum):
     SAVED = "saved"  # a notice came and a checkpoint was committed
     NOT_SAVED = "not saved"  # a notice came and nothing could be committed
     FAILED = "failed"  # an exception left the block
+    LEFT = "left"  # the script left by itself (sys.exit()), and its training is not known to have reached its end
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Capture:
         default=lambda: True, repr=False, compare=False
     )  # asked once the bytes are written: is it still so?
     files: tuple[File, ...] = ()
+    doubt: str = ""  # why the run is not exact although this is the whole state that was handed over: see core.doubts
 
     @property
     def nbytes(self) -> int:

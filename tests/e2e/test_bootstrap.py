@@ -244,7 +244,7 @@ def test_a_failure_with_no_stderr_to_tell_it_is_dropped(bare: Path, tmp_path: Pa
 def test_with_the_wheel_installed_the_variable_alone_does_it(installed: Path) -> None:
     on = outside(LASTCALL_ENABLED="1")
     assert probe(installed, env=on) == ACTIVE
-    assert probe(installed, "-E", PROBE, env=on) == ACTIVE  # it is Python's variables that -E ignores
+    assert probe(installed, "-E", PROBE, env=on) == INERT  # D10: an isolated Python is left alone
     assert probe(installed, "-S", PROBE, env=on) == INERT
     for way in ("fork", "spawn", "forkserver"):
         assert probe(installed, PROBE, way, env=on) == ACTIVE

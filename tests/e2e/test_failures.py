@@ -71,4 +71,6 @@ def test_what_raises_inside_the_optimizer_step_leaves_nothing_to_save(nursery: N
 def test_without_a_notice_an_exception_is_the_scripts_own(nursery: Nursery, tmp_path: Path) -> None:
     first = life(nursery, tmp_path, "fail()", notice="pass")
     assert first.code == 1, first.log()
-    assert "for the notice" not in first.log() and chain.records(tmp_path / "run") == []
+    assert "for the notice" not in first.log() and "ValueError: a bad batch" in first.log()
+    (record,) = chain.records(tmp_path / "run")
+    assert (record["step"], record["exact"], record["reason"]) == (5, True, "ValueError: a bad batch")

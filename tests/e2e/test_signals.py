@@ -245,7 +245,7 @@ def test_an_exception_leaves_no_handler_no_thread_and_no_hook_behind(nursery: Nu
     """
     child = start(nursery, tmp_path, source)
     assert child.wait() == 0, child.log()
-    assert child.lines() == ["caught as users do", "handler True -1", "threads []", "again None"]
+    assert child.lines() == ["caught as users do", "handler True -1", "threads []", "again 5"]
 
 
 def test_switched_off_there_is_no_thread_no_handler_and_no_file(nursery: Nursery, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ray.train import Checkpoint
 
 from lastcall.adapters.ray.committing import Committing
 from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.flow import Flow
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.ownsave import OwnSave
 from lastcall.adapters.ray.reporting import Reporting
@@ -36,6 +37,7 @@ class Context:
         self.report_order_condition = threading.Condition()
         self.storage_context = group.storage
         self.checkpoint: Any = None
+        self.train_run_context = SimpleNamespace(train_loop_config={"lr": 0.1})
         self.barrier_entered = threading.Event()
         self._group = group
         self._rank = rank
@@ -94,7 +96,9 @@ class Rank:
             self.context.preemption_context = type("Context", (), {"preemption_info": None})()
         line, own, self.echo = Line(store.clone(), rank, size), OwnSave(), Echo(self.context)
         self.echo.begin(lambda left, nodes: None)
-        self.serving = Serving(JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own)
+        self.flow = Flow(self.context)
+        self.flow.asked = True  # as scripts do
+        self.serving = Serving(JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own, self.flow)
         training = line.clone()
         self.committing = Committing(self.context, self.serving, training, self.echo)
         self.reporting = Reporting(self.context, self.serving, training, own, self.committing)

@@ -15,7 +15,7 @@ from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core import restore
 from lastcall.core.gate import Gate
-from lastcall.core.session import Session
+from lastcall.core.session import FINISHED, Session
 from lastcall.core.store.memory import MemoryStore
 from lastcall.core.world import World
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -106,12 +106,14 @@ class Crew:
         periodic: PeriodicCheckpointConfig | None = None,
         files: dict[int, storage.Files] | None = None,
         lockstep: bool = True,
+        ending: str = FINISHED,
         **jit: Any,
     ) -> None:
-        """`root`: one for all, or one for each."""
+        """`root`: one for all, or one for each. `ending`: why training is over."""
         roots = [root] * size if isinstance(root, Path) else root
         self.store = MemoryStore()
         self.hook = hook
+        self.ending = ending
         self.size = size
         self.meeting = threading.Barrier(size) if lockstep else None
         self.subjects = [Subject(rank, size) for rank in range(size)]
@@ -143,7 +145,7 @@ class Crew:
                     self.meeting.wait(PATIENCE)
                 subject.mutate()
                 session.at_boundary()
-            session.finish()
+            session.finish(self.ending)
             return subject.step
         except Exception as error:
             instead = session.failed(error)

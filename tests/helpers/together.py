@@ -21,6 +21,7 @@ from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering, Order
 from lastcall.core.homes import Homes
 from lastcall.core.joining import Joined, Start
+from lastcall.core.keys import Keys
 from lastcall.core.liveness import Peers
 from lastcall.core.parcels import Parcels
 from lastcall.core.ranks import Ranks
@@ -132,7 +133,7 @@ class Company:
         fence = Fence(catalog.private, self.fence.token)
         if homes.apart and homes.leads:
             fence.adopt(1)
-        joined = Joined(Start("r", 1, fence.token), fence, self.store.clone(), Told(self.dead))
+        joined = Joined(Start("r", 1, fence.token), fence, self.store.clone(), Told(self.dead), Keys.made(fence.token))
         ranks = Ranks(World(rank, self.size), clock, joined)
         gathering = Gathering(catalog, saver, fence, ranks, clock, homes)
         if homes.spread:

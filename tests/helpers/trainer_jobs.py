@@ -175,7 +175,9 @@ class Stage:
         directory = self._new_folder() / "run"
         lives = [self._live(play, play.plan, mode, directory, play.strikes)]
         if play.resumed and not lives[0].finished():
-            forked = dataclasses.replace(play, how="fork")  # how it was started does not matter any more
+            # How it was started does not matter any more. Another run so soon after an exit with 75 is one only if a person says so.
+            named = (("LASTCALL_RUN_ID", "other"),) if play.other is not None and mode == "lastcall" else ()
+            forked = dataclasses.replace(play, how="fork", env=(*play.env, *named))
             lives.append(self._live(forked, _still(play.other or play.plan), mode, directory, ()))
         result = Result(mode, lives)
         result.complaints = judge(play, result, self.reference(play.other or play.plan, play.ranks) if len(lives) > 1 else None)

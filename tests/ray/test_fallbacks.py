@@ -21,8 +21,8 @@ def reference() -> list[str]:
     return task.reference(2 * STEPS, world=2)
 
 
-def interrupted(cluster: Cluster, folder: Path, script: str, **env: str) -> tuple[Run, Life, Life, str]:
-    run = Run(folder, script, **env)
+def interrupted(cluster: Cluster, folder: Path, script: str, *options: object, **env: str) -> tuple[Run, Life, Life, str]:
+    run = Run(folder, script, *options, **env)
     run.start(cluster)
     run.until_step(6)
     NOTICES["one worker"](run)
@@ -58,11 +58,36 @@ def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named
     assert {step["before"] for step in begun} == {last["weights"]} and len(begun) == run.workers
     assert "Restored what was saved after SIGTERM: Sequential, AdamW. Not restored:" in said
     assert run.folders() == []  # nothing that the script's own code would be handed
+    # B6: it has ended well. Whoever uses its name again starts anew.
+    run.start(cluster)
+    assert "Restored what was saved" not in run.finish()
+    begun = [step for step in run.lives()[2].steps if step["updates"] == 1]
+    assert {step["before"] for step in begun} == {task.digest(task.new_model())}
 
 
 @pytest.mark.slow
-def test_a_hugging_face_trainer_saves_its_own_checkpoint_at_the_end_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
-    run, first, second, said = interrupted(cluster, tmp_path, "huggingface")
+def test_b7_a_script_that_loads_by_the_recipe_of_dcp_keeps_its_own_save_in_every_life(cluster: Cluster, tmp_path: Path) -> None:
+    run = Run(tmp_path, "dcp_recipe")
+    run.start(cluster)
+    for number in (1, 2):
+        run.until_life(number)
+        run.until_step(run.lives()[-1].began_at + 5, life=number)
+        NOTICES["one worker"](run)
+    run.until_life(3)
+    said = run.finish()
+    first, second, third = run.lives()
+    assert (first.reached, second.reached) == (second.began_at, third.began_at), "steps were lost"
+    assert {end["digest"] for end in third.ends} == {task.reference(60, world=2)[-1]}
+    assert "saves only when training is over" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgetful", [0, 1])
+def test_b4_a_hugging_face_trainer_saves_its_own_checkpoint_at_the_end_of_a_step_and_goes_on_from_it(
+    cluster: Cluster, tmp_path: Path, forgetful: int
+) -> None:
+    """`forgetful`: the script never asks for its checkpoint, as most of Ray's examples do not."""
+    run, first, second, said = interrupted(cluster, tmp_path, "huggingface", "--forgetful", forgetful)
     last = max(first.steps, key=lambda step: step["updates"])
     assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {last["digest"]}
     folder, _ = run.folders()  # and the one that every Trainer saves at its end

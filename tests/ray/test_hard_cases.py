@@ -77,3 +77,15 @@ def test_two_runs_on_one_cluster_do_not_hear_each_others_notices(cluster: Cluste
     ray_runs.assert_nothing_lost(told, said, task.reference(120, world=2))
     assert "JIT checkpoint" not in other.finish()
     assert len(other.lives()) == 1
+
+
+@pytest.mark.slow
+def test_e8_a_run_inside_a_trial_of_tune_is_protected_where_the_driver_alone_has_the_variables(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, "tuned")
+    run.start(cluster)
+    run.until_step(6)
+    one_worker(run)
+    run.until_life(2)
+    ray_runs.assert_nothing_lost(run, run.finish(), task.reference_of_seed(30))

@@ -63,6 +63,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_WRITER_THREADS": "8",
             "LASTCALL_RANKS": "SEPARATE",
             "LASTCALL_ON_HANG": "exit",
+            "LASTCALL_ON_ERROR": "leave",
             "LASTCALL_HANG_SECONDS": "90",
             "LASTCALL_EXIT_CODE": "85",
             "LASTCALL_LOG_LEVEL": "debug",
@@ -73,6 +74,7 @@ def test_every_field_can_be_set_from_its_variable() -> None:
             "LASTCALL_STOP_FILE": "/tmp/a stop ",
             "LASTCALL_MIRROR": " s3://runs/exp1/ ",
             "LASTCALL_MIRROR_KEYS": "/mnt/connection",
+            "LASTCALL_UNMATCHED": "allow",
         }
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
@@ -80,8 +82,10 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
     assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
+    assert config.on_error == "leave"
     assert (config.log_level, config.progress_port, config.run_id) == ("DEBUG", 28080, "exp 1")
     assert (config.stop_file, config.directory, config.progress_push) == ("/tmp/a stop", "/mnt/checkpoints", False)
+    assert config.unmatched == "allow"
     assert (config.mirror, config.mirror_keys) == ("s3://runs/exp1", "/mnt/connection")
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
 
@@ -377,3 +381,8 @@ def test_kubeflow_says_where_it_wants_to_be_told_of_the_progress() -> None:
     assert settings.status_server({**url, **token}) == settings.StatusServer("https://trainer:8082/x", None, "/var/token")
     whole = settings.status_server({**url, **token, "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/var/ca.crt"})
     assert whole is not None and whole.ca_file == "/var/ca.crt"
+
+
+def test_a_variable_without_its_unit_is_told_the_one_that_was_meant() -> None:
+    (told,) = settings.unknown_variables({"LASTCALL_GRACE": "30"})
+    assert told.endswith("Did you mean LASTCALL_GRACE_SECONDS?")

@@ -7,7 +7,9 @@ This may run in a compiler, a server or a test suite. So: nothing is imported th
 alone takes longer than all of this), and whatever fails here is a warning on stderr, never an exception.
 """
 
+import atexit
 import os
+import sys
 
 from lastcall.auto import imports
 
@@ -20,7 +22,10 @@ PATCHES = {
     "accelerate.accelerator": "lastcall.adapters.accelerate.auto:protect_all",
 }
 # Where only Ray's own variable says yes, nothing but Ray Train is touched: a Trainer outside of Ray stays as it is.
-RAY = {"ray.train.v2.api.data_parallel_trainer": "lastcall.adapters.ray.patch:protect_all"}
+RAY = {
+    "ray.train.v2.api.data_parallel_trainer": "lastcall.adapters.ray.patch:protect_all",
+    "ray.tune.execution.class_cache": "lastcall.adapters.ray.tuning:hand_on",
+}
 
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
@@ -37,8 +42,19 @@ def start() -> None:
             table = _table()
             if table:
                 imports.Finder(table).install()
+                if os.environ.get("LASTCALL_REGISTRY"):
+                    atexit.register(_look_back, os.getpid())
     except Exception as error:
         imports.warn(f"not switched on in this process: {type(error).__name__}: {error}")
+
+
+def _look_back(process: int) -> None:
+    """What nobody has caught, the interpreter keeps: a program that could not start says so to `lastcall run`."""
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, (ImportError, SyntaxError)) and os.getpid() == process:
+        from lastcall.auto import refusals
+
+        refusals.tell(f"{type(error).__name__}: {error}")
 
 
 def _table() -> dict[str, str]:

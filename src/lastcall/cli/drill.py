@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lastcall import settings
-from lastcall.cli import output
+from lastcall.cli import output, proved
 from lastcall.drill import options as drill_options
 
 if TYPE_CHECKING:
@@ -23,13 +23,16 @@ examples:
   lastcall drill --times 5 -- python examples/plain.py
   lastcall drill --at 1000 --grace 120 -- torchrun --nproc-per-node 8 train.py
   lastcall drill --to group --json -- bash train.sh
+  lastcall drill --prove -- python train.py
 
 It works in the command's own directory and goes on from what is there. Afterwards the run is stopped, and goes on when it is
-started again.
+started again. With --prove it works in scratch directories instead, runs the command once undisturbed and once preempted, and compares
+every named piece of their state at the same steps.
 
 exit codes:
-  0 it came back every time with nothing lost · 1 otherwise · 78 a setting is wrong · 130 Ctrl-C
+  0 it came back every time with nothing lost (--prove: identical) · 1 otherwise · 78 a setting is wrong · 130 Ctrl-C
 """
+_STEPS = 20
 _TO_HELP = """who gets the signal: "child", the process of the command, and when that has ended the rest is killed, as in a container
 (default); "group", its process group, as from a terminal or a batch system; "training", the processes that use lastcall"""
 
@@ -67,6 +70,12 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--to-the-end", action="store_true", help="let the run finish after the last round, and expect exit code 0")
     parser.add_argument("--patience", metavar="SECONDS", default="300", help="how long a first step may take (default: 300)")
     parser.add_argument("--log", metavar="FILE", type=Path, help="append the command's output to this file")
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="prove on this command that a preempted run is identical to an undisturbed one; uses scratch directories",
+    )
+    parser.add_argument("--steps", metavar="N", help=f"with --prove: steps to compare (default: {_STEPS})")
     output.add_json(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
     parser.set_defaults(call=run)
@@ -75,6 +84,10 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from lastcall.drill import runner
 
+    if args.prove:
+        return _prove(args)
+    if args.steps is not None:
+        settings.fail("--steps is for --prove: lastcall drill --prove --steps 50 -- python train.py")
     report = runner.Drill(parsed(args), _say).run()
     if args.json:
         output.document(report.to_json())
@@ -83,6 +96,24 @@ def run(args: argparse.Namespace) -> int:
     if report.interrupted is not None:
         return 128 + report.interrupted
     return 0 if report.ok else 1
+
+
+def _prove(args: argparse.Namespace) -> int:
+    from lastcall.drill import proof
+
+    for option, given in (("--after", args.after is not None), ("--to-the-end", args.to_the_end)):
+        if given:
+            settings.fail(f"{option} does not go with --prove, which preempts at a step: use --at STEP")
+    steps = _STEPS if args.steps is None else _count("--steps", args.steps)
+    verdict = proof.Proof(parsed(args), steps, _say_prove).run()
+    if args.json:
+        output.document(proved.to_json(verdict))
+    else:
+        for line in proved.lines(verdict):
+            output.write(output.printable(line))
+    if verdict.interrupted is not None:
+        return 128 + verdict.interrupted
+    return 0 if verdict.identical else 1
 
 
 def parsed(args: argparse.Namespace) -> Options:
@@ -130,6 +161,11 @@ def _signal(text: str) -> int:
 
 def _say(line: str) -> None:
     sys.stderr.write(f"drill: {output.printable(line)}\n")
+    sys.stderr.flush()
+
+
+def _say_prove(line: str) -> None:
+    sys.stderr.write(f"prove: {output.printable(line)}\n")
     sys.stderr.flush()
 
 

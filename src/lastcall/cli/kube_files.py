@@ -14,7 +14,9 @@ from typing import Any, cast
 import lastcall
 from lastcall import errors, settings
 from lastcall.cli import output
+from lastcall.kube import annotations as noted
 from lastcall.kube import inject as injecting
+from lastcall.kube import kinds
 from lastcall.kube.annotations import AnnotationError
 from lastcall.kube.inject import Injection
 from lastcall.kube.patches import applied, at
@@ -97,8 +99,9 @@ def inject(args: argparse.Namespace) -> int:
     for place, _, injection in made:
         for warning in injection.warnings:
             sys.stderr.write(f"lastcall: {place}: {warning}\n")
+    _say_unprotected(args.filename, made)
     if args.json:
-        output.document({"objects": [_told(place, injection) for place, _, injection in made]})
+        output.document({"objects": [_told(place, obj, injection) for place, obj, injection in made]})
         return 0
     after = _replaced(documents, [obj for _, obj, _ in made])
     if args.diff:
@@ -107,6 +110,26 @@ def inject(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(formats.text(after))
     return 0
+
+
+def _say_unprotected(filename: str, made: list[tuple[str, Any, Injection]]) -> None:
+    """What comes out as it went in: who pipes it into kubectl would take it for protected."""
+    for place, obj, injection in made:
+        if injection.left and not noted.ours(at(obj, ("metadata", "annotations"))):
+            add = f'Add to its metadata: annotations: {{{noted.PREFIX}enabled: "true"}}'
+            sys.stderr.write(f"lastcall: {place} is NOT protected, and comes out unchanged: {injection.because}. {add}\n")
+        elif injection.left and not injection.warnings:
+            sys.stderr.write(
+                f"lastcall: {place} is NOT protected, and comes out unchanged: {_switched_off(obj) or injection.because}\n"
+            )
+    if not any(kinds.of(obj) for _, obj, _ in made):
+        known = ", ".join(kinds.names())
+        sys.stderr.write(f"lastcall: nothing in {filename} is of a kind that lastcall protects. Those are: {known}\n")
+
+
+def _switched_off(obj: Any) -> str | None:
+    found = [name for name, value in noted.read(at(obj, ("metadata", "annotations"))).items() if name.endswith("enabled") and not value]
+    return f"{found[0]} says no" if found else None
 
 
 def _check_image(image: str) -> None:
@@ -124,10 +147,11 @@ def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) 
     return place, applied(obj, injection.operations), injection
 
 
-def _told(place: str, injection: Injection) -> dict[str, object]:
+def _told(place: str, obj: Any, injection: Injection) -> dict[str, object]:
     return {
         "object": place,
         "because": injection.because,
+        "protected": not injection.left and kinds.of(obj) is not None,
         "patch": list(injection.operations),
         "warnings": list(injection.warnings),
     }

@@ -33,6 +33,7 @@ class Status(enum.Enum):
 
     VALID = "valid"  # committed: the record is whole, and the files that it names are there with their sizes
     DAMAGED = "damaged"  # committed once, but the record or a file is not what it was
+    UNCHECKED = "unchecked"  # nobody can tell here: another version wrote it, or it cannot be read just now
     INCOMPLETE = "incomplete"  # never committed: being written, or left behind by a process that was killed
     SET_ASIDE = "set aside"  # damaged, and a run has put it out of the way
     FOREIGN = "foreign"  # without a record: written by another program
@@ -51,7 +52,7 @@ class Found:
 
     @property
     def committed(self) -> bool:
-        return self.status in (Status.VALID, Status.DAMAGED)
+        return self.status in (Status.VALID, Status.DAMAGED, Status.UNCHECKED)
 
 
 def add(subparsers: Any) -> None:
@@ -247,6 +248,8 @@ def _judge(path: Path) -> tuple[Status, str, Record | None]:
         return Status.FOREIGN, f"it has no {records.NAME}: another program wrote it", None
     try:
         record = records.read(path)
+    except errors.UncheckedError as error:
+        return (Status.SET_ASIDE if aside else Status.UNCHECKED), str(error), None
     except errors.CheckpointError as error:
         path.stat()
         return (Status.SET_ASIDE if aside else Status.DAMAGED), str(error), None

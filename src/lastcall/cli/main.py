@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit code. What lastcall raises on purpose becomes one line on stderr."""
     try:
         code = _dispatch(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, where a reader that has gone away is expected
+        if sys.stdout is not None:  # closed by whoever started us: the code is what counts
+            sys.stdout.flush()  # here, where a reader that has gone away is expected
         return code
     except errors.ConfigError:
         return errors.EXIT_CONFIG  # settings.fail() has said why
@@ -61,12 +62,21 @@ def _dispatch(argv: list[str]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show is no reason to fail
     name = argv[0] if argv else ""
-    args = _parser(name).parse_args(argv)
+    args = _parser(name).parse_args(_joined(argv))
     if "call" not in args:
         _parser("").print_help(sys.stderr)
         return 2
     code: int = args.call(args)
     return code
+
+
+def _joined(argv: list[str]) -> list[str]:
+    """An option whose value begins with dashes, as one word: argparse would take the value for an option of ours."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    for place, word in enumerate(argv[: max(0, end - 1)]):
+        if word == "--resume-args":
+            return [*argv[:place], f"{word}={argv[place + 1]}", *argv[place + 2 :]]
+    return argv
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
@@ -86,7 +96,8 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
 
 
 def _complain(message: str) -> int:
-    sys.stderr.write(f"lastcall: {' '.join(message.split())}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"lastcall: {' '.join(message.split())}\n")
     return 1
 
 

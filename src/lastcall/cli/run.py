@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,12 @@ def add(subparsers: Any) -> None:
     again.add_argument("--restart", metavar="WHEN", help=_RESTART)
     again.add_argument("--max-restarts", metavar="N", help="pauses not counted (default: 10)")
     again.add_argument("--backoff", metavar="SECONDS", help="before the first restart; doubled while there is no progress (default: 1)")
+    again.add_argument(
+        "--resume-args",
+        metavar="ARGS",
+        help="for scripts that resume from a path only: added to the command once something is saved, with {path} for the newest "
+        "checkpoint, for example: --resume-args '--resume_from_checkpoint {path}'",
+    )
     guard = parser.add_argument_group("the guardian")
     guard.add_argument("--guard", action="store_true", help="keep the last step in shared memory, and save it if the process is killed")
     guard.add_argument("--guard-steps", metavar="N", help="steps between two copies (default: at most 1%% of the time goes into them)")
@@ -114,6 +121,7 @@ def parsed(args: argparse.Namespace) -> Options:
         max_restarts=10 if args.max_restarts is None else _count("--max-restarts", args.max_restarts),
         backoff=1.0 if args.backoff is None else _seconds("--backoff", args.backoff),
         linger=60.0 if args.linger is None else _seconds("--linger", args.linger),
+        resume_args=None if args.resume_args is None else _resume_args(args.resume_args),
         guard=config.guard,
         guard_steps=config.guard_steps,
         guard_seconds=config.guard_seconds,
@@ -138,6 +146,17 @@ def _one_of(option: str, text: str, choices: Sequence[str]) -> str:
     """Not argparse's own check: its exit code 2 would have a platform try again and again."""
     if text not in choices:
         settings.fail(f"{option} {text!r} is not one of the choices. Set it to one of {', '.join(choices)}")
+    return text
+
+
+def _resume_args(text: str) -> str:
+    example = "--resume-args '--resume_from_checkpoint {path}'"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        settings.fail(f"--resume-args {text!r} cannot be read: {error}. For example: {example}")
+    if not any("{path}" in word for word in words):
+        settings.fail(f"--resume-args {text!r} does not say where the path goes. Put {{path}} there, for example: {example}")
     return text
 
 

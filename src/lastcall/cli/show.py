@@ -115,6 +115,8 @@ def _json(found: ls.Found, tensors: Tensors, resumed: ls.Found | None) -> dict[s
         "save": record.save if record else None,
         "algorithm": record.algorithm if record else None,
         "missing": list(record.missing) if record else None,
+        "doubt": record.doubt if record else None,
+        "version": record.version if record else None,
         "files": files,
         "tensors": {
             "count": tensors.count,

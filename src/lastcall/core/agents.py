@@ -119,6 +119,7 @@ class Agents(Serving):
             stopped=self.stopped,
             kept=same and session.committed == subject.boundary and self._gathering().at_hand,
             keeping=same and session.background.writing == subject.boundary,
+            epochs=subject.boundary[1],
         )
 
     # ---- at a boundary ---------------------------------------------------------------------------------------------------------
@@ -157,9 +158,8 @@ class Agents(Serving):
         return True
 
     def _heed(self, decision: Decision) -> None:
-        step = decision.step - self._session.subject.boundary[1]  # it counts epochs, too
-        log.info("Agreement: %s, %s", decision.described(step), decision.because)
-        self._session.events.emit("agreement", what=decision.kind, step=step, because=decision.because)
+        log.info("Agreement: %s, %s", decision.described(), decision.because)
+        self._session.events.emit("agreement", what=decision.kind, step=decision.shown, because=decision.because)
         self.decision = decision
 
     def _called(self) -> bool:
@@ -194,25 +194,27 @@ class Agents(Serving):
     def _found_committed(self) -> bool:
         """Whether the others have committed this very boundary, or the end of the run, and left: nothing better can come of a rank
         that is left over."""
-        if self.finished and self._find(self._final()) is not None:
+        if self.finished and self._find(self._final_name()) is not None:
             self.decision = Decision("finish", because="the final checkpoint is committed")
             self.open = False
             return True
         if self.decision is None or self.decision.kind != "boundary":
             return False
-        entry = self._find(self._order(self.decision, Kind.JIT, None))
+        entry = self._find(self._order(self.decision, Kind.JIT, None).name)
         if entry is not None:
             self._answer(f"saved {entry.path.name} together")
         return entry is not None
 
-    def _find(self, order: Order) -> Entry | None:
+    def _find(self, name: str) -> Entry | None:
         assert self._session.gathering is not None
-        return self._session.gathering.find(order.name)
+        return self._session.gathering.find(name)
 
-    def _final(self) -> Order:
+    def _final_name(self) -> str:
+        return f"final-{self._ranks.token[:8]}"
+
+    def _final(self, reason: str) -> Order:
         writers = tuple(range(self._ranks.size))
-        name = f"final-{self._ranks.token[:8]}"
-        return Order(name, Kind.FINAL, "training finished", writers, patience=math.inf, paused=lambda: self.open)
+        return Order(self._final_name(), Kind.FINAL, reason, writers, patience=math.inf, paused=lambda: self.open)
 
     def _patience_for_a_step(self) -> float:
         session = self._session
@@ -238,7 +240,7 @@ class Agents(Serving):
             return
         helping = decision.kind == "instant" and rank in decision.missing  # finished elsewhere: its own state only
         if rank not in decision.writers and not helping:
-            log.warning("This rank does not write: %s save", messages.named(decision.writers))
+            log.warning("This rank's state is incomplete; %s will write the checkpoint", messages.named(decision.writers))
             self._await_the_writers(decision)
             return
         if decision.kind == "instant" and session.gate.steps < decision.entered:

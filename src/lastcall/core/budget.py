@@ -45,9 +45,7 @@ class Budget:
 
     def kill_wait(self, wanted: float, nbytes: int, deadline: float | None) -> float:
         """How long to wait before the save, cut short where the grace would not hold both."""
-        if deadline is None:
-            return wanted
-        return max(0.0, min(wanted, deadline - self._clock.now() - self.until_safe(nbytes, deadline) - 1.0))
+        return wanted if deadline is None else wait_within(wanted, deadline - self._clock.now(), self.until_safe(nbytes, deadline))
 
     def plan(self, nbytes: int, deadline: float | None) -> Plan:
         needed = self.seconds(nbytes)
@@ -62,3 +60,9 @@ class Budget:
             f"needs about {needed:.1f} s ({speed}), only {left:.1f} s left: the most wanted files first",
             needed,
         )
+
+
+def wait_within(wanted: float, left: float, needed: float) -> float:
+    """The kill wait of every adapter: as long as is wanted, but the save that follows takes `needed` of the seconds that are left, and
+    one more is kept back."""
+    return max(0.0, min(wanted, left - needed - 1.0))

@@ -7,6 +7,7 @@ for any number of ranks and any sharding; only the pieces that meet a live regio
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from lastcall.core import digest, naming, regions, writer
 from lastcall.core import record as records
 from lastcall.core.catalog import Entry
 from lastcall.formats import manifest, safetensors
+from lastcall.storage import errnos
 from lastcall.types import FileRecord, Region, Target
 
+_LARGEST = 512 * 1024 * 1024  # of a document: tensors and arrays are not in it
 Stored = Mapping[str, Mapping[str, safetensors.Stored]]
 Targets = Mapping[str, Mapping[str, object]]  # a Target for the whole tensor, a Region of it, or something with several as `targets`
 
@@ -115,10 +118,11 @@ class Contents:
             if name not in self._files:
                 raise errors.CheckpointError(f"{manifest.NAME} names {name}, which the record does not")
             try:
-                data = safetensors.read_header(self._entry.path / name)
+                path = self._entry.path / name
+                data = errnos.reading(functools.partial(safetensors.read_header, path), f"{name} cannot be opened")
                 self._headers[name] = safetensors.parse(data, self._files[name].size)[0]
-            except OSError as error:
-                raise errors.CheckpointError(f"{name} cannot be opened: {error.strerror}") from error
+            except errors.UncheckedError:
+                raise
             except errors.CheckpointError as error:
                 raise errors.CheckpointError(f"{name}: {error}") from None
         return self._headers[name]
@@ -142,6 +146,8 @@ def small_file(entry: Entry, name: str) -> bytes:
     file, function = entry.record.file(name), digest.named(entry.record.algorithm)
     if file is None:
         raise errors.CheckpointError(f"the record names no {name}")
+    if file.size > _LARGEST:  # before a byte of it is read: a sparse file costs its maker nothing
+        raise errors.CheckpointError(f"{name} has {file.size} bytes, more than the {_LARGEST} that are read")
     data = records.read_regular(entry.path / name, file.size)
     if tuple(function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)) != file.chunks:
         raise errors.CheckpointError(f"{name} does not match its digest")

@@ -18,7 +18,7 @@ from lastcall.types import Outcome
 if TYPE_CHECKING:
     from lastcall.core.session import Session
 
-_LAST = 0.5  # seconds kept back before the deadline for the way out
+_LAST = 1.5  # seconds kept back before the deadline for the way out: the process is gone a second before it (exits.py)
 _COPIED = "copied"  # the word of the rank that copies
 _LOOK = 0.25
 

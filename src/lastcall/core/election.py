@@ -42,6 +42,7 @@ class Position:
     stopped: bool = False  # its training has failed: it holds its state, but cannot take another step
     kept: bool = False  # an exact checkpoint of `step` is committed, and nothing has changed since
     keeping: bool = False  # ... or is being written, without a notice: it needs the parts of all ranks
+    epochs: int = 0  # completed ones, which `step` counts, too
 
     def to_bytes(self) -> bytes:
         defaults = {item.name: item.default for item in fields(self)}
@@ -70,13 +71,19 @@ class Decision:
     because: str = ""
     token: str = ""  # tells this decision from every other; given when it is claimed
     kept: bool = False  # a checkpoint of it is committed, or begun by all: where that comes to be, nobody writes it again
+    epochs: int = 0  # that `step` counts
 
     def to_bytes(self) -> bytes:
         return messages.packed({**asdict(self), "writers": messages.spans(self.writers), "missing": messages.spans(self.missing)})
 
-    def described(self, step: int) -> str:
+    @property
+    def shown(self) -> int:
+        """The step as people count it: the same on all ranks, whether or not they have come to the end of the epoch."""
+        return self.step - self.epochs
+
+    def described(self) -> str:
         what = {"boundary": "all save", "instant": "all save at once", "survivors": "the survivors save"}.get(self.kind)
-        return self.kind if what is None else f"{what} step {step}"
+        return self.kind if what is None else f"{what} step {self.shown}"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Decision:
@@ -108,8 +115,9 @@ def boundary(positions: Mapping[int, Position], size: int, holdings: Holdings | 
     writers, left_out = _with_the_finished(running, positions, lambda at: at.step == step, holdings or {})
     ready = [at for at in running if at.parked and at.step == step]
     how = "all wait there" if len(ready) == len(running) else f"{len(running) - len(ready)} of {len(running)} ranks are on their way"
-    because = f"no rank is past step {step}, {how}" + _apart(left_out)
-    return Decision("boundary", step, max(at.entered for at in running), writers, left_out, because)
+    epochs = _epochs(running)
+    because = f"no rank is past step {step - epochs}, {how}" + _apart(left_out)
+    return Decision("boundary", step, max(at.entered for at in running), writers, left_out, because, epochs=epochs)
 
 
 def instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -> Decision:
@@ -140,7 +148,7 @@ def _instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -
     step, entered = max(at.step for at in there), max(at.entered for at in there)
     how = f"{messages.named(behind)} {'is' if len(behind) == 1 else 'are'} let through to it" if behind else "all ranks have"
     because = f"no rank has completed more than {target} optimizer steps, {how}" + _apart(left_out)
-    return Decision("instant", step, entered, writers, left_out, because)
+    return Decision("instant", step, entered, writers, left_out, because, epochs=_epochs(there))
 
 
 def survivors(positions: Mapping[int, Position], size: int, holdings: Holdings) -> Decision:
@@ -163,11 +171,17 @@ def survivors(positions: Mapping[int, Position], size: int, holdings: Holdings) 
         step, entered = max(at.step for at in there), max(at.entered for at in there)
         if not lost:
             missing = _others(writers, size)
-            because = f"{messages.named(writers)} hold{'s' if len(writers) == 1 else ''} all of step {step}"
-            return Decision("survivors", step, entered, writers, missing, because + _why_missing(missing, positions))
+            epochs = _epochs(there)
+            because = f"{messages.named(writers)} hold{'s' if len(writers) == 1 else ''} all of step {step - epochs}"
+            return Decision("survivors", step, entered, writers, missing, because + _why_missing(missing, positions), epochs=epochs)
         reasons.append(_lost(min(lost), clean, step))
     because = reasons[0] + "; plain FSDP and other sharding without a replica cannot be saved by survivors alone"
     return Decision("abort", missing=_others((), size), because=because)
+
+
+def _epochs(positions: Sequence[Position]) -> int:
+    """Those that the furthest of them has completed."""
+    return max(positions, key=lambda at: at.step).epochs
 
 
 def _is_kept(decision: Decision, positions: Mapping[int, Position], size: int) -> bool:

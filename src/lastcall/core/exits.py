@@ -1,4 +1,4 @@
-"""How a process leaves: the code that tells the platform what happened, and two ways out that need no main thread.
+"""How a process leaves: the code that tells the platform what happened, and ways out that need no main thread.
 
 `sys.exit` in a side thread only ends that thread, and `signal.signal` is refused there. Both ways out here work from
 any thread, because they are needed exactly when the main thread is stuck in a C call.
@@ -14,12 +14,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import NoReturn
 
 from lastcall.core import logs
 from lastcall.types import Notice
 
+log = logging.getLogger("lastcall")
 _FLUSH_SECONDS = 1.0
+_SPARE = 1.0  # seconds before the deadline at which a process that is still there leaves by force
+_LEAST = 0.2  # seconds that a process has to end by itself, however late it is
 
 
 def code(notice: Notice, saved: bool, exit_code: int) -> int:
@@ -49,13 +53,38 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def see_out(code: int, deadline: float) -> None:
+    """Training has stopped, and the process leaves with this code before the deadline: whether or not the program catches Preempted,
+    and whatever its threads, exit functions and the interpreter's own teardown still do. Not in a test that catches it on purpose."""
+    if "pytest" not in sys.modules:
+        hurry_out(code, deadline)
+        insist(code)
+
+
+def hurry_out(code: int, deadline: float) -> None:
+    """Leave with this code shortly before the deadline (on the monotonic clock), if the process is still there."""
+    if "pytest" in sys.modules:
+        return
+    limit = max(deadline - _SPARE, time.monotonic() + _LEAST)
+    threading.Thread(target=_hurry, args=(code, limit), name="lastcall-exit", daemon=True).start()
+
+
+def _hurry(code: int, limit: float) -> None:
+    while (left := limit - time.monotonic()) > 0:
+        time.sleep(left)
+    log.warning("This process has saved what it could and does not end by itself (a thread, an exit function?): leaving with %d", code)
+    leave(code)
+
+
 def insist(code: int) -> None:
     """Whatever the program still does: its exit code is this one. All that others have registered for the exit is done before."""
-    atexit.register(_insisted, code)
+    atexit.register(_insisted, code, os.getpid())
 
 
-def _insisted(code: int) -> NoReturn:
+def _insisted(code: int, pid: int) -> None:
     atexit.unregister(_insisted)
+    if os.getpid() != pid:
+        return  # a child that was forked since, and ends as it likes
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     leave(code)

@@ -9,8 +9,10 @@ import uuid
 from pathlib import Path
 
 from lastcall import errors
+from lastcall.storage import files as storage
 
 NAME = "owner.json"
+_LARGEST = 64 * 1024
 
 
 class Fence:
@@ -25,19 +27,22 @@ class Fence:
 
     def adopt(self, incarnation: int) -> Fence:
         """The same for a directory beside that of rank 0, whose token it is."""
-        under = self._path.with_suffix(".tmp")
-        under.write_text(json.dumps({"token": self.token, "incarnation": incarnation, "host": os.uname().nodename, "pid": os.getpid()}))
-        os.replace(under, self._path)
+        owner = {"token": self.token, "incarnation": incarnation, "host": os.uname().nodename, "pid": os.getpid()}
+        storage.replace_small(self._path, json.dumps(owner).encode())
         return self
 
     def holds(self) -> bool:
         return self._token() == self.token
 
+    def marked(self) -> bool:
+        """Whether anybody has taken the directory."""
+        return os.path.lexists(self._path)
+
     def _token(self) -> str | None:
         """None where it cannot be read."""
         try:
-            owner = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+            owner = json.loads(storage.read_plain(self._path, _LARGEST))
+        except (OSError, ValueError, RecursionError):
             return None
         token = owner.get("token") if isinstance(owner, dict) else None
         return token if isinstance(token, str) else None

@@ -20,6 +20,7 @@ from lastcall.core.writer import Engine
 from lastcall.events import EventLog
 from lastcall.storage import daemons
 from lastcall.storage import files as storage
+from lastcall.types import FileRecord
 
 log = logging.getLogger("lastcall")
 T = TypeVar("T")
@@ -34,14 +35,21 @@ def never() -> bool:
     return False
 
 
-def unless_told(work: Callable[[Callable[[], bool]], T], told: Callable[[], bool], left: Callable[[], bool] = never) -> T:
+def unless_told(
+    work: Callable[[Callable[[], bool]], T],
+    told: Callable[[], bool],
+    left: Callable[[], bool] = never,
+    waiting: Callable[[], None] = lambda: None,
+) -> T:
     """What it returns. Told if a notice comes meanwhile: a place that has stopped answering holds a thread up, and not the process.
-    `left`: whether one has come to another rank; asked now and then. The work is handed what tells it that nobody waits any more."""
+    `left`: whether one has come to another rank; asked now and then. The work is handed what tells it that nobody waits any more.
+    `waiting` is called now and then."""
     over = threading.Event()
 
     def check() -> None:
         if told() or left():
             raise Told
+        waiting()
 
     try:
         return daemons.at_once(lambda _: work(lambda: over.is_set() or told()), [None], 1, check)[0]
@@ -65,6 +73,8 @@ class Fetching:
             try:
                 self._fetch(name, record, told)
                 return
+            except errors.UncheckedError as error:
+                raise type(error)(f"{there.url}/{name}: {error}") from error
             except errors.CheckpointError as error:
                 log.warning("%s/%s is damaged, and passed over: %s", there.url, name, error)
                 del there.records[name]
@@ -72,7 +82,7 @@ class Fetching:
     def bring(self, name: str, told: Callable[[], bool] = never) -> None:
         """An older checkpoint that somebody refers to, if it is there and not here. What fails is said, and no more."""
         try:
-            unless_told(lambda over: self._bring(name, over), told)
+            unless_told(lambda over: self._bring(name, over), told, waiting=self._there.say_silence)
         except (errors.LastcallError, OSError, Told) as error:
             log.warning("%s/%s could not be fetched: %s", self._there.url, name, str(error) or "a notice came")
 
@@ -84,7 +94,7 @@ class Fetching:
 
     def same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
         """The checkpoint whose record this is; False where it is not there. Told if a notice comes meanwhile."""
-        return unless_told(lambda over: self._same(fingerprint, over), told)
+        return unless_told(lambda over: self._same(fingerprint, over), told, waiting=self._there.say_silence)
 
     def _same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
         self._there.look()
@@ -116,16 +126,23 @@ class Fetching:
             if over or told():
                 raise Told
 
-        def moved(count: int) -> None:
-            check()
-            tell.more(count)
+        def bring(file: FileRecord) -> None:
+            left = file.size
+
+            def moved(count: int) -> None:
+                nonlocal left
+                check()
+                left -= count
+                if left < 0:  # whatever the place has there by now: no disk is filled with it
+                    raise errors.CheckpointError(f"{file.name} has more than the {file.size} bytes that were recorded")
+                tell.more(count)
+
+            self._there.place.fetch(f"{name}/{file.name}", folder / file.name, moved)
 
         for file in record.files:
             (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            daemons.at_once(
-                lambda file: self._there.place.fetch(f"{name}/{file.name}", folder / file.name, moved), record.files, _AT_ONCE, check
-            )
+            daemons.at_once(bring, record.files, _AT_ONCE, check)
         finally:
             over = True  # those that are still under way shall end, too
 

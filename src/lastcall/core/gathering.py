@@ -22,7 +22,7 @@ from typing import Protocol
 
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core import digest, receipts
+from lastcall.core import digest, messages, receipts
 from lastcall.core import record as records
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
@@ -166,7 +166,9 @@ class Gathering:
             request = Request(order.kind, order.reason, order.deadline, order.abandoned, order.same)
             laid = self._saver.lay(folder, capture, request)
             tensors = manifest.describe(rank, capture.groups)
-            part = Part(rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors)
+            part = Part(
+                rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors, laid.doubt
+            )  # fmt: skip
             self._hand_in(folder, part, order)
         except (errors.LastcallError, OSError) as error:
             part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
@@ -286,13 +288,14 @@ class Gathering:
             return None
         saver = self._saver.for_rank(rank)
         laid = saver.lay(folder, found, Request(order.kind, order.reason))
-        return Part(rank, found.step, laid.files, laid.written, found.exact, found.because)
+        return Part(rank, found.step, laid.files, laid.written, found.exact, found.because, doubt=found.doubt)
 
     def _record(self, folder: Path, parts: list[Part], order: Order, began: float) -> Record:
         unspoken = sorted(set(range(self._company.size)) - {part.rank for part in parts})
         because = [f"rank {part.rank}: {part.because}" for part in parts if part.because]
         if unspoken:
             because.append(f"nothing is known of the randomness and the data position of rank {', '.join(map(str, unspoken))}")
+        doubt = _doubt(parts)
         names = collections.Counter(file.name for part in parts for file in part.files)
         if twice := sorted(name for name, count in names.items() if count > 1):  # readers refuse a record that names a file twice
             raise errors.SaveError(f"several ranks have written {', '.join(twice)}: it could be the file of only one of them")
@@ -304,8 +307,9 @@ class Gathering:
             step=max(part.step for part in writing),
             kind=order.kind,
             reason=order.reason,
-            exact=not because,
-            because="; ".join(because),
+            exact=not (because or doubt),
+            because="; ".join(because) or doubt,
+            doubt=doubt,
             files=(_file(manifest.NAME, data), *(file for part in parts for file in part.files)),
             run=self._saver.run,
             incarnation=self._saver.incarnation,
@@ -326,6 +330,8 @@ class Gathering:
         """Whoever commits owns the directory, by the lock or, where the leader of this incarnation still has that, by the token."""
         if not self._catalog.held:
             self._catalog.try_lock()
+        if self._catalog.make_again() and not self._fence.marked():  # removed under the run: nobody else has taken it since
+            self._fence.adopt(self._saver.incarnation)
         self._fence.check()
 
     def _no_more(self, order: Order) -> None:
@@ -387,3 +393,12 @@ class Gathering:
 def _file(name: str, data: bytes) -> FileRecord:
     chunks = tuple(digest.of(data[begin : begin + CHUNK]) for begin in range(0, len(data), CHUNK))
     return FileRecord(name, len(data), digest.over(chunks), CHUNK, chunks)
+
+
+def _doubt(parts: list[Part]) -> str:
+    """Of all ranks. Most doubt the same thing."""
+    ranks: dict[str, list[int]] = {}
+    for part in parts:
+        if part.doubt:
+            ranks.setdefault(part.doubt, []).append(part.rank)
+    return "; ".join(doubt if len(those) == len(parts) else f"{messages.named(those)}: {doubt}" for doubt, those in ranks.items())

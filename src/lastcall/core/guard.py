@@ -14,6 +14,8 @@ import json
 import logging
 import mmap
 import os
+import re
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +24,18 @@ from typing import Any
 
 from lastcall import errors, memory
 from lastcall.core import digest
+from lastcall.core import record as records
 from lastcall.core.gate import Gate
 from lastcall.core.snapshot import available_memory
 from lastcall.formats import safetensors
+from lastcall.storage import files as storage
 from lastcall.types import Capture, Group, TensorEntry
 
 log = logging.getLogger("lastcall")
 MAGIC = b"lastcall guard 1"
 POINTER = "guard.json"  # in the run's private folder: where the area is
+NAME = re.compile(r"lastcall-\d+-\d+-[0-9a-f]+", re.ASCII)  # of an area: user, process, moment
+_LARGEST = 64 * 1024  # bytes of a pointer
 _PAGE = 4096
 _SLOTS = 2
 _SHARE = 100.0  # a copy may cost one part in so many of the time
@@ -78,11 +84,11 @@ class Area:
     def attach(cls, path: Path) -> Area:
         """Another process's area. CheckpointError where it is none."""
         try:
+            if not is_area(path):
+                raise ValueError("it is no file of ours")
             size = os.stat(path, follow_symlinks=False).st_size
-            if size < _PAGE:
-                raise ValueError(f"it has {size} bytes")
             area = cls(path, size)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise errors.CheckpointError(f"{path} cannot be mapped: {error}") from error
         if area._map[: len(MAGIC)] != MAGIC or _PAGE + _SLOTS * area._words[2] > size or area.data > area._words[2]:
             raise errors.CheckpointError(f"{path} is not a guarded state")
@@ -225,6 +231,12 @@ class Guard:
             return
         self._copy(held, began)
 
+    def along(self, capture: Callable[[], Capture], step: int) -> None:
+        """On the training thread, at a boundary that is about to be saved aside: a process that is killed before that is on the disk
+        (out of memory, as likely as not: there are two more copies of the state now) has it here."""
+        if self._area is not None and step != self._last_step:
+            self.take(capture, step)
+
     def stage(self, capture: Capture, spare: float | None) -> None:
         """Copy now, on this thread: nothing changes the state meanwhile. What the disk does not get in time, the guardian writes.
         `spare`: seconds that the save can do without."""
@@ -321,16 +333,33 @@ class Guard:
 def areas(pointer: Path) -> list[str]:
     """The areas that a run has left, newest first."""
     try:
-        found = json.loads(pointer.read_bytes())["areas"]
-        return [str(path) for path in found]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(storage.read_plain(pointer, _LARGEST))["areas"]
+        return [path for path in found if isinstance(path, str) and is_area(Path(path))]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
+def is_area(path: Path) -> bool:
+    """Whether this is a file that a guard has made, for this user: whoever wrote the pointer may have named any other. Only such files
+    are opened, and only such are ever removed."""
+    if not path.is_absolute() or not NAME.fullmatch(path.name):
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(fd)
+        mine = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and info.st_nlink == 1
+        return mine and info.st_size >= _PAGE and os.pread(fd, len(MAGIC), 0) in (MAGIC, bytes(len(MAGIC)))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def point(pointer: Path, paths: list[str]) -> None:
-    under = pointer.with_suffix(".tmp")
-    under.write_text(json.dumps({"areas": paths}))
-    os.replace(under, pointer)
+    storage.replace_small(pointer, json.dumps({"areas": paths}).encode(), 0o600)
 
 
 def lay_out(capture: Capture) -> tuple[list[dict[str, Any]], int, Callable[[int], bool]]:
@@ -359,7 +388,14 @@ def lay_out(capture: Capture) -> tuple[list[dict[str, Any]], int, Callable[[int]
 
 
 def describe(capture: Capture, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"step": capture.step, "document": capture.document, "groups": groups, "metrics": capture.metrics, "at": time.time()}
+    return {
+        "step": capture.step,
+        "document": capture.document,
+        "groups": groups,
+        "metrics": capture.metrics,
+        "doubt": capture.doubt,
+        "at": time.time(),
+    }
 
 
 def read_slot(area: Area) -> tuple[Capture, dict[str, Any]] | None:
@@ -371,12 +407,31 @@ def read_slot(area: Area) -> tuple[Capture, dict[str, Any]] | None:
     stated, text = raw[:32], raw[32:]
     if digest.of(text).encode() != stated:
         raise errors.CheckpointError(f"{area.path}: the description of its snapshot does not match its digest")
-    body = json.loads(text)
-    groups = tuple(
-        Group(group["name"], tuple(_entry(item, address, area) for item in group["entries"]), group["frozen"], group["rank"])
-        for group in body["groups"]
-    )
-    return Capture(body["step"], body["document"], groups, True, "", body["metrics"]), body
+    try:
+        body = json.loads(text)
+        _check(body)
+        groups = tuple(
+            Group(group["name"], tuple(_entry(item, address, area) for item in group["entries"]), group["frozen"], group["rank"])
+            for group in body["groups"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise errors.CheckpointError(f"{area.path}: its snapshot cannot be read: {type(error).__name__}: {error!s:.200}") from error
+    return Capture(body["step"], body["document"], groups, True, "", body["metrics"], doubt=str(body.get("doubt", ""))), body
+
+
+def _check(body: Any) -> None:
+    """What is used of it, before any of it is."""
+    if type(body["step"]) is not int or body["step"] < 0 or not isinstance(body["document"], dict):
+        raise ValueError("no step, or no document")
+    if not isinstance(body["metrics"], dict) or not all(type(value) in (int, float) for value in body["metrics"].values()):
+        raise ValueError("metrics that are no numbers")
+    if not isinstance(body.get("run", ""), str) or type(body.get("incarnation", 1)) is not int:
+        raise ValueError("no run")
+    for group in body["groups"]:
+        if not isinstance(group["name"], str) or not records.is_plain(f"{group['name']}.safetensors"):
+            raise ValueError("a group whose name is no file's")
+        if type(group["frozen"]) is not bool or type(group["rank"]) is not int:
+            raise ValueError(f"group {group['name']!r:.100}")
 
 
 def _entry(item: list[Any], address: int, area: Area) -> TensorEntry:

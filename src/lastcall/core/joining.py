@@ -20,12 +20,15 @@ from typing import Any, NoReturn
 from lastcall import clock as clocks
 from lastcall import errors, settings
 from lastcall.core import digest, fetching, homes, meeting, restore
+from lastcall.core import keys as keyring
 from lastcall.core.agreement import Agreement, Verdict
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
 from lastcall.core.homes import Homes
+from lastcall.core.keys import Keys
 from lastcall.core.liveness import Peers, Process
 from lastcall.core.meeting import Stopped
+from lastcall.core.mirror import Mirror
 from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.folder import FolderStore
@@ -56,7 +59,7 @@ class Start:
     run: str
     incarnation: int
     token: str
-    store: str = ""  # the address and secret of the launcher's store; empty where there is none
+    store: str = ""  # the address of the launcher's store; empty where there is none. Nothing in here is a secret: see `keys`
     mirror: bool = False  # there is one: then the ranks need no directory that all of them see
     algorithm: str = digest.ALGORITHM  # of digests
 
@@ -70,6 +73,7 @@ class Joined:
     fence: Fence
     store: Store
     peers: Peers
+    keys: Keys
     homes: Homes = field(default_factory=lambda: Homes(0))
 
 
@@ -81,13 +85,15 @@ def _nowhere(record: str) -> None:
 
 
 class Joining:
-    def __init__(self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool], *, mirror: bool = False) -> None:
-        """`mirror`: whether this rank has one."""
+    def __init__(
+        self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool], mirror: Mirror | None = None
+    ) -> None:
         self._world = world
         self._catalog = catalog
         self._clock = clock
         self._told = told  # whether a notice has come to this rank
-        self._mirror = mirror
+        self._place_of_keys, self._mirror = mirror, mirror is not None
+        self._shared = ""  # the token of keys that are in the mirror
         self._meeting = meeting.Meeting(world, clock, told)
         self.mine = Process.own()
         self._store: Store | None = None
@@ -101,12 +107,15 @@ class Joining:
     def lead(self, run: str, incarnation: int) -> Joined:
         """Rank 0, which holds the directory's lock."""
         fence = Fence.take(self._catalog.private, incarnation)
-        _sweep(self._catalog)
-        start = Start(run, incarnation, fence.token, self._offer(), self._mirror)
+        sweep(self._catalog)
+        address, secret = self._offer()
+        keys = Keys.made(fence.token, secret)
+        keys.write(self._catalog.private)
+        start = Start(run, incarnation, fence.token, address, self._mirror)
         if self._mirror:
             homes.mark(self._place(start), 0).mkdir(parents=True, exist_ok=True)
         self._meeting.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
-        return self._join(start, fence)
+        return self._join(start, fence, keys)
 
     def refuse(self, error: BaseException) -> None:
         """Rank 0 cannot start: nobody shall wait for it."""
@@ -136,7 +145,7 @@ class Joining:
             )
         if not start.mirror:
             self._check_directory(fence, theirs, ours)
-        return self._join(start, fence)
+        return self._join(start, fence, None)
 
     def _check_directory(self, fence: Fence, theirs: str, ours: str) -> None:
         until = self._clock.now() + (_SEEN if theirs == ours else 0.0)
@@ -157,20 +166,61 @@ class Joining:
                 "and each machine may have a directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX"
             )
 
-    def _offer(self) -> str:
-        """The launcher's store, if there is one and it can be reached from here."""
+    def _offer(self) -> tuple[str, str]:
+        """The address of the launcher's store, if there is one, and the secret that opens it."""
         from lastcall.core.store import client
 
         found = client.parse_port_and_secret(settings.launcher_store() or "")
-        return "" if found is None else f"{self._world.address}:{found[0]}:{found[1]}"
+        if found is None:
+            return "", ""
+        for host in (self._world.address, "127.0.0.1"):  # where all ranks are on this machine, nobody else is listened to
+            try:
+                client.StoreClient(host, *found).close()
+                return f"{host}:{found[0]}", found[1]
+            except errors.StoreLost as error:
+                log.debug("The store of `lastcall run` is not at %s: %s", host, error)
+        return f"{self._world.address}:{found[0]}", found[1]
 
-    def _join(self, start: Start, fence: Fence) -> Joined:
+    def _join(self, start: Start, fence: Fence, keys: Keys | None) -> Joined:
         self._homes = self._find_homes(start) if start.mirror else self._homes
-        fast, connect = self._change_over(start)
+        if keys is None:
+            keys = self._find_keys(start)
+        elif self._homes.spread and self._place_of_keys is not None:
+            self._place_of_keys.share(start.token, keys.to_bytes(), self._told, self._meeting.left)
+            self._shared = start.token
+        fast, connect = self._change_over(start, keys)
         store = Anchored(fast, Nowhere() if self._homes.spread else FolderStore(self._place(start)), connect)
         Peers.register(store, self._world.rank, self.mine)
         self._store = store
-        return Joined(start, fence, store, Peers({}, self.mine.host), self._homes)
+        return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._homes)
+
+    def _find_keys(self, start: Start) -> Keys:
+        """From the directory that this rank shares with rank 0, or else from the mirror."""
+        until = self._clock.now() + _SEEN
+        while True:
+            if not self._homes.apart:
+                found = keyring.read(self._catalog.private, start.token)
+            else:
+                assert self._place_of_keys is not None
+                found = keyring.parse(self._place_of_keys.shared(start.token, self._told, self._meeting.left), start.token)
+            if found is not None:
+                return found
+            if self._told():
+                self._meeting.leave()
+                raise Stopped
+            self._meeting.check()
+            if self._clock.now() >= until:
+                raise errors.RanksError(
+                    f"rank {self._world.rank} cannot read {self._catalog.private / keyring.NAME}, which rank 0 has written for this "
+                    "user alone. Start all ranks of a run as the same user"
+                )
+            self._clock.sleep(0.2)
+
+    def all_here(self) -> None:
+        """All ranks have begun: nobody will look for keys any more."""
+        shared, self._shared = self._shared, ""
+        if shared and self._place_of_keys is not None:
+            self._place_of_keys.unshare(shared)
 
     def _find_homes(self, start: Start) -> Homes:
         return homes.find(self._meeting, self._world, self._catalog, self._place(start), self._mirror, self._clock)
@@ -181,23 +231,23 @@ class Joining:
 
     def opened(self) -> None:
         """A directory beside that of rank 0 is this incarnation's: the other ranks that have it may go on."""
-        _sweep(self._catalog)  # the marks, too: all have been seen
+        sweep(self._catalog)  # the marks, too: all have been seen
         self._meeting.store.set(f"opened/{self._homes.name}", b"1")
 
     def wait_until_opened(self) -> None:
         self._meeting.wait(f"opened/{self._homes.name}", f"rank {self._homes.leader} to open the directory")
 
-    def _change_over(self, start: Start) -> tuple[Store, Callable[[], Store]]:
+    def _change_over(self, start: Start, keys: Keys) -> tuple[Store, Callable[[], Store]]:
         """To the launcher's store, if all of us can; and how to connect to it again. What each of us can is counted where we have
         met."""
         if not start.store:
             return self._meeting.store, self._world.meet
         from lastcall.core.store import client
 
-        host, port, secret = start.store.rsplit(":", 2)
+        host, _, port = start.store.rpartition(":")
 
         def connect() -> Store:
-            return Scoped(client.StoreClient(host, int(port), secret), f"{start.token}/")
+            return Scoped(client.StoreClient(host, int(port), keys.store), f"{start.token}/")
 
         try:
             theirs: Store | None = connect()
@@ -388,7 +438,7 @@ def _unseen(path: Path) -> Entry:
     return Entry(path, Record(0, 0, Kind.MANUAL, "", True, ()))
 
 
-def _sweep(catalog: Catalog) -> None:
+def sweep(catalog: Catalog) -> None:
     """What earlier incarnations have decided is of no use to anybody."""
     folder = catalog.private / AGREEMENT
     try:

@@ -162,11 +162,11 @@ class Joint(Agents):
             self.concluded.wait(max(0.0, self.deadline() - self._session.clock.now()) + PATIENCE)
         return self.answered and not self.stopped
 
-    def finish(self) -> None:
-        """Training is over on this rank: a last checkpoint of all, unless a notice comes before the last one has ended."""
+    def finish(self, reason: str) -> None:
+        """Training is over on this rank, and why: a last checkpoint of all, unless a notice comes before the last one has ended."""
         session = self._session
         self.finished = True
-        order = self._final()
+        order = self._final(reason)
         gathering, began = self._gathering(), session.clock.now()
         capture = session.subject.capture()
         part = None
@@ -183,5 +183,5 @@ class Joint(Agents):
                     raise
                 continue
             session.now_committed(entry, capture, session.subject.boundary, session.clock.now() - began)
-            log.info("Training finished at step %d; saved %s", session.subject.step, entry.path.name)
+            session.say_finished(reason, entry)
             return

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from lastcall.core import messages
 from lastcall.core.liveness import Process
 from lastcall.storage import files as storage
 
+LONGEST = 24 * 3600.0  # seconds of grace that anybody has: a word that says more is none
 _NAME = "leaving"  # leaving-0.json, one a rank
 
 
@@ -105,8 +105,7 @@ def forget(private: Path) -> None:
 def _read(path: Path) -> Leaver | None:
     """By opening it, since a network file system may remember for a minute that a file is there, but asks when it is opened."""
     try:
-        with open(path, "rb") as file:
-            return parse(file.read(64 * 1024), os.fstat(file.fileno()).st_mtime)
+        return parse(storage.read_plain(path, 64 * 1024), path.stat(follow_symlinks=False).st_mtime)
     except OSError:
         return None
 
@@ -118,5 +117,5 @@ def parse(data: bytes, written: float = 0.0) -> Leaver | None:
         leaver = Leaver(**{**body, "process": Process(**body["process"]), "seconds": float(body["seconds"]), "written": written})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    whole = messages.typed(leaver) and messages.typed(leaver.process) and math.isfinite(leaver.seconds)
+    whole = messages.typed(leaver) and messages.typed(leaver.process) and 0 <= leaver.seconds <= LONGEST
     return leaver if whole else None

@@ -29,6 +29,7 @@ _LOOK = 3  # beats between two looks
 _ASLEEP = 15.0  # seconds between two looks of a watch that was itself stopped
 _USUAL = 10.0  # so many times the longest usual step is still no hang
 _REMEMBERED = 64  # steps that count as usual
+_EARLY_SILENCE, _EARLY_STANDSTILL = 4.0, 40.0  # times hang_seconds, while nobody knows how long a step takes
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,14 @@ class Progress:
     def threshold(self) -> float:
         return max(self.hang_seconds, _USUAL * max(self.usual, default=0.0))
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """How long a rank may give no sign of life, and how long nobody may come further. Before anybody knows how long a step takes
+        both are generous: a first step compiles, and may do so for minutes, but it does not stop a rank's pulse."""
+        if self.usual:
+            return self.threshold, self.threshold
+        return _EARLY_SILENCE * self.hang_seconds, _EARLY_STANDSTILL * self.hang_seconds
+
     def take(self, beats: Mapping[int, Beat], now: float) -> None:
         """Remember what was read at `now`. A watch that was frozen itself begins anew: it was not the others who stood still."""
         anew = self.looked is None or now - self.looked > _ASLEEP
@@ -229,17 +238,18 @@ def judge(progress: Progress, now: float, host: str) -> Finding | None:
     gone = tuple(r for r, seen in ranks.items() if Process(seen.beat.host, seen.beat.pid, seen.beat.started).gone(host))
     if gone:
         return Finding("dead", gone, f"the process of {messages.named(gone)} is gone")
-    if not progress.usual:  # nobody knows yet how long a step takes
-        return None
-    silent = tuple(rank for rank, seen in ranks.items() if now - seen.since >= progress.threshold)
+    silence, standstill = progress.limits
+    silent = tuple(rank for rank, seen in ranks.items() if now - seen.since >= silence)
     still = now - progress.still_since
-    limit = f"{progress.threshold:.0f} s"
-    if silent and len(silent) < len(ranks) and still < progress.threshold:
-        return Finding("silent", silent, f"{messages.named(silent)} gave no sign of life for {limit}; the others may well go on")
+    if silent and len(silent) < len(ranks) and still < silence:
+        return Finding(
+            "silent", silent, f"{messages.named(silent)} gave no sign of life for {silence:.0f} s; the others may well go on"
+        )
     if silent:
-        return Finding("frozen", silent, f"{messages.named(silent)} gave no sign of life for {limit}, and no rank makes progress")
-    if ranks and still >= progress.threshold:
-        return _stuck(ranks, f"no rank has completed a step for {limit}")
+        because = f"{messages.named(silent)} gave no sign of life for {silence:.0f} s, and no rank makes progress"
+        return Finding("frozen", silent, because)
+    if ranks and still >= standstill:
+        return _stuck(ranks, f"no rank has completed a step for {standstill:.0f} s")
     return None
 
 

@@ -8,6 +8,7 @@ of the main thread, which is the one that can be stuck, go straight out.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 
@@ -65,6 +66,8 @@ class _Deferral(logging.Filter):
             self._thread.join(_DRAIN_SECONDS)
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_on_one_line, record.args))
         thread = self._thread
         if thread is None or not thread.is_alive() or threading.current_thread() in (thread, threading.main_thread()):
             return True
@@ -84,6 +87,16 @@ class _Deferral(logging.Filter):
                 record.set()
             else:
                 logger.callHandlers(record)
+
+
+def _on_one_line(value: object) -> object:
+    """Names of files and directories, and errors that quote them, may hold anything: a line of the log stays one, and a terminal obeys
+    nobody's file names."""
+    if isinstance(value, str | os.PathLike | BaseException):
+        text = str(value)
+        if not text.isprintable():
+            return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return value
 
 
 def drain(seconds: float) -> None:

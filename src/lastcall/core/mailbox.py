@@ -19,6 +19,7 @@ import logging
 import mmap
 import os
 import re
+import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -162,9 +163,12 @@ class _Ring:
     @classmethod
     def attach(cls, path: Path) -> _Ring:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                size = os.fstat(fd).st_size
+                info = os.fstat(fd)
+                size = info.st_size
+                if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
+                    raise ValueError("it does not belong to this user alone")  # anybody may make a file of that name in /dev/shm
                 if size < _PAGE:
                     raise ValueError(f"it has {size} bytes")
                 ring = cls(path, fd, size)
@@ -231,7 +235,7 @@ def _made(path: Path, size: int) -> tuple[_Ring, int]:
     room = -(-max(size, _SMALLEST) // _PAGE) * _PAGE
     total = _PAGE + _SLOTS * room
     under = path.with_name(f"{path.name}.tmp")
-    under.unlink(missing_ok=True)
+    under.unlink(missing_ok=True)  # EPERM where it is another user's: then there is no mailbox, with a warning
     fd = os.open(under, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

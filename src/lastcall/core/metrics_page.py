@@ -24,7 +24,7 @@ from lastcall.core.report import Report
 log = logging.getLogger("lastcall")
 TERMINATION_LOG = Path("/dev/termination-log")  # of a pod; the controller believes it more than the page
 _LONGEST_MESSAGE = 4096  # bytes; Kubernetes cuts off the rest
-_AT_ONCE = 8  # answers; more of them are refused, and the poller comes back
+_AT_ONCE = 8  # answers; with one more, the oldest that is not done is cut off
 _REQUEST_SECONDS = 2.0  # for a request to arrive, as long as the controller waits for the answer
 _CLOSE_SECONDS = 1.0
 
@@ -99,7 +99,8 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, port: int, page: MetricsPage) -> None:
         self.page = weakref.proxy(page)  # a thread that answers must not keep a session's state alive
         self._leaving = threading.Event()
-        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._door = threading.Lock()
+        self._answering: list[socket.socket] = []  # requests, the oldest first
         super().__init__(("0.0.0.0", port), _Handler)
 
     def serve(self) -> None:
@@ -119,20 +120,29 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        assert isinstance(request, socket.socket)
+        with self._door:
+            self._answering.append(request)
+            # Who has had a place for longest and is not done is slow, or means harm: it goes, and never the one who comes.
+            oldest = self._answering.pop(0) if len(self._answering) > _AT_ONCE else None
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread to be had
-            self._places.release()
+            self._done(request)
             raise
+
+    def _done(self, request: object) -> None:
+        with self._door:
+            self._answering = [one for one in self._answering if one is not request]
 
     def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._done(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         log.debug("A request for the progress was not answered", exc_info=True)

@@ -32,6 +32,7 @@ from lastcall.core.farewell import Farewell
 from lastcall.core.fetching import Fetching, never
 from lastcall.core.mirrored import Mirrored
 from lastcall.events import EventLog
+from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 _RUN = f"{PRIVATE}/run.json"
@@ -64,7 +65,7 @@ class Mirror:
         self.url = url
         self._catalog = catalog
         self._clock = clock
-        self._there = Mirrored(url, catalog, keys)
+        self._there = Mirrored(url, catalog, keys, clock)
         self._fetching = Fetching(self._there, catalog, clock, events)
         self._copying = Copying(self._there, catalog, clock, events, keep)
         self._farewell = Farewell(self._there, clock)
@@ -88,7 +89,7 @@ class Mirror:
                 f"LASTCALL_MIRROR: {self.url} is in {root}, whose checkpoints are to be copied there. Name a folder elsewhere."
             )
         try:
-            return fetching.unless_told(self._take_over, told, left)
+            return fetching.unless_told(self._take_over, told, left, self._there.say_silence)
         except fetching.Told:
             return False
         except errors.StorageRefused as error:
@@ -106,7 +107,7 @@ class Mirror:
         """A new directory takes up the run that the place is of; one of another run would have its state replaced by this one's."""
         path = self._catalog.private / "run.json"
         theirs = _identity(self._there.place.read(_RUN, _SMALL))
-        ours = _identity(path.read_bytes() if path.exists() else None)
+        ours = _identity(_kept(path))
         if not theirs:
             return
         if ours and ours["run"] != theirs["run"] and not self._catalog.run:  # with names, several runs may share a place
@@ -115,16 +116,33 @@ class Mirror:
                 f"export LASTCALL_MIRROR={self.url}/{self._catalog.root.name}"
             )
         if not ours or ours["incarnations"] < theirs["incarnations"]:
-            path.write_text(json.dumps(theirs))
+            storage.replace_small(path, json.dumps(theirs).encode())
 
     def note(self, run: str, incarnation: int, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
         """Which incarnation this is. Also finds out now, and not at the first checkpoint, whether anything can be written there.
         Told if a notice comes meanwhile, or has come to another rank."""
         data = json.dumps({"run": run, "incarnations": incarnation}).encode()
         try:
-            fetching.unless_told(lambda over: self._there.place.write(_RUN, data), told, left)
+            fetching.unless_told(lambda over: self._there.place.write(_RUN, data), told, left, self._there.say_silence)
         except errors.StorageRefused as error:
             settings.fail(f"LASTCALL_MIRROR: {error}")
+
+    # ---- between machines that share nothing else ------------------------------------------------------------------------------
+
+    def share(self, token: str, data: bytes, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
+        """Keys for the ranks that have no directory in common with this one: the place asks for credentials, and torch's store does
+        not."""
+        fetching.unless_told(lambda over: self._there.place.write(_shared(token), data), told, left)
+
+    def shared(self, token: str, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> bytes | None:
+        return fetching.unless_told(lambda over: self._there.place.read(_shared(token), _SMALL), told, left)
+
+    def unshare(self, token: str) -> None:
+        """All have them."""
+        try:
+            fetching.unless_told(lambda over: self._there.place.remove([_shared(token)]), never)
+        except errors.LastcallError as error:
+            log.warning("The keys of this incarnation stay in %s until they are removed by hand: %s", self.url, error)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
@@ -154,6 +172,17 @@ def _identity(data: bytes | None) -> dict[str, Any]:
     body = messages.unpacked(data)
     whole = isinstance(body.get("run"), str) and type(body.get("incarnations")) is int
     return {"run": body["run"], "incarnations": body["incarnations"]} if whole else {}
+
+
+def _shared(token: str) -> str:
+    return f"{PRIVATE}/keys-{token}.json"
+
+
+def _kept(path: Path) -> bytes | None:
+    try:
+        return storage.read_plain(path, _SMALL)
+    except OSError:
+        return None
 
 
 def _beside(root: Path) -> list[Path]:

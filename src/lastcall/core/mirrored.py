@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core import catalog as catalogs
 from lastcall.core import record as records
 from lastcall.core.catalog import Catalog, Entry, Keep
 from lastcall.core.record import Record
 from lastcall.storage import objects
-from lastcall.storage.objects import Objects
+from lastcall.storage.patience import Patient
 
 log = logging.getLogger("lastcall")
 _FOLDER = re.compile(rf"(checkpoint-\d+(?:\.replaced-\d+)?)/({re.escape(records.NAME)}|{re.escape(records.SENTINEL)})")
@@ -26,21 +27,18 @@ _SMALL = 64 * 1024
 
 
 class Mirrored:
-    def __init__(self, url: str, catalog: Catalog, keys: str | None = None) -> None:
+    def __init__(self, url: str, catalog: Catalog, keys: str | None = None, clock: clocks.Clock | None = None) -> None:
         """`keys`: a folder with the credentials."""
         self.url = url
-        self._keys = keys
         self._catalog = catalog
-        self._place: Objects | None = None
+        self.place = Patient(url, lambda: objects.opened(url, keys), clock or clocks.Clock())
         self._sizes: dict[str, int] | None = None  # of all that is there; None before anybody has looked
         self.records: dict[str, Record] = {}
         self._unfinished: set[str] = set()
 
-    @property
-    def place(self) -> Objects:
-        if self._place is None:
-            self._place = objects.opened(self.url, self._keys)
-        return self._place
+    def say_silence(self) -> None:
+        """Called now and then at the start, while the place is waited for."""
+        self.place.asked.say(self.url)
 
     # ---- what is there ---------------------------------------------------------------------------------------------------------
 
@@ -70,7 +68,7 @@ class Mirrored:
             if data is not None:
                 self.records[folder] = records.parse(data)
         except errors.UncheckedError as error:
-            raise errors.UncheckedError(f"{self.url}/{folder}: {error}") from error
+            raise type(error)(f"{self.url}/{folder}: {error}") from error
         except errors.CheckpointError as error:
             log.warning("%s/%s is passed over: %s", self.url, folder, error)
 

@@ -20,6 +20,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ _ASK = 10.0  # seconds in which a rank has said where it is
 _LOOK = 0.25
 _DRAIN = 5.0  # seconds in which a sender hears that its part is not taken
 _REST = 0.5  # ... after a connection that could not be taken up
+_INTRODUCTION = 10.0  # seconds in which a new connection has to show the secret, however it dribbles
+_STRANGERS = 32  # connections that have not yet, at most
 _SAVE = re.compile(r"[a-z][\w.-]{0,200}")  # the name of a save
 
 
@@ -55,6 +58,8 @@ class Parcels:
         self._secret = secret.encode()
         self._over: set[str] = set()  # saves of which nothing is wanted any more
         self._closed = threading.Event()
+        self._door = threading.Lock()
+        self._strangers: list[socket.socket] = []  # connections that have not shown the secret yet, the oldest first
         self._listening = _listen()
         store.set(f"parcels/{rank}", json.dumps([own_address(address), self._listening.getsockname()[1]]).encode())
         threading.Thread(target=self._serve, name="lastcall-parcels", daemon=True).start()
@@ -140,21 +145,40 @@ class Parcels:
         while not self._closed.is_set():
             try:
                 link, _ = self._listening.accept()
+                self._welcome(link)
                 threading.Thread(target=self._answer, args=(link,), name="lastcall-parcel", daemon=True).start()
             except (OSError, RuntimeError) as error:  # too many files, or threads: not for ever
                 if not self._closed.wait(_REST):
-                    log.warning("A parcel could not be taken up: %s", error)
+                    log.warning("Could not accept a connection from another rank: %s", error)
+
+    def _welcome(self, link: socket.socket) -> None:
+        """Ranks show the secret at once. Of those that do not, only the latest few are listened to: the others cost nothing."""
+        with self._door:
+            self._strangers.append(link)
+            if len(self._strangers) > _STRANGERS:
+                oldest = self._strangers.pop(0)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
+
+    def _introduced(self, link: socket.socket) -> None:
+        with self._door:
+            if link in self._strangers:
+                self._strangers.remove(link)
 
     def _answer(self, link: socket.socket) -> None:
         with link:
             try:
                 links.tune(link)
-                wire = Wire(link, lambda: None)
+                wire = Wire(link, _within(_INTRODUCTION))
                 if not hmac.compare_digest(wire.receive_bytes(len(self._secret)), self._secret):
                     return
+                self._introduced(link)
+                wire.check = lambda: None
                 self._do(wire, wire.receive())
             except (OSError, ValueError, struct.error) as error:
-                log.debug("A parcel did not arrive: %s", error)
+                log.debug("What another rank sent did not arrive: %s", error)
+            finally:
+                self._introduced(link)
 
     def _do(self, wire: Wire, request: dict[str, Any]) -> None:
         try:
@@ -230,6 +254,16 @@ class Parcels:
         with contextlib.suppress(wires.Answered):  # it has closed the connection
             for file in entry.record.files:
                 wire.send_file(entry.path, file)
+
+
+def _within(seconds: float) -> Check:
+    until = time.monotonic() + seconds
+
+    def check() -> None:
+        if time.monotonic() >= until:
+            raise TimeoutError(f"no secret in {seconds:.0f} s")
+
+    return check
 
 
 def _listen() -> socket.socket:

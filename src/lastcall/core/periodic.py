@@ -134,6 +134,8 @@ class Periodic:
 
     def _begin(self, boundary: Boundary, reason: str) -> None:
         session = self._session
+        if session.guard is not None:
+            session.guard.along(session.subject.behind_gate, session.subject.step)
         with session.saving:
             capture = session.mine(session.subject.capture())
             # What has not changed is found out now, while it cannot change: it needs no copy.

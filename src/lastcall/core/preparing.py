@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lastcall.core.session import Session
 
 log = logging.getLogger("lastcall")
+_LOOK, _LOOKS = 0.25, 240  # seconds between two looks for what other ranks hold, and how many
 
 
 class Preparing:
@@ -34,12 +35,21 @@ class Preparing:
         self._thread = threading.Thread(target=self._prepare, args=(sizes, capture), name="lastcall-space", daemon=True)
         self._thread.start()
 
+    def _learn(self) -> None:
+        """What the other ranks hold, while they are there to say it."""
+        ranks = self._session.ranks
+        for _ in range(_LOOKS if ranks is not None else 0):
+            assert ranks is not None
+            if ranks.learn() or self._session.stopping.wait(_LOOK):
+                return
+
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join(1.0)  # it may be touching memory for a snapshot: not worth waiting for
 
     def _prepare(self, sizes: list[int], capture: Capture) -> None:
         session, nbytes = self._session, capture.nbytes
+        self._learn()
         if session.guard is not None:
             session.guard.prepare(capture)
         if session.background.wanted and not session.background.arena.reserve(nbytes):

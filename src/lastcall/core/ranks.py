@@ -42,6 +42,7 @@ class Ranks:
         self._ear_agreement = self.agreement.clone()
         self._words = joined.store.clone()  # of saves
         self._words_lock = threading.Lock()
+        self._registered: dict[int, bytes] = {}  # what each rank has said that it holds
         self._pulse = Pulse(joined.store.clone(), world.rank, Process.own())
         self.peers = joined.peers
         self.failed: set[int] = set()  # ranks that said that their training has failed
@@ -155,19 +156,36 @@ class Ranks:
         """Who holds which piece of the shared state: data that a recovery asks for. Only the lowest holder of a piece tells of it.
         `alone`: a digest of what is this rank's own, at the same boundary on all ranks: those with the same digest hold the same."""
         mine = [list(holders) for holders in holdings if holders and min(holders) == self.rank]
+        body = messages.packed({"pieces": mine, "alone": alone})
+        self._registered[self.rank] = body
         with contextlib.suppress(errors.StoreLost), self._words_lock:
-            self._words.set(f"holdings/{self.rank}", messages.packed({"pieces": mine, "alone": alone}))
+            self._words.set(f"holdings/{self.rank}", body)
+
+    def learn(self) -> bool:
+        """Read what the others have registered, and keep it: the store may be lost with the rank whose holdings matter. Whether all of
+        them have."""
+        wanted = [rank for rank in range(self.size) if rank not in self._registered]
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            for rank, data in zip(wanted, self._words.get_many([f"holdings/{rank}" for rank in wanted]), strict=True):
+                if data is not None:
+                    self._registered[rank] = data
+        return len(self._registered) == self.size
 
     def holdings(self) -> Holdings:
-        """As registered. Read when it is needed, by the one rank that decides."""
+        """As registered; needed by the one rank that decides."""
+        self.learn()
         found: dict[int, list[tuple[int, ...]]] = {}
         alike: dict[str, list[int]] = {}
-        with contextlib.suppress(errors.StoreLost), self._words_lock:
-            for rank, data in enumerate(self._words.get_many([f"holdings/{rank}" for rank in range(self.size)])):
-                body = messages.unpacked(data)
-                found[rank] = [tuple(holders) for holders in body.get("pieces", [])]
-                if body.get("alone"):
-                    alike.setdefault(str(body["alone"]), []).append(rank)
+        own = bool(messages.unpacked(self._registered.get(self.rank)).get("alone"))
+        for rank in range(self.size):
+            body = messages.unpacked(self._registered.get(rank))
+            found[rank] = [tuple(holders) for holders in body.get("pieces", [])]
+            if body.get("alone"):
+                alike.setdefault(str(body["alone"]), []).append(rank)
+            elif rank not in self._registered and own:
+                # All ranks run one program: where this one has parameters that nothing says are others', too, that one has. Whether
+                # they are the same is not known, and what is not known to be a replica is none.
+                found[rank].append((rank,))
         for ranks in alike.values():
             found[ranks[0]].append(tuple(ranks))
         return found

@@ -27,6 +27,7 @@ class Part:
     because: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     tensors: Any = None  # the pieces of shared tensors in these files, as formats.manifest describes them
+    doubt: str = ""  # why it is not exact though it is whole
     failed: str = ""  # why there is nothing; then there will be no checkpoint
 
 

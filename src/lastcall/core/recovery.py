@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -50,6 +51,10 @@ def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued 
     paths = [Path(path) for path in guard.areas(pointer) if os.path.exists(path)]  # gone with the machine, if it was restarted
     try:
         found = [(area, slot) for area in _attached(paths) if (slot := _slot(area)) is not None]
+        if strange := [area.path for area, slot in found if not _of_this_run(catalog, slot[1])]:
+            log.warning("%s names the guarded state of another run, which is left alone: %s", pointer, ", ".join(map(str, strange)))
+            found = [each for each in found if each[0].path not in strange]
+            paths = [path for path in paths if path not in strange]
         newest = max(found, key=lambda each: each[1][0].step, default=None)
         rescued = None if newest is None else _save(catalog, *newest[1], reason, clock)
         for path in paths:
@@ -59,6 +64,15 @@ def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued 
         log.warning("The guarded state could not be saved, and stays in %s: %s", ", ".join(map(str, paths)), error)
         return None
     return rescued
+
+
+def _of_this_run(catalog: Catalog, body: dict[str, object]) -> bool:
+    """A directory that came from somebody else may name any area of this user's."""
+    try:
+        known = json.loads(storage.read_plain(catalog.private / "run.json", 64 * 1024))
+        return not isinstance(known, dict) or "run" not in known or known["run"] == body.get("run", known["run"])
+    except (OSError, ValueError, RecursionError):
+        return True
 
 
 def _attached(paths: list[Path]) -> Iterator[guard.Area]:
@@ -72,7 +86,7 @@ def _attached(paths: list[Path]) -> Iterator[guard.Area]:
 def _slot(area: guard.Area) -> tuple[Capture, dict[str, object]] | None:
     try:
         return guard.read_slot(area)
-    except (errors.CheckpointError, ValueError, KeyError, TypeError) as error:
+    except errors.CheckpointError as error:
         log.warning("The guarded state in %s cannot be used: %s", area.path, error)
         return None
 
@@ -80,7 +94,7 @@ def _slot(area: guard.Area) -> tuple[Capture, dict[str, object]] | None:
 def _save(catalog: Catalog, capture: Capture, body: dict[str, object], reason: str, clock: clocks.Clock) -> Rescued | None:
     entries = catalog.entries()
     newest = next((entry.record for entry in entries if entry.record.complete), None)
-    if newest is not None and newest.step >= capture.step and newest.exact:
+    if newest is not None and newest.step >= capture.step and newest.whole:
         log.info("The guarded step %d is not newer than checkpoint-%d: nothing to save", capture.step, newest.step)
         return None
     engine = Engine(files=catalog.files)

@@ -10,6 +10,7 @@ Discarded: a socket (the launcher may be restarted or gone, and a process that i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +26,7 @@ from lastcall.types import Notice
 
 _NOTICE = "notice.json"
 _LAUNCHER = "launcher.json"
+_REFUSED = "refused-{}.json"  # also written by auto/refusals.py
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Member:
     outcome: str | None = None  # an Outcome, once it has ended
     checkpoint: str | None = None  # the folder that was committed last
     area: str | None = None  # the guardian's shared memory
+    stays: str = ""  # why the same command would not go on from what was saved
 
 
 def alive(member: Member) -> bool:
@@ -77,13 +80,18 @@ class Registry:
                 continue
         return sorted(found, key=lambda member: member.pid)
 
+    def refusals(self) -> list[str]:
+        """Why programs could not start, as far as they have said it."""
+        said = [_read(path).get("because") for path in sorted(self.folder.glob(_REFUSED.format("*")))]
+        return [why for why in said if isinstance(why, str)]
+
     def post(self, notice: Notice) -> None:
         """Tell everybody, also those who join later. A later notice takes the place of an earlier one."""
         _replace(self.folder / _NOTICE, dataclasses.asdict(notice))
 
     def clear(self) -> None:
         """Forget the members and the notice: the next incarnation begins."""
-        for path in (*self.folder.glob("member-*.json"), self.folder / _NOTICE):
+        for path in (*self.folder.glob("member-*.json"), *self.folder.glob(_REFUSED.format("*")), self.folder / _NOTICE):
             path.unlink(missing_ok=True)
 
 
@@ -132,6 +140,12 @@ class Membership:
             return Notice(**_read(path))
         except TypeError:
             return None
+
+
+def refuse(folder: Path, why: str) -> None:
+    """This process could not start, and starting it again would not help."""
+    with contextlib.suppress(OSError):
+        _replace(folder / _REFUSED.format(os.getpid()), {"because": why})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from lastcall.clock import Clock
 from lastcall.core.ranks import HANG
 from lastcall.events import EventLog, Progress
-from lastcall.types import Outcome
+from lastcall.types import Kind, Outcome
 
+_ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS))  # saves that answer a notice
 _THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")  # Transformers' name and the controller's
 
 
@@ -82,7 +83,8 @@ class Standing:
         elif kind == "not-saved":
             self.state = "running"
         elif kind == "committed":
-            self.state = "running" if self.notice is None else "saved"
+            answered = self.notice is not None and fields.get("save") in _ANSWERS
+            self.state = "saved" if answered else "running"  # a periodic save that was under way says nothing about the notice
             named = {"path": "path", "step": "step", "kind": "save", "exact": "exact"}
             self.checkpoint = {ours: fields.get(theirs) for ours, theirs in named.items()} | {"at": at}
         elif kind == "stop":

@@ -21,9 +21,10 @@ from lastcall import errors
 from lastcall.core import digest, writer
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.contents import Contents, Stored, Targets, Wanted
+from lastcall.storage import errnos
 from lastcall.types import FileRecord
 
-__all__ = ["Loading", "Restorable", "Spoiled", "Stored", "attempt", "load", "newest", "order", "read", "verify"]
+__all__ = ["Loading", "Restorable", "Spoiled", "Stored", "again", "attempt", "load", "newest", "order", "read", "verify"]
 
 log = logging.getLogger("lastcall")
 _AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
@@ -32,7 +33,7 @@ _AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a 
 class Loading(Protocol):
     """A restore in progress: everything fits; bytes go to `targets` (group, tensor name), then `finish` applies the rest. A target is a
     Target for the whole tensor, a Region of it, or has several of them as its `targets`. One with `whole` set has the rest read by
-    somebody else: then every byte is checked here."""
+    somebody else: then every byte is checked here. One with a `saved_step` says which step the state is of: it must be the record's."""
 
     @property
     def targets(self) -> Targets: ...
@@ -57,6 +58,8 @@ def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entr
             break  # it would not overwrite everything that the damaged one has left
         try:
             attempt(entry, engine, subject, way_out)
+        except errors.UncheckedError as error:
+            raise type(error)(f"{entry.path}: {error}") from error
         except errors.CheckpointError as error:
             spoiled = spoiled or isinstance(error, Spoiled)
             log.warning("%s", catalog.set_aside(entry.path, str(error)))
@@ -118,6 +121,7 @@ def load(
     except errors.MismatchError:
         read(entry, engine, contents.headers())  # a name that was damaged in a header looks like another model
         raise
+    _check_step(entry, loading)
     plan = contents.plan(loading.targets)
     if getattr(loading, "whole", False) and not alone:  # nobody else checks what a framework reads by itself: the ranks share the work
         read(entry, engine, everything[rank::size], whole=True, direct=direct)
@@ -130,8 +134,32 @@ def load(
             plan += [wanted for wanted in everything if wanted.file.name not in known]
         read(entry, engine, plan, whole=alone and not verify_first, direct=direct)
         loading.finish()
+    except errors.UncheckedError:
+        raise
     except errors.CheckpointError as error:
         raise Spoiled(str(error)) from error
+
+
+def again(entry: Entry, engine: writer.Engine, subject: Restorable, wanted: Callable[[str, str], bool], rank: int = 0) -> None:
+    """Restore a part of what was restored before: bytes are read for the tensors (group, name) that are `wanted`."""
+    contents = Contents(entry, rank)
+    loading = subject.prepare(contents.document, contents.stored)
+    targets: dict[str, dict[str, object]] = {}
+    for group, named in loading.targets.items():
+        if chosen := {name: target for name, target in named.items() if wanted(group, name)}:
+            targets[group] = chosen
+    read(entry, engine, contents.plan(targets))
+    loading.finish()
+
+
+def _check_step(entry: Entry, loading: Loading) -> None:
+    """Two files say which step it is. Where they disagree nobody knows whose state this is: a folder that was put together of two.
+    Of many ranks, one may have come to its end before the others: its own state is of an earlier step, and never of a later one."""
+    step = getattr(loading, "saved_step", None)
+    if step is not None and (step > entry.record.step or (step < entry.record.step and entry.record.world == 1)):
+        raise errors.CheckpointError(
+            f"its record says step {entry.record.step}, and its state says step {step}: they do not belong together"
+        )
 
 
 def verify(entry: Entry, engine: writer.Engine) -> None:
@@ -163,10 +191,7 @@ def _check(folder: Path, file: FileRecord) -> None:
 def _open(path: Path, file: FileRecord) -> int:
     if any(folder.is_symlink() for folder in list(path.parents)[: file.name.count("/")]):
         raise errors.CheckpointError(f"{file.name} lies behind a link")
-    try:
-        fd = os.open(path, _FLAGS)
-    except OSError as error:
-        raise errors.CheckpointError(f"{file.name} cannot be opened: {error.strerror}") from error
+    fd = errnos.reading(lambda: os.open(path, _FLAGS), f"{file.name} cannot be opened")
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_size != file.size:
         os.close(fd)

@@ -56,6 +56,7 @@ class Laid:
     written: int  # bytes that went to the disk
     missing: tuple[str, ...]  # files that the time did not suffice for
     because: str  # why it is not the exact state of its step; empty if it is
+    doubt: str = ""  # ... and of the capture: why it is not exact all the same
 
 
 class Saver:
@@ -186,6 +187,7 @@ class Saver:
         return request.same
 
     def _build(self, folder: Path, capture: Capture, request: Request, *, recycled: bool, began: float) -> Record:
+        self._catalog.make_again()
         if not self._catalog.staging.is_dir():
             self._files.mkdir(self._catalog.staging)
         if folder.exists():
@@ -198,8 +200,9 @@ class Saver:
             step=capture.step,
             kind=request.kind,
             reason=request.reason,
-            exact=not laid.because,
-            because=laid.because,
+            exact=not (laid.because or laid.doubt),
+            because=laid.because or laid.doubt,
+            doubt=laid.doubt,
             missing=laid.missing,
             files=laid.files,
             run=self.run,
@@ -231,7 +234,7 @@ class Saver:
         if missing:
             self._check_worth(missing, capture, request)
         self._learn(written)
-        return Laid((*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing))
+        return Laid((*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing), capture.doubt)
 
     def _make_folders(self, folder: Path, layouts: list[FileLayout]) -> None:
         """A framework's checkpoint may have folders in it."""
@@ -333,6 +336,15 @@ class Saver:
         with contextlib.suppress(OSError):
             storage.remove_tree(self._files, folder)
 
+    def _shortage(self, error: OSError, capture: Capture) -> str:
+        """What there is too little of. The errno is the same for bytes and for inodes, and for a quota of either."""
+        root, files = self._catalog.root, self._catalog.files
+        if files.free_inodes(root) == 0:
+            return f"No inode is left on the file system, however much space is free (df -i {root}): remove files that you can spare."
+        free = files.free_bytes(root)
+        quota = " The quota of this user is used up (quota -s)." if error.errno == errno.EDQUOT else ""
+        return f"It needs {capture.nbytes / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room in {root}.{quota}"
+
     def _give_up_or_go_on(self, error: OSError, attempt: int, capture: Capture, request: Request) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         late = request.deadline is not None and self._clock.now() >= request.deadline - _COMMIT
@@ -340,10 +352,7 @@ class Saver:
             kept = "nothing was committed before" if self.last is None else f"{self.last.path.name} is intact"
             what = f"checkpoint-{capture.step} could not be saved ({error.strerror or error}); {kept}"
             if full:
-                free = self._catalog.files.free_bytes(self._catalog.root)
-                raise errors.NoSpaceError(
-                    f"{what}. It needs {capture.nbytes / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room in {self._catalog.root}."
-                ) from error
+                raise errors.NoSpaceError(f"{what}. {self._shortage(error, capture)}") from error
             raise errors.SaveError(what) from error
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
             self.method = Method.BUFFERED  # some file systems open a file for direct writes and then refuse them

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lastcall import errors
 from lastcall.core import exits
@@ -23,6 +24,7 @@ log = logging.getLogger("lastcall")
 _PATIENCE = 1.0  # seconds that a boundary is waited for at least
 _STEPS = 3.0  # ... and how many of the usual steps
 _MARGIN = 0.5  # seconds kept back before the deadline
+_WAY_OUT = (0.2, 1.0)  # seconds before the deadline at which a stuck process is left: the driver of a GPU takes half of one to end it
 _LEAVE = 5.0  # seconds that a stuck training thread gets to leave by itself after an exact rescue
 
 
@@ -33,6 +35,7 @@ class Serving:
         self.open = False  # the kill wait is over: the next boundary saves
         self.answered = False  # an exact checkpoint is committed: nothing may change the state any more
         self.committed = False  # some checkpoint is committed for this notice
+        self._raised = False  # Preempted was raised into the loop
         self._arrived = threading.Event()  # the training thread is at a boundary
         self._closed = threading.Event()  # the session ends
 
@@ -136,8 +139,9 @@ class Serving:
             return
         self.committed = True
         log.info("JIT checkpoint completed in %.1fs", session.clock.now() - began)
-        if entry.record.exact:
-            self._answer(f"rescued step {entry.record.step} into {entry.path.name}, exact")
+        if entry.record.whole:
+            how = "exact" if entry.record.exact else f"not exact: {entry.record.because}"
+            self._answer(f"rescued step {entry.record.step} into {entry.path.name}, {how}")
         else:
             log.warning("Rescued into %s, not exact: %s", entry.path.name, entry.record.because)
 
@@ -146,30 +150,28 @@ class Serving:
         self._session.outcome = Outcome.SAVED
         log.info("Notice answered: %s", how)
 
+    def _last_moment(self) -> float:
+        least, most = _WAY_OUT
+        return self.deadline() - max(least, min(most, 0.1 * (self.deadline() - self.notice().at)))
+
     def _stay_until_the_end(self) -> None:
         """Give the training thread time to leave by itself; a better checkpoint may come of it while the rescue is not exact."""
         session = self._session
-        until = self.deadline() - 0.2
+        until = self._last_moment()
         if self.answered:
             until = min(until, session.clock.now() + _LEAVE)
         while not self._closed.is_set() and (left := until - session.clock.now()) > 0:
             self._closed.wait(min(left, 0.25))
             session.hear()
-            until = min(until, self.deadline() - 0.2)
+            until = min(until, self._last_moment())
         if self._closed.is_set():
             return
         if self.committed:
             with session.saving:  # the training thread may be saving at its boundary: let it
                 if self._arrived.is_set():
                     return
-                code = exits.code(self.notice(), True, session.jit.exit_code)
-                log.info("The training thread does not return: leaving with exit code %d", code)
-                session.events.emit("stop", outcome=Outcome.SAVED.value, step=session.subject.step)
-                session.events.close()
                 session.outcome = Outcome.SAVED
-                session.left()
-                session.leaving.unsay()
-                exits.leave(code)
+                self._leave_by_force("The training thread does not return")
         log.error("The deadline has come and nothing could be saved")
 
     # ---- the training thread's side --------------------------------------------------------------------------------------------
@@ -224,6 +226,25 @@ class Serving:
             if self.committed:
                 session.outcome = Outcome.SAVED
 
+    def save_what_is_whole(self, error: BaseException) -> str:
+        """Training has raised without a notice: save the last completed step. Returns why that was impossible; empty if it is saved."""
+        session = self._session
+        if session.jit.on_error != "save":
+            return "LASTCALL_ON_ERROR is 'leave'"
+        session.background.wait()
+        with session.saving:
+            if session.committed == session.subject.boundary and session.subject.untouched():
+                return ""
+            if why_not := self._torn_by(error) or self._unrescuable():
+                return why_not
+            log.info("Saving step %d before %s leaves the block", session.subject.step, named(error))
+            try:
+                session.save(session.subject.rescue(), Kind.RESCUE, described(error))
+            except Exception as failure:  # the error that brought us here is the one to be raised
+                session.events.emit("not-saved", save="rescue", because=str(failure))
+                return str(failure)
+        return ""
+
     def _torn_by(self, error: BaseException) -> str:
         """Why the state is not whole; empty if it is."""
         return f"{type(error).__name__} came inside optimizer.step()" if self._session.gate.depth > 0 else ""
@@ -233,8 +254,25 @@ class Serving:
             self._leave()
 
     def _leave(self) -> None:
-        """Out of the training loop, by an exception that only `finally` and `with` see."""
+        """Out of the training loop, by an exception that only `finally` and `with` see. Whoever catches it and goes on training is not
+        asked twice."""
+        if self._raised and "pytest" not in sys.modules:
+            self._leave_by_force("The loop has caught Preempted and goes on")
+        self._raised = True
         raise self.preempted()
+
+    def _leave_by_force(self, why: str) -> NoReturn:
+        session = self._session
+        notice, saved = self.notice(), session.outcome is Outcome.SAVED
+        code = exits.code(notice, saved, session.jit.exit_code)
+        log.warning("%s: leaving with exit code %d", why, code)
+        session.events.emit("stop", outcome=session.outcome.value if session.outcome else None, step=session.subject.step)
+        session.events.close()
+        session.left()
+        session.leaving.unsay()
+        if not saved and notice.signum is not None:
+            exits.die_of(notice.signum)
+        exits.leave(code)
 
     def preempted(self) -> errors.Preempted:
         saved = self._session.outcome is Outcome.SAVED
@@ -247,3 +285,13 @@ class Serving:
         """A second Ctrl-C: leave at once, whatever is being written; it is not committed and will be removed on start."""
         log.warning("%s again: leaving at once", signal.Signals(signum).name)
         exits.leave(128 + signum)
+
+
+def named(error: BaseException) -> str:
+    """What left the block, in the words of the script."""
+    return "sys.exit()" if isinstance(error, SystemExit) else "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """The same with its message, in one line."""
+    return " ".join(f"{named(error)}: {error}".split())[:200] if isinstance(error, Exception) else named(error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, memory, settings
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, restore, shares, space
+from lastcall.core import exits, joining, refusal, restore, shares, space
 from lastcall.core.budget import Budget
 from lastcall.core.copier import Copier
 from lastcall.core.gate import Gate
@@ -37,10 +38,11 @@ from lastcall.core.preparing import Preparing
 from lastcall.core.ranks import HANG, LOST, Ranks
 from lastcall.core.report import Report
 from lastcall.core.saving import Request, Saver
-from lastcall.core.serving import Serving
+from lastcall.core.serving import Serving, named
 from lastcall.core.snapshot import Arena
 from lastcall.core.starting import Starting
 from lastcall.core.status_push import StatusPush
+from lastcall.core.witness import Witness
 from lastcall.core.world import World
 from lastcall.core.writer import Engine
 from lastcall.events import EventLog, Progress
@@ -49,6 +51,7 @@ from lastcall.storage import files as storage
 from lastcall.types import Capture, Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
+FINISHED = "training finished"
 _NUDGE = 0.25  # seconds
 _MANUAL = 60.0  # seconds that run.save() waits for the other ranks, at least
 Boundary = tuple[int, int]
@@ -136,6 +139,7 @@ class Session:
         run: str = "",
     ) -> None:
         """`run`: what the run is called, where that is known from outside; checkpoints of another run are then left alone."""
+        root = root.absolute()  # at once: a script may change its working directory
         self.world = world or World()
         self.run = run
         self.clock = clock or clocks.Clock()
@@ -175,21 +179,21 @@ class Session:
             self.copier = Copier(self, self.mirror)
             self.budget.afterwards = self.mirror.seconds
         self.guard: Guard | None = None
+        self._first = 0  # the step that this incarnation began with
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.serving = Serving(self)
         self.joint: Joint | None = None
+        self._witness = Witness.of_environment(rank, self.world.size)
 
     # ---- start -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> catalogs.Entry | None:
         """Everything before the first step. Returns the checkpoint that the run goes on from."""
-        if not self.outside.wait_while_paused(lambda: self.latch.raised):
-            assert self.latch.notice is not None
-            self.outcome = Outcome.SAVED
-            raise errors.Preempted(exits.code(self.latch.notice, True, self.jit.exit_code), "told to stop while paused")
+        self._wait_while_paused()
         starting = Starting(self)
-        resumed = starting.together() if self.world.many else starting.alone()
+        with refusal.explained():
+            resumed = starting.together() if self.world.many else starting.alone()
         self._agent = threading.Thread(target=self._watch, name="lastcall-agent", daemon=True)
         self._scribe = threading.Thread(target=self._write_down, name="lastcall-scribe", daemon=True)
         if self.jit.guard and self.world.many:
@@ -200,11 +204,23 @@ class Session:
             self.guard = Guard(Path(self.jit.guard_folder), self.catalog.private, self.gate, identity, steps=steps, seconds=seconds)
             self.guard.on_area = lambda area: self.outside.tell(area=area)
         self.outside.tell(step=self.subject.step, resumed=resumed.record.step if resumed else None)
+        self._first = self.subject.step
         self._agent.start()
         self._scribe.start()
         for reporter in self.reporters:
             reporter.open()
         return resumed
+
+    def _wait_while_paused(self) -> None:
+        try:
+            if self.outside.wait_while_paused(lambda: self.latch.raised):
+                return
+        except KeyboardInterrupt:
+            log.info("Interrupted while paused: the run stays paused")
+            raise errors.Preempted(128 + signal.SIGINT, "interrupted while paused") from None
+        assert self.latch.notice is not None
+        self.outcome = Outcome.SAVED
+        raise errors.Preempted(exits.code(self.latch.notice, True, self.jit.exit_code), "told to stop while paused")
 
     # ---- notices ---------------------------------------------------------------------------------------------------------------
 
@@ -281,6 +297,8 @@ class Session:
 
     def at_boundary(self, *, epoch_end: bool = False) -> None:
         """The training thread is at a boundary and something may be due. Raises Preempted once a notice has been served."""
+        if self._witness is not None:
+            self._witness.look(self, self.subject.boundary, self.subject.outline, lambda: self.serving.open)
         if self.serving.open:
             self.serving.at_boundary()  # returns where the ranks have agreed on a later boundary
         # Also then: a rank that came by before the notice has begun this periodic save, and waits for all the others' parts of it.
@@ -293,7 +311,7 @@ class Session:
     def next_due(self) -> int:
         """The step whose boundary must be looked at again, if nothing happens before."""
         step = self.subject.step
-        if self.background.owed or (not self.preparing.begun and step == 0):
+        if self.background.owed or self._witness is not None or (not self.preparing.begun and step == 0):
             return step + 1
         guarded = self.guard.next_step() if self.guard is not None else None
         due = self.background.next_step()
@@ -349,7 +367,7 @@ class Session:
     def now_committed(self, entry: catalogs.Entry, capture: Capture, boundary: Boundary, seconds: float) -> None:
         record = entry.record
         self._saved_document = capture.document
-        if record.exact and record.complete:
+        if record.whole and record.complete:
             self.committed = boundary
         self.events.emit(
             "committed", save=record.kind.value, step=record.step, exact=record.exact, because=record.because, seconds=seconds,
@@ -375,10 +393,11 @@ class Session:
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
-    def finish(self, *, save: bool = True) -> None:
-        """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing."""
+    def finish(self, reason: str = FINISHED, *, save: bool = True) -> None:
+        """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing. `reason`: for the
+        record, where it is not over by itself."""
         if self.joint is not None:
-            self._finish_together(self.joint, save)
+            self._finish_together(self.joint, reason, save)
             return
         self.outcome = Outcome.FINISHED
         self.background.wait()
@@ -392,15 +411,18 @@ class Session:
                 return  # the run had finished before
             try:
                 capture = self.subject.capture()
-                if self.committed == self.subject.boundary and capture.document == self._saved_document:
+                if self.committed == self.subject.boundary and capture.document == self._saved_document and reason == FINISHED:
                     return
-                entry = self.save(capture, Kind.FINAL, "training finished")
+                entry = self.save(capture, Kind.FINAL, reason)
             except (errors.SaveError, OSError) as error:
-                log.error("The final checkpoint was not saved: %s", error)
-            else:
-                log.info("Training finished at step %d; saved %s", self.subject.step, entry.path.name)
+                raise self._end_not_saved(error) from error
+            self.say_finished(reason, entry)
 
-    def _finish_together(self, joint: Joint, save: bool) -> None:
+    def say_finished(self, reason: str, entry: catalogs.Entry) -> None:
+        ended = f"Training finished at step {self.subject.step}" if reason == FINISHED else f"{reason[:1].upper()}{reason[1:]}"
+        log.info("%s; saved %s", ended, entry.path.name)
+
+    def _finish_together(self, joint: Joint, reason: str, save: bool) -> None:
         """Nobody leaves before all have finished; until then a notice still finds everybody here."""
         self.background.wait()
         same = self.committed == self.subject.boundary and self._saved_document is None
@@ -409,30 +431,73 @@ class Session:
             return
         try:
             if save:
-                joint.finish()
+                joint.finish(reason)
         except (errors.SaveError, OSError) as error:
-            log.error("The final checkpoint was not saved: %s", error)
+            joint.close()
+            raise self._end_not_saved(error) from error
         self.outcome = Outcome.FINISHED
         joint.close()
+
+    def _end_not_saved(self, error: Exception) -> errors.SaveError:
+        """Training is over, and its result is in memory only: that is no end that anybody may take for one."""
+        self.outcome = Outcome.NOT_SAVED if self.latch.raised else Outcome.FAILED
+        self.events.emit("not-saved", save=Kind.FINAL.value, step=self.subject.step, because=str(error))
+        message = (
+            f"The final checkpoint was not saved, so the end of training (step {self.subject.step}) is lost with this process: {error}"
+        )
+        log.error("%s", message)
+        return errors.SaveError(message)
 
     def failed(self, error: BaseException) -> errors.Preempted | None:
         """Training has raised. A notice that has come is served all the same: what raised may have come of it, and the platform
         brings the run back. With many ranks all save what they have, notice or not, and this returns when they have. Where they had
         saved before, the error came of it (the others have left, and their connections with them): the run was preempted, and did
-        not fail."""
+        not fail. A sys.exit() after a notice is a stop, whatever its code."""
         serving = self.serving
         if self.joint is not None and self.joint.served():
             return serving.preempted()
         told = self.latch.raised  # looked at first: when a rank has failed, torchrun sends the others what looks like a notice
         serving.failed(error)
-        if told and self.outcome is Outcome.SAVED:
-            log.error("Training raised before it could stop for the notice. It is saved, and this is what it raised:", exc_info=error)
-            return serving.preempted()
         if told:
-            log.error("Training raised before it could stop for the notice (%s), and nothing is saved", serving.notice().reason)
-        if self.joint is not None and self.joint.at_fault:
+            return self._failed_after_notice(error)
+        if self.joint is None:
+            self._failed_alone(error)
+        elif self.joint.at_fault:
             self.outcome = Outcome.FAILED  # whatever was saved: it is an error, and nobody's preemption
         return None
+
+    def _failed_after_notice(self, error: BaseException) -> errors.Preempted | None:
+        by_exit = isinstance(error, SystemExit)
+        reason = self.serving.notice().reason
+        if self.outcome is Outcome.SAVED:
+            if by_exit:
+                log.info("The script called sys.exit() after %s: it stops, and is saved", reason)
+            else:
+                log.error(
+                    "Training raised before it could stop for the notice. It is saved, and this is what it raised:", exc_info=error
+                )
+            return self.serving.preempted()
+        what = "The script called sys.exit()" if by_exit else "Training raised"
+        log.error("%s before it could stop for the notice (%s), and nothing is saved", what, reason)
+        if by_exit:
+            self.outcome = Outcome.NOT_SAVED
+            return self.serving.preempted()
+        if self.joint is not None and self.joint.at_fault:
+            self.outcome = Outcome.FAILED
+        return None
+
+    def _failed_alone(self, error: BaseException) -> None:
+        """Without a notice: the last completed step is whole, whatever raised behind it. Leaving it unsaved is said."""
+        if self.gate.begun == 0 and self.subject.step == self._first:
+            return  # it has not trained since it started
+        why_not = self.serving.save_what_is_whole(error)
+        newest = self.saver.last
+        if not why_not and newest is not None:
+            how = "exact" if newest.record.exact else f"not exact: {newest.record.because}"
+            log.warning("%s left the block at step %d; %s is saved (%s)", named(error), self.subject.step, newest.path.name, how)
+        elif why_not and self.subject.step > 0:
+            kept = "there is no checkpoint" if newest is None else f"the newest checkpoint is {newest.path.name}"
+            log.warning("%s left the block at step %d, which is not saved: %s; %s", named(error), self.subject.step, why_not, kept)
 
     def left(self) -> None:
         """The last word to the outside. What could not be saved, or raised, is left for the guardian, where there is one."""
@@ -448,6 +513,8 @@ class Session:
 
     def stop(self) -> None:
         """End the threads and let go of the directory. Safe to call from the training thread only."""
+        if self.outcome is Outcome.SAVED and self.latch.raised:  # a mirror that hangs must not outlast the grace
+            exits.hurry_out(exits.code(self.serving.notice(), True, self.jit.exit_code), self.serving.deadline())
         self.background.wait()
         self.events.emit("stop", outcome=self.outcome.value if self.outcome else None, step=self.subject.step)
         self.serving.close()  # first: while this thread waits for the mirror, the agent must not take it for one that is stuck
@@ -458,6 +525,8 @@ class Session:
             self.ranks.close()
         if self.gathering is not None:
             self.gathering.close()
+            if self.outcome is Outcome.FINISHED and self.world.rank == 0:
+                joining.sweep(self.catalog)  # all have read the last decision: nobody is left to obey it
         self._agent.join()
         self._scribe.join(2.0)
         for reporter in self.reporters:

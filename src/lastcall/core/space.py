@@ -23,6 +23,7 @@ from lastcall.types import Extent, FileLayout
 
 log = logging.getLogger("lastcall")
 _MARGIN = 128 * 1024  # bytes that a checkpoint takes besides its files: blocks that are not full, the record, folders
+_INODES = 100  # more than the files of a checkpoint
 _PROBE = 64 * 1024 * 1024  # enough to keep all threads busy
 _CLEARLY = (
     2.5  # how much faster another way than direct must be: bursts flatter the page cache (1.9 times at 64 MB, 0.5 times at 4 GB here)
@@ -45,8 +46,16 @@ def warn_if_short(catalog: Catalog, needed: int) -> bool:
     """Say so early when the next checkpoint will not find room. Spare files count as room."""
     try:
         free = catalog.files.free_bytes(catalog.root) + sum(catalog.spares.sizes())
+        inodes = catalog.files.free_inodes(catalog.root)
     except OSError:
         return False
+    if inodes is not None and inodes < _INODES:
+        log.warning(
+            "The file system of %s has only %d inodes left, whatever space is free (df -i): the next checkpoint may fail unless you "
+            "remove files",
+            catalog.root, inodes,
+        )  # fmt: skip
+        return True
     if needed + _MARGIN <= free:
         return False
     log.warning(

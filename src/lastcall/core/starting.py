@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +25,15 @@ from lastcall.core.ranks import Ranks
 from lastcall.core.saving import Saver
 from lastcall.core.succession import Succession
 from lastcall.core.writer import Engine
+from lastcall.storage import files as storage
 from lastcall.types import Kind, Notice, Outcome
 
 if TYPE_CHECKING:
     from lastcall.core.session import Session
 
 log = logging.getLogger("lastcall")
+_SMALL = 64 * 1024
+_MANY = 10**9  # incarnations: more is no count
 
 
 class Starting:
@@ -71,7 +73,7 @@ class Starting:
         session = self._session
         leading = session.world.rank == 0
         session.catalog.make()
-        meeting = joining.Joining(session.world, session.catalog, session.clock, self._told, mirror=session.mirror is not None)
+        meeting = joining.Joining(session.world, session.catalog, session.clock, self._told, session.mirror)
         self._left = meeting.left
         try:
             if leading:
@@ -135,7 +137,7 @@ class Starting:
         session.gathering = Gathering(session.catalog, session.saver, joined.fence, ranks, session.clock, joined.homes)
         if joined.homes.spread:
             world = session.world
-            session.gathering.parcels = Parcels(session.catalog, joined.store, joined.start.token, world.rank, world.address)
+            session.gathering.parcels = Parcels(session.catalog, joined.store, joined.keys.parts, world.rank, world.address)
         entries = self._tidied() if joined.homes.leads else []
         if joined.homes.spread and joined.homes.leads:
             supplying.gather(session, self._told, meeting.check)
@@ -143,6 +145,7 @@ class Starting:
         began = session.clock.now()
         bring = functools.partial(supplying.bring, session, told=self._told)
         entry = meeting.load(ranks.agreement, session.engine, session.subject, bring)
+        meeting.all_here()
         self._resumed(entry, entries or session.catalog.entries(), session.clock.now() - began)
         ranks.part = session.subject.part_of
         session.subject.join(joined.start.run, session.incarnation, Path(session.jit.guard_folder))
@@ -186,7 +189,7 @@ class Starting:
         for sentence in session.catalog.clean():
             log.warning("On start: %s", sentence)
         for entry in session.catalog.foreign():
-            log.warning("%s belongs to another run (%s): it is left alone, and not resumed from", entry.path.name, entry.record.run[:8])
+            log.info("%s belongs to another run (%s): it is left alone", entry.path.name, entry.record.run[:8])
         return session.catalog.entries()
 
     def _resumed(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry], seconds: float) -> None:
@@ -201,9 +204,8 @@ class Starting:
         session.saver.follow(entries, entry)
         if entry is not None and session.mirror is not None and session.world.rank == 0 and not session.mirror.has(entry.record):
             session.mirror.push(entry, rotate=False)  # what an adapter wants to be kept is not known yet
-        if entry is None:
-            log.info("Starting from the beginning: %s holds no checkpoint", session.catalog.root)
-        else:
+        self._name_passed_over(entry, entries)
+        if entry is not None:
             record = entry.record
             exact = "exact" if record.exact else f"not exact: {record.because}"
             others = f", {len(entries) - 1} other(s)" if len(entries) > 1 else ""
@@ -212,12 +214,32 @@ class Starting:
                 entry.path.name, record.step, record.kind.value, record.reason or "none", exact, record.size / 1e6, seconds, others,
             )  # fmt: skip
             session.had_finished = record.kind is Kind.FINAL
-            if record.exact and record.complete and record.world == session.world.size:
+            if record.whole and record.complete and record.world == session.world.size:
                 session.committed = session.subject.boundary
         session.events.emit(
             "start", incarnation=session.incarnation, resumed=entry.path.name if entry else None, seconds=seconds,
             periodic=session.background.wanted,
         )  # fmt: skip
+
+    def _name_passed_over(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry]) -> None:
+        """What looks like saved work, and is not gone on from: never without a word."""
+        session, root = self._session, self._session.catalog.root
+        others_too = getattr(session.subject, "loads_by_itself", False)  # it goes on from checkpoints without a record, too
+        found = [each for each in session.catalog.passed_over() if not (others_too and "has no commit record" in each[1])]
+        if entry is not None:
+            for step, words in found:
+                if step > entry.record.step and "damaged" not in words and session.world.rank == 0:
+                    log.warning("%s. It is newer than %s, and is not resumed from", words, entry.path.name)
+            return
+        names = [each for _, each in found] + [f"{each.path.name} is damaged" for each in entries if each.path.is_dir()]
+        if names and session.world.rank == 0:
+            log.error(
+                "Starting from the beginning, although work was saved in %s: none of it can be resumed from (%s). If that is a "
+                "mistake, stop this run, put the checkpoint back and start it again. What is wrong with each: lastcall verify %s",
+                root, "; ".join(names), root,
+            )  # fmt: skip
+        else:
+            log.info("Starting from the beginning: %s holds no checkpoint", root)
 
     def _fetched(self) -> bool:
         """From the mirror, what this directory lacks. False if a notice came meanwhile."""
@@ -230,17 +252,17 @@ class Starting:
         session = self._session
         path = session.catalog.private / "run.json"
         try:
-            known = json.loads(path.read_bytes())
+            known = json.loads(storage.read_plain(path, _SMALL))
             run, former = str(known["run"]), int(known["incarnations"])
-        except (OSError, ValueError, KeyError, TypeError):
+            if not (run.isprintable() and run.isascii() and 0 <= former < _MANY):
+                raise ValueError("not a run of ours")
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             run, former = uuid.uuid4().hex, 0
         run = session.run or run
         # What this one commits is newer than all that is there, also where run.json was lost.
         incarnation = 1 + max([former, *(entry.record.incarnation for entry in session.catalog.entries())])
         try:
-            under = path.with_suffix(".tmp")
-            under.write_text(json.dumps({"run": run, "incarnations": incarnation}))
-            os.replace(under, path)
+            storage.replace_small(path, json.dumps({"run": run, "incarnations": incarnation}).encode())
         except OSError as error:  # a full disk must not keep a run from resuming
             log.warning("%s could not be written: %s", path, error)
         if session.mirror is not None:

@@ -27,6 +27,8 @@ def bring(session: Session, wanted: str, told: Callable[[], bool]) -> None:
         try:
             restore.verify(here, session.engine)
             return
+        except errors.UncheckedError:
+            raise
         except errors.CheckpointError as error:
             log.warning("%s", catalog.set_aside(here.path, str(error)))
     try:

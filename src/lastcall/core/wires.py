@@ -79,6 +79,7 @@ class Wire:
                 got = self._link.recv_into(view)
             except BlockingIOError:
                 self._wait(select.POLLIN)
+                self.check()
                 continue
             if not got:
                 raise ConnectionError("the other side has closed the connection")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import functools
 import itertools
 import os
 import queue
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 
 from lastcall import errors, memory
 from lastcall.core import digest, segments
+from lastcall.storage import errnos
 from lastcall.storage import files as storage
 from lastcall.types import FileLayout, FileRecord, Target
 
@@ -167,12 +169,10 @@ class Engine:
         done = 0
         whole = _round_up(count) if source.direct else count
         while done < count:
-            try:
-                got = self._files.pread(source.fd, buffer.view[done:whole], begin + done)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                raise errors.CheckpointError(f"{source.record.name}: cannot be read at {begin + done}") from error
+            view, at = buffer.view[done:whole], begin + done
+            got = errnos.reading(
+                functools.partial(self._files.pread, source.fd, view, at), f"{source.record.name}: cannot be read at {at}"
+            )
             if source.direct and done + got < count:
                 got -= got % memory.ALIGNMENT  # a short direct read goes on from an aligned offset
             if got <= 0:

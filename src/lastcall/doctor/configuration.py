@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from lastcall import errors, settings
 from lastcall.doctor import finding
-from lastcall.doctor.commands import Launch
 from lastcall.doctor.finding import Finding
+from lastcall.launch.commandline import Launch
 
 _PACKAGES = ("lastcall", "torch", "transformers", "accelerate", "ray", "lightning", "keras", "safetensors", "xxhash")
 _Config = TypeVar("_Config", settings.JITCheckpointConfig, settings.PeriodicCheckpointConfig)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lastcall.doctor import finding, scripts
-from lastcall.doctor.commands import Launch
+from lastcall.doctor import finding
 from lastcall.doctor.finding import Finding
-from lastcall.launch import processes
+from lastcall.launch import processes, scripts
+from lastcall.launch.commandline import Launch
 from lastcall.notices import ancestry
 
 # What is made to be PID 1 of a container: each hands SIGTERM on to its child.

@@ -14,10 +14,10 @@ from lastcall import clock as clocks
 from lastcall import settings
 from lastcall.core import budget
 from lastcall.doctor import finding
-from lastcall.doctor.commands import Launch
 from lastcall.doctor.finding import Case, Finding
 from lastcall.doctor.rundir import Directory
 from lastcall.doctor.storage import Speed
+from lastcall.launch.commandline import Launch
 
 KUBERNETES = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
 _DOCKER = 10.0  # docker stop, unless told otherwise

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 
 from lastcall import settings
-from lastcall.doctor import capacity, commands, configuration, delivery, finding, grace, rays, restart, rundir, storage
+from lastcall.doctor import capacity, configuration, delivery, finding, grace, rays, restart, rundir, storage
 from lastcall.doctor.finding import Case, Finding
-from lastcall.launch import platforms
+from lastcall.launch import commandline, platforms
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Report:
 
 def inspect(case: Case, known: rundir.Directory | None) -> Report:
     """`known`: what the directory's readers say of it; None where no directory was given or there is none yet."""
-    launch = commands.understand(case.command, case.environ)
+    launch = commandline.understand(case.command, case.environ)
     config, of_settings = configuration.check(case.environ, launch)
     jit = config.jit
     guard = case.guard or jit.guard
@@ -63,7 +63,7 @@ def inspect(case: Case, known: rundir.Directory | None) -> Report:
     return Report(tuple(findings), config.shown(), versions)
 
 
-def _delivery(case: Case, launch: commands.Launch, jit: settings.JITCheckpointConfig) -> list[Finding]:
+def _delivery(case: Case, launch: commandline.Launch, jit: settings.JITCheckpointConfig) -> list[Finding]:
     chain = delivery.above(os.getpid())
     blocked, ignored = delivery.own_masks()
     found = [

@@ -13,9 +13,9 @@ from pathlib import Path
 from lastcall import settings
 from lastcall.adapters.ray import naming, versions
 from lastcall.doctor import finding, storage
-from lastcall.doctor.commands import Launch
 from lastcall.doctor.finding import Case, Finding
 from lastcall.doctor.grace import KUBERNETES, Expected
+from lastcall.launch.commandline import Launch
 
 _SIGNS = ("RAY_TRAIN_JIT_CHECKPOINT_ENABLED", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_CLUSTER_NAME")
 _DRAIN, _DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30.0

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from lastcall import settings
 from lastcall.doctor import finding, grace
-from lastcall.doctor.commands import Launch
 from lastcall.doctor.finding import Finding
+from lastcall.launch.commandline import Launch
 from lastcall.launch.platforms import Platform
 
 _POLICY = "restartPolicy cannot be seen from inside: it must be OnFailure or Always, or the owner of the pod must replace it"

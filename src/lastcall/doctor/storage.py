@@ -149,14 +149,14 @@ def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Find
         yield finding.risk(
             "space",
             f"the next checkpoint needs {finding.size(needed)} in {directory}, but only {finding.size(free)} are free",
-            f"lastcall prune {directory}; or make room: du -xh {path} | sort -h | tail",
+            f"lastcall prune {directory} --keep 2; or make room: du -xh {path} | sort -h | tail",
             **facts,
         )
     elif needed is not None and 2 * needed > free:
         yield finding.warning(
             "space",
             f"{finding.size(free)} are free in {directory}: room for one checkpoint of {finding.size(needed)}, not for two",
-            f"lastcall prune {directory}",
+            f"lastcall prune {directory} --keep 2",
             **facts,
         )
     else:

@@ -31,8 +31,8 @@ _libc = ctypes.CDLL(None)
 
 
 class Life:
-    def __init__(self, options: Options, path: str, folder: Path, log: Path) -> None:
-        """OSError where the command cannot be started. `folder` is this life's own."""
+    def __init__(self, options: Options, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None) -> None:
+        """OSError where the command cannot be started. `folder` is this life's own; `more` is added to its environment."""
         self._strangers = {(process.pid, process.started) for process in processes.below(os.getpid()).values()}
         self._books = {str(folder): registry.Registry(folder)}
         self._seen: dict[tuple[int, int], Member] = {}
@@ -50,7 +50,7 @@ class Life:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**environment.switched_on(os.environ), "LASTCALL_REGISTRY": str(folder)},
+                env={**environment.switched_on(os.environ), "LASTCALL_REGISTRY": str(folder), **(more or {})},
                 preexec_fn=_end_with_parent,
             )
 

@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lastcall.errors import CheckpointError, SaveError
+from lastcall.errors import CheckpointError, FormatError, SaveError
 from lastcall.formats import safetensors
 from lastcall.types import Group
 
@@ -120,10 +120,13 @@ def parse(data: bytes) -> Manifest:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{NAME} is not JSON: {error}") from None
-    if not isinstance(document, dict) or document.keys() != {"format", "tensors"}:
+    if isinstance(document, dict) and type(document.get("format")) is int and document["format"] != FORMAT:
+        raise FormatError(
+            f"{NAME} has another format ({document['format']}) than {FORMAT}. Was it written by a newer lastcall? "
+            "Then: pip install --upgrade lastcall"
+        )
+    if not isinstance(document, dict) or document.keys() != {"format", "tensors"} or document["format"] != FORMAT:
         raise CheckpointError(f"{NAME} is not an object of format and tensors")
-    if document["format"] != FORMAT:
-        raise CheckpointError(f"{NAME} has another format than {FORMAT}. Was it written by a newer lastcall?")
     manifest: dict[str, dict[str, Tensor]] = {}
     for group, name, tensor in _tensors(document["tensors"]):
         manifest.setdefault(group, {})[name] = tensor

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import base64
 import collections
+import datetime
 import enum
+import io
 import json
 import math
+import pathlib
 import re
 import reprlib
 import struct
@@ -86,6 +89,8 @@ def _describe(value: object) -> tuple[str, str]:
         return "a function", again
     if isinstance(value, type | types.ModuleType):
         return "a class" if isinstance(value, type) else "a module", again
+    if isinstance(value, io.IOBase):  # before iterators: a file is one, of its lines
+        return f"a file ({name})", "Save what is in it (its bytes or text), or its path."
     if isinstance(value, Iterator):
         return f"an iterator ({name})", "Its position is hidden from Python. Save a number to begin again from."
     if isinstance(value, enum.Enum):
@@ -175,6 +180,11 @@ class _Encoder:
     def slice(self, value: slice, path: str) -> object:
         return {TAG: "slice", "items": self.items((value.start, value.stop, value.step), path)}
 
+    def moment(self, value: datetime.datetime, path: str) -> object:
+        if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
+            refuse(value, path)  # a place's rules change; its name is not in the text
+        return {TAG: "datetime", "v": value.isoformat(), "fold": value.fold}
+
 
 def _shown(key: object) -> str:
     try:
@@ -218,6 +228,11 @@ def _encode_range(value: range) -> object:
     return {TAG: "range", "items": [_encode_int(value.start), _encode_int(value.stop), _encode_int(value.step)]}
 
 
+def _encode_timedelta(value: datetime.timedelta) -> object:
+    return {TAG: "timedelta", "items": [value.days, value.seconds, value.microseconds]}
+
+
+_PATHS: dict[type, str] = {type(pathlib.Path()): "path", pathlib.PurePosixPath: "purepath"}
 _LEAF_ENCODERS: dict[type, Callable[[Any], object]] = {
     type(None): lambda value: value,
     bool: lambda value: value,
@@ -228,6 +243,9 @@ _LEAF_ENCODERS: dict[type, Callable[[Any], object]] = {
     bytearray: lambda value: {TAG: "bytearray", "base64": _base64(value)},
     complex: _encode_complex,
     range: _encode_range,
+    datetime.date: lambda value: {TAG: "date", "v": value.isoformat()},
+    datetime.timedelta: _encode_timedelta,
+    **{kind: lambda value: {TAG: _PATHS[type(value)], "v": _encode_text(str(value))} for kind in _PATHS},
 }
 _BRANCH_ENCODERS: dict[type, Callable[[_Encoder, Any, str], object]] = {
     list: _Encoder.items,
@@ -240,6 +258,7 @@ _BRANCH_ENCODERS: dict[type, Callable[[_Encoder, Any, str], object]] = {
     collections.defaultdict: _Encoder.defaulting,
     collections.deque: _Encoder.deque,
     slice: _Encoder.slice,
+    datetime.datetime: _Encoder.moment,
 }
 
 
@@ -333,6 +352,12 @@ class _Decoder:
             raise ValueError("it is longer than its maxlen")
         return collections.deque(items, maxlen)
 
+    def path(self, parts: dict[str, object], kind: type[pathlib.PurePath]) -> pathlib.PurePath:
+        text = self.value(parts.pop("v", None))
+        if type(text) is not str:
+            raise ValueError("it is no text")
+        return kind(text)
+
     def exactly(self, parts: dict[str, object], count: int, kind: type | None = None) -> list[Any]:
         items = self.items(parts)
         if len(items) != count or any(type(item) is not kind for item in items if kind):
@@ -381,10 +406,18 @@ _TAG_DECODERS: dict[str, Callable[[_Decoder, dict[str, object]], object]] = {
     "Counter": _Decoder.counter,
     "defaultdict": _Decoder.defaulting,
     "deque": _Decoder.deque,
+    "path": lambda decoder, parts: decoder.path(parts, pathlib.Path),
+    "purepath": lambda decoder, parts: decoder.path(parts, pathlib.PurePosixPath),
+    "date": lambda _, parts: datetime.date.fromisoformat(_take(parts, "v", str)),
+    "datetime": lambda _, parts: datetime.datetime.fromisoformat(_take(parts, "v", str)).replace(fold=_take(parts, "fold", int)),
+    "timedelta": lambda decoder, parts: datetime.timedelta(*decoder.exactly(parts, 3, int)),
 }
 
 
-_IMMUTABLE = frozenset({type(None), bool, int, float, str, bytes, complex, range, slice})
+_IMMUTABLE = frozenset(
+    {type(None), bool, int, float, str, bytes, complex, range, slice, datetime.date, datetime.datetime, datetime.timedelta, *_PATHS}
+)
+LEAVES = _IMMUTABLE  # what has no parts that could change
 _flat = _IMMUTABLE.issuperset  # one call in C for a whole container
 
 

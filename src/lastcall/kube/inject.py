@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lastcall.kube import annotations as noted
-from lastcall.kube import failures, kinds, mounts, trainjobs, tree, variables
+from lastcall.kube import codes, failures, kinds, mounts, trainjobs, tree, variables
 from lastcall.kube.annotations import Wishes
 from lastcall.kube.kinds import Kind, Template
 from lastcall.kube.patches import Draft, Object, Path, ShapeError, at, pointer
@@ -36,6 +36,7 @@ class Injection:
     operations: tuple[Object, ...]
     because: str
     warnings: tuple[str, ...] = ()
+    left: bool = False  # of a kind that lastcall protects, and not protected
 
 
 def patch(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> list[Object]:
@@ -53,12 +54,12 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     wishes = asked(obj, kind, namespace)
     idle = tuple(_idle(name, kind) for name in wishes.idle) + tuple(_beaten(name) for name in wishes.beaten)
     if not wishes.enabled:
-        return Injection((), "no annotation asks for it", idle)
+        return Injection((), "no annotation asks for it", idle, left=True)
     draft = Draft(obj)
     try:
         warnings = _changed(draft, obj, kind, wishes, options)
     except ShapeError as error:
-        return Injection((), f"left alone: {error}", idle)
+        return Injection((), f"left alone: {error}", idle, left=True)
     if kinds.runs_ray(obj, kind) and wishes.directory is not None and wishes.storage is None:
         warnings.append(f"{noted.PREFIX}directory has no effect on Ray's kinds without {noted.PREFIX}storage: see Ray's storage_path")
     because = "asked for by annotation" if draft.operations else "nothing is missing"
@@ -93,7 +94,7 @@ def annotated(obj: Object) -> list[Object]:
 
 def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Options) -> list[str]:
     if kind.name == "TrainJob":
-        return trainjobs.inject(draft, wishes)
+        return [*trainjobs.inject(draft, wishes), *filter(None, [codes.lost(obj, trainjobs.TRAINER)])]
     templates = list(kind.find(obj))
     found: list[str | None] = [] if templates else [_NO_TEMPLATE.format(kind.name)]
     for template in templates:
@@ -101,7 +102,15 @@ def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Opt
             found.append(f"{_place(template)}: pods on Windows are left alone: lastcall runs on Linux")
         else:
             found += _template(draft, template, kinds.runs_ray(obj, kind), wishes, options)
+            if not kinds.runs_ray(obj, kind) and not _comes_back(obj, kind, template):  # of Ray's pods, KubeRay makes the command
+                found.append(codes.lost(obj, template.trainer))
     return list(dict.fromkeys(warning for warning in found if warning))
+
+
+def _comes_back(obj: Object, kind: Kind, template: Template) -> bool:
+    """Whether its pods are restarted whatever they leave with."""
+    ends = template.job is not None or kind.name == "PyTorchJob"
+    return not ends and at(obj, (*template.spec, "restartPolicy")) in (None, "Always")
 
 
 def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, options: Options) -> list[str | None]:

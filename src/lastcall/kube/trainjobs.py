@@ -20,7 +20,8 @@ from lastcall.kube.patches import Draft, Object, Path, at, items
 MANAGER = "lastcall.dev/webhook"
 _NODE = "node"  # what the trainer calls the job, and the container in it, that trains
 _PATCHES: Path = ("spec", "runtimePatches")
-_ENV: Path = ("spec", "trainer", "env")
+TRAINER: Path = ("spec", "trainer")  # has the command and the variables of the container
+_ENV: Path = (*TRAINER, "env")
 _MOST_PATCHES, _MOST_VARIABLES = 16, 128
 
 

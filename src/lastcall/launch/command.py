@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lastcall import settings
-from lastcall.core import liveness, logs, registry
-from lastcall.launch import environment, outcome, platforms, processes, restarts, store
+from lastcall.core import handover, liveness, logs, registry
+from lastcall.launch import environment, machines, outcome, platforms, processes, restarts, store
 from lastcall.launch.ears import Ears
 from lastcall.launch.options import Options
 from lastcall.launch.outcome import Result, Verdict
@@ -53,12 +54,14 @@ def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Sourc
     try:
         path = locate(options.command[0], environ)
     except CannotStart as error:
-        sys.stderr.write(f"lastcall: {error}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"lastcall: {error}\n")
         return error.code
     config = settings.JITCheckpointConfig(environ=environ)
     signals = {signal.SIGTERM, *(signal.Signals[name] for name in config.signals)}  # those that are notices; SIGTERM always is one here
-    ears = Ears()  # before the first thread: one that has not blocked the signals would be killed by them, and we with it
-    with logs.Visible(options.log_level), _registry() as book, store.served() if config.enabled else store.unserved() as serving:
+    ears = Ears(signals)  # before the first thread: one that has not blocked the signals would be killed by them, and we with it
+    opened = store.served(everywhere=machines.several(options.command, environ)) if config.enabled else store.unserved()
+    with logs.Visible(options.log_level), _registry() as book, opened as serving:
         log.debug("Platform %s: %s; a saved run leaves with exit code %d", platform.name, why, exit_code)
         child = environment.build(options, exit_code, book.folder, environ, serving.told)
         listening = _sources(options, platform.name) if sources is None else sources
@@ -94,6 +97,7 @@ class Launcher:
         self._signals = signals
         if not processes.become_subreaper() and os.getpid() != 1:
             log.warning("Orphans will not come to this process: if a shell in between is killed, the training below it is out of sight")
+        self._roots: set[str] = set()  # where the training processes have saved so far
         # A shell that ended in `exec lastcall run` has left us its children: not ours to signal.
         self._strangers = [(process.pid, process.started) for process in processes.below(os.getpid()).values()]
 
@@ -127,12 +131,26 @@ class Launcher:
     def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
         supervisor = Supervisor(self._options, self._book, self._ears, self._signals, self._strangers)
         try:
-            supervisor.start(path, environ)
+            supervisor.start(path, environ, self._handed_over())
         except OSError as error:
             hint = ": it has no #! line" if error.errno == errno.ENOEXEC else ""
             missing = error.errno == errno.ENOENT  # the program is there: it is the interpreter in its first line that is not
             raise CannotStart(f"{path} cannot be started: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE) from error
-        return supervisor.run()
+        ending = supervisor.run()
+        self._roots |= {member.root for member in ending.members if member.checkpoint}
+        return ending
+
+    def _handed_over(self) -> list[str]:
+        """What --resume-args makes of the newest checkpoint: of this launcher's runs, or in a folder that the command names."""
+        if self._options.resume_args is None:
+            return []
+        found = handover.newest([*map(Path, sorted(self._roots)), *handover.named(self._options.command)])
+        if found is None:
+            log.info("--resume-args: nothing is saved yet, the command is started as it is")
+            return []
+        more = [word.replace("{path}", str(found.path)) for word in shlex.split(self._options.resume_args)]
+        log.info("--resume-args: the command goes on with %s", shlex.join(more))
+        return more
 
     def _judge(self, ending: Ending) -> Verdict:
         rescued = self._recover(ending) if self._options.guard or any(member.area for member in ending.members) else []

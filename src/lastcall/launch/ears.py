@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from lastcall.types import Notice
@@ -28,10 +29,15 @@ class Heard:
 class Ears:
     """One for the life of the launcher. The mask is never put back: a second SIGTERM on the way out must not replace the exit code."""
 
-    def __init__(self) -> None:
+    def __init__(self, notices: Collection[int] = ()) -> None:
+        """`notices`: the signals that somebody has asked for by name. These are heard even under nohup."""
         # nohup, and a shell that starts a job in the background, have some signals ignored. Blocked ones are kept all the same: leave
         # these out.
         self._signals = {*_ALWAYS, *(signum for signum in _UNLESS_IGNORED if signal.getsignal(signum) is not signal.SIG_IGN)}
+        for signum in map(signal.Signals, set(notices) - self._signals):
+            if signal.getsignal(signum) is signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)  # the kernel drops an ignored signal even if it is blocked
+            self._signals.add(signum)
         # Whoever started us may ignore SIGCHLD: the kernel would then reap the children, and their exit codes would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)  # as it was: what the command gets

@@ -33,6 +33,9 @@ def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, 
         built["LASTCALL_GUARD_SECONDS"] = f"{options.guard_seconds:g}"
     if options.log_level_given:
         built["LASTCALL_LOG_LEVEL"] = options.log_level
+    built.pop("LASTCALL_HANDS_OVER", None)
+    if options.resume_args is not None:
+        built["LASTCALL_HANDS_OVER"] = "1"
     if options.auto:
         built.update(_bootstrap(built))
     return built

@@ -29,6 +29,8 @@ class Options:
     """Seconds before the first restart; each further one without progress waits twice as long, up to a minute."""
     linger: float = 60.0
     """Slurm: seconds to wait for the kill after a successful requeue."""
+    resume_args: str | None = None
+    """Arguments that a restart gets, with {path} for what was saved: for scripts that resume from a path only."""
     guard: bool = False
     guard_steps: int | None = None
     guard_seconds: float | None = None

@@ -46,7 +46,7 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     own = shell_code(ending.status)
     said = processes.described(ending.status)
     if own == errors.EXIT_CONFIG:
-        return Verdict(Result.STOPPED, own, "a setting is wrong; the message is above")
+        return Verdict(Result.STOPPED, own, _refused(ending) or "a setting is wrong; the message is above")
     if own == _PERSON or (ending.interrupted and ending.members and own != 0):
         return Verdict(Result.STOPPED, _PERSON, "interrupted by a person")
     if rescued:
@@ -63,6 +63,9 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     if saved and not taken:
         if ending.interrupted:
             return Verdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")
+        if stays := next((member.stays for member in saved if member.stays), ""):
+            notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
+            return Verdict(Result.STOPPED, exits.code(notice, False, 0), f"stopped and saved, but {stays}")
         what = ", ".join(sorted({f"{os.path.basename(m.root)}/{m.checkpoint}" if m.checkpoint else m.root for m in saved}))
         return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (the command ended with {said})")
     if taken and (ending.notice is not None or any(member.outcome is not None for member in taken)):
@@ -70,10 +73,23 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     if own != 0 and ending.notice is not None and ending.members and not lost:
         # The notice came when training had finished, and ended what the command does afterwards: everything is committed.
         return Verdict(Result.SAVED, exit_code, f"training had finished, but {ending.notice.reason} ended the command ({said})")
+    if ending.notice is not None and not (ending.members or ending.elsewhere) and (own == 0 or ending.agents):
+        # Nobody has answered. A 0 would mean that training finished, and torchrun says 1 whatever it was.
+        code = 128 + (ending.notice.signum or signal.SIGTERM)
+        because = f"{ending.notice.reason} came, and nothing below was protected"
+        return Verdict(Result.STOPPED, code, f"{because} (the command ended with {said})")
+    if own != 0 and ending.notice is None and _refused(ending):
+        return Verdict(Result.STOPPED, errors.EXIT_CONFIG, f"{_refused(ending)} (the command ended with {said})")
     if own != 0:
         crashed = ending.notice is None and not ending.interrupted
         return Verdict(Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed)
     return _masked(ending, lost)
+
+
+def _refused(ending: Ending) -> str:
+    """Why the training could not begin, where it has not and somebody has said so."""
+    began = any(member.step > (member.resumed or 0) for member in ending.members)
+    return f"the training cannot start, and trying again would not help: {ending.refused[0]}" if ending.refused and not began else ""
 
 
 def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
@@ -85,7 +101,16 @@ def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
 
 def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
     """The command says 0. A training process below it that failed knows better: exit 0 means that training finished."""
-    masked = [member for member in lost if member.pid != ending.pid]
+    masked = [member for member in lost if member.pid != ending.pid and member.outcome != Outcome.LEFT.value]
+    unjoined = {pid: code for pid, code in ending.left.items() if code != 0}
+    if unjoined and not ending.members:
+        who, code = processes.names(unjoined), next(iter(unjoined.values()))
+        because = f"the command ended with exit code 0, but {who} below it with {processes.described(code)}"
+        return Verdict(Result.FAILED, shell_code(code), because, True)
+    left = [member for member in ending.members if member.outcome == Outcome.LEFT.value]
+    if left and not masked:
+        steps = ", ".join(sorted({str(member.step) for member in left}))
+        return Verdict(Result.ENDED, 0, f"the script left by itself at step {steps}; training is not known to have finished")
     if not masked:
         return Verdict(Result.ENDED, 0, "training finished" if ending.members else "the command ended with exit code 0")
     codes = [shell_code(code) for member in masked if (code := ending.statuses.get(member.pid, 0)) != 0]

@@ -14,6 +14,8 @@ from lastcall.core import registry
 
 _PR_SET_CHILD_SUBREAPER = 36
 _AGENTS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+# Programs whose processes are not below them, or have a launcher of their own: nobody here can tell what is protected there.
+_ELSEWHERE = {"lastcall", "srun", "ssh", "docker", "podman", "kubectl", "ray", "raylet"}
 # What Python starts for its own purposes; each gets its end from the process that it serves.
 _SERVANT = re.compile(r"\bmultiprocessing\.(spawn|forkserver|resource_tracker|semaphore_tracker)\b")
 _VALUED = ("-W", "-X", "--check-hash-based-pycs")  # options of the interpreter whose value is a word of its own
@@ -80,6 +82,19 @@ def has_agent_above(pid: int, tree: Mapping[int, Process]) -> bool:
         if process.is_agent:
             return True
     return False
+
+
+def is_elsewhere(process: Process) -> bool:
+    """Whether what it runs is out of sight: on other machines, in other containers, in a Ray cluster, below a launcher of its own."""
+    return program_of(process.argv)[0] in _ELSEWHERE or (process.is_python and has_loaded(process.pid, "_raylet"))
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    """Whether a shared library whose name contains this is in its memory."""
+    try:
+        return any(library in line.rpartition("/")[2] for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines())
+    except OSError:
+        return False
 
 
 def carries(process: Process, name: str, value: str) -> bool:
@@ -168,3 +183,11 @@ def _argv(pid: int) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(word.decode(errors="replace") for word in raw.split(b"\0")[:-1])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether it was stopped (SIGSTOP, a debugger, a frozen container) and not continued."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False

@@ -21,12 +21,16 @@ from lastcall.core import registry
 from lastcall.launch import processes
 from lastcall.launch.options import Options
 from lastcall.launch.processes import Process
-from lastcall.types import Notice
+from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
 _MARGIN = 5.0  # seconds after the grace until what is left is killed
 _MOMENT = 2.0  # seconds in which a shell may end its script by itself, after the training
 _FOREVER = float("inf")
+UNPROTECTED = (
+    "Nothing below this launcher is protected: no training process has joined, so a notice saves nothing. "
+    "In a loop of your own use lastcall.protect(); `lastcall doctor SCRIPT` says what a Trainer's or Accelerate's script needs"
+)
 
 
 class Stopping:
@@ -43,6 +47,13 @@ class Stopping:
         self._free_since: float | None = None  # since when no training process lives
         self._patient = False
         self._killed = False
+        self._warned = False
+        self.elsewhere = False  # there were processes whose training, if any, is out of sight
+
+    @property
+    def agents(self) -> bool:
+        """Whether torchrun or its like was told: it says 1, whatever it was."""
+        return bool(self._agents_told)
 
     def tree(self) -> dict[int, Process]:
         found = processes.below(os.getpid())
@@ -70,8 +81,12 @@ class Stopping:
             signum = signal.SIGTERM if notice.signum is None else notice.signum
             told = self._tell_all(tree, signum)
             what = f"no training process has joined, {signal.Signals(signum).name} to {processes.names(told)}"
+            self.elsewhere = self.elsewhere or any(map(processes.is_elsewhere, tree.values()))
         left = max(0.0, self._deadline - time.monotonic())
         log.info("Notice: %s (%s), %.0f s left: %s", notice.reason, notice.source, left, what)
+        if not (self._book.members() or self.elsewhere or self._warned):
+            self._warned = True
+            log.warning("%s", UNPROTECTED)
 
     def _post(self, notice: Notice) -> bool:
         try:
@@ -83,7 +98,11 @@ class Stopping:
 
     def _tell_members(self, notice: Notice, tree: dict[int, Process], pids: list[int], posted: bool) -> None:
         if notice.signum is None and posted:
-            return  # without a signal there is no hurry: the registry has it, and the agents are told when the first of them has saved
+            # Without a signal there is no hurry: the registry has it, and the agents are told when the first of them has saved. Only
+            # who has finished training, and does the rest of its script, does not look there any more.
+            over = [member.pid for member in self.members() if member.outcome is not None]
+            processes.send([tree[pid] for pid in over if pid in tree], signal.SIGTERM)
+            return
         processes.send([tree[pid] for pid in pids if pid in tree], notice.signum or signal.SIGTERM)
         self._tell_agents(tree)
 
@@ -128,6 +147,7 @@ class Stopping:
                 self._tell_agents(self.tree())
         elif self._free_since is None:
             self._free_since = now
+        self._end_frozen(saving)
         if now >= self._kill_at(bool(saving)):
             self._kill()
         elif saving and now >= self._deadline + _MARGIN and not self._patient:
@@ -138,6 +158,15 @@ class Stopping:
             )  # fmt: skip
         elif not members and not self._rest_told and self._free_since is not None and now >= self._free_since + _MOMENT:
             self._tell_rest()
+
+    def _end_frozen(self, saving: list[registry.Member]) -> None:
+        """A rank that is stopped saves nothing, and keeps torchrun waiting. Once the others have saved without it, nobody needs it."""
+        roots = {member.root for member in self._book.members() if member.outcome == Outcome.SAVED.value}
+        frozen = [member.pid for member in saving if member.root in roots and processes.is_stopped(member.pid)]
+        if frozen and all(member.pid in frozen for member in saving):
+            log.warning("%s is frozen, and the others have saved without it: killed", processes.names(frozen))
+            tree = self.tree()
+            processes.send([tree[pid] for pid in frozen if pid in tree], signal.SIGKILL)
 
     def _tell_rest(self) -> None:
         self._rest_told = True

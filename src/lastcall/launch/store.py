@@ -23,13 +23,14 @@ class Served:
 
 
 @contextlib.contextmanager
-def served() -> Iterator[Served]:
+def served(*, everywhere: bool = True) -> Iterator[Served]:
     """After the signals are blocked (ears.py): the server's thread must not be the one that they end. A run without a store is a run
-    all the same, so nothing here is fatal."""
+    all the same, so nothing here is fatal. `everywhere`: whether ranks on other machines may come; otherwise only this one is
+    listened to."""
     from lastcall.core.store import server
 
     secret = os.urandom(16).hex()
-    store = server.StoreServer(secret=secret)
+    store = server.StoreServer("" if everywhere else "127.0.0.1", secret=secret)
     try:
         store.start()
     except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started

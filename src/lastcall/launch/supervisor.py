@@ -10,20 +10,23 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lastcall.core import registry
 from lastcall.launch import processes
 from lastcall.launch.ears import RESET, Ears, Heard
 from lastcall.launch.options import Options
-from lastcall.launch.stopping import Stopping
+from lastcall.launch.stopping import UNPROTECTED, Stopping
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
 _TICK = 0.1  # seconds between two looks, once there is something to look after; while all is quiet there are none
 _NOT_OF_THREADS = 0x20000000  # __WNOTHREAD
+_LOOK = 0.02  # seconds until a second look
 _SWEEP = 2.0  # seconds for what the command has left behind
+_REMARK = 60.0  # seconds after which a command in which nothing has joined is remarked on
+_JOIN = 15.0  # seconds that a Python program which an ordinary end has left behind has to join, or to load torch
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Ending:
     notice: Notice | None = None  # what the launcher was told; a training process may have had a notice of its own
     interrupted: bool = False  # SIGINT came, and nothing after it
     statuses: Mapping[int, int] = field(default_factory=dict)  # the return codes of training processes, as far as they are known
+    left: Mapping[int, int] = field(default_factory=dict)  # ... and of those that were waited for, and ended without having joined
+    refused: tuple[str, ...] = ()  # why programs could not start, as they have said
+    agents: bool = False  # torchrun, or its like, was told of the notice
+    elsewhere: bool = False  # what the command runs is out of sight
 
 
 class Supervisor:
@@ -57,54 +64,106 @@ class Supervisor:
         self._statuses: dict[int, int] = {}
         self._interrupted = False
         self._told = False
+        self._began = time.monotonic()
+        self._ended = 0.0  # when the command ended
+        self._remarked = False
+        self._awaited: set[int] = set()  # those that were left behind, and may train
+        self._left: dict[int, int] = {}
 
-    def start(self, path: str, environ: Mapping[str, str]) -> None:
-        """OSError where the command cannot be started."""
+    def start(self, path: str, environ: Mapping[str, str], more: Sequence[str] = ()) -> None:
+        """`more`: arguments of this incarnation. OSError where the command cannot be started."""
         # Not subprocess: it would close file descriptors that the command was given, and unblocking signals needs code between fork
         # and exec there.
-        self._pid = os.posix_spawn(path, self._options.command, environ, setsigmask=self._ears.mask, setsigdef=RESET)
+        self._remarked = environ.get("LASTCALL_ENABLED", "1").strip().lower() in ("0", "false", "no", "off")
+        self._began = time.monotonic()
+        self._pid = os.posix_spawn(path, (*self._options.command, *more), environ, setsigmask=self._ears.mask, setsigdef=RESET)
 
     def run(self) -> Ending:
         """From the start to the end."""
         while not self._over():
-            quiet = self._stopping.notice is None and self._status is None
-            heard = self._ears.wait(None if quiet else _TICK)
+            heard = self._ears.wait(self._patience())
             if heard is not None:
                 self._act(heard)
             self._stopping.tick()
+            self._remark()
         assert self._status is not None
         again = self._options.restart != "never" and (self._status != 0 or any(m.outcome == "saved" for m in self._book.members()))
         if self._stopping.notice is not None or again:
             self._sweep()
         return Ending(
-            self._pid, self._status, tuple(self._book.members()), self._stopping.notice, self._interrupted, dict(self._statuses)
+            self._pid,
+            self._status,
+            tuple(self._book.members()),
+            self._stopping.notice,
+            self._interrupted,
+            dict(self._statuses),
+            dict(self._left),
+            tuple(self._book.refusals()),
+            self._stopping.agents,
+            self._stopping.elsewhere,
         )
+
+    def _patience(self) -> float | None:
+        """How long nothing need be looked at."""
+        if self._stopping.notice is not None or self._status is not None:
+            return _TICK
+        return None if self._remarked else max(0.0, self._began + _REMARK - time.monotonic())
+
+    def _remark(self) -> None:
+        """A minute has passed: does anything below know of notices?"""
+        if self._remarked or time.monotonic() < self._began + _REMARK:
+            return
+        self._remarked = True
+        if self._stopping.notice is None and not self._book.members() and self._status is None:
+            tree = self._stopping.tree()
+            if not any(map(processes.is_elsewhere, tree.values())):
+                log.warning("After %.0f s: %s", _REMARK, UNPROTECTED)
 
     def _over(self) -> bool:
         self._reap()
         if self._status is None:
             return False
-        alive = [member.pid for member in self._stopping.members()] or self._unjoined()
+        alive = self._going_on()
+        if not alive and self._may_have_left_some():
+            time.sleep(_LOOK)  # a process that changes its parent while /proc is read is seen below neither
+            alive = self._going_on()
         if alive and not self._told:
             self._told = True
             log.warning(
                 "The command has ended (%s), but %s below it %s on: waiting for the end",
                 processes.described(self._status), processes.names(alive), "goes" if len(alive) == 1 else "go",
             )  # fmt: skip
+        if not alive:
+            self._reap()  # those that have ended between the two looks
         return not alive
 
+    def _going_on(self) -> list[int]:
+        return [member.pid for member in self._stopping.members()] or self._unjoined()
+
+    def _may_have_left_some(self) -> bool:
+        """Whether the command has ended, by itself or by a kill, in a way that leaves programs behind which may be about to train."""
+        killed = self._status is not None and self._status < 0
+        return self._stopping.notice is None and (killed or (self._status == 0 and not self._book.members()))
+
     def _unjoined(self) -> list[int]:
-        """Where the command was killed: Python programs below it that may be about to train. Those that an ordinary end leaves behind
-        are daemons, and were meant to be left."""
-        if self._status is None or self._status >= 0 or self._stopping.notice is not None:
+        """Python programs below the command that may be about to train, where it was killed or has ended with 0 before anybody joined
+        (`python train.py & exit 0`). In the latter case those that neither join nor load torch are daemons, and meant to be left."""
+        if not self._may_have_left_some():
             return []
+        killed = self._status != 0
         tree = self._stopping.tree()
         folder = str(self._book.folder)
-        return [
+        late = time.monotonic() > self._ended + _JOIN
+        found = [
             process.pid
             for process in tree.values()
-            if process.is_python and not processes.is_servant(process, tree) and processes.carries(process, "LASTCALL_REGISTRY", folder)
+            if process.is_python
+            and not processes.is_servant(process, tree)
+            and processes.carries(process, "LASTCALL_REGISTRY", folder)
+            and (killed or not late or processes.has_loaded(process.pid, "libtorch"))
         ]
+        self._awaited.update(found)
+        return found
 
     def _reap(self) -> None:
         """Every zombie, whoever its parent was. Orphans become children of the main thread; what a source of notices starts on a thread
@@ -119,6 +178,9 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             if pid == self._pid:
                 self._status = code
+                self._ended = time.monotonic()
+            elif pid in self._awaited:
+                self._left[pid] = code
             if (self._book.folder / f"member-{pid}.json").exists():
                 self._statuses[pid] = code
 

@@ -73,6 +73,11 @@ class _Task:
             self.done.set()
 
 
+def is_deaf(signum: int) -> bool:
+    """Whether a signal is ignored, or left to kill the process, whoever has set that: Python does not see what C libraries do."""
+    return (_api.PyOS_getsig(signum) or 0) in (int(signal.SIG_DFL), int(signal.SIG_IGN))
+
+
 def call(work: Callable[[], object], seconds: float) -> None:
     """Do `work` in the main thread and wait for it; what it raises is raised here. Unreachable after `seconds`."""
     if threading.current_thread() is threading.main_thread():

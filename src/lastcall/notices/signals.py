@@ -33,9 +33,12 @@ from lastcall.notices import mainthread
 _log = logging.getLogger("lastcall")
 
 _STOP = 0  # no signal has this number
+_SETTLED = 0x7E  # settle(): all before this byte is told
 _TELL = 0x7F  # a chained handler raised: the thread logs it, since logging inside a signal handler may interrupt itself
 _HANDLED = 0x80  # added to the signal's number by the Python handler, to tell its bytes from those of the C handler
 _JOIN_SECONDS = 2.0
+_SETTLE_SECONDS = 1.0
+_LOOK_SECONDS = 0.5  # between two looks whether the signals are still ours
 _START_SECONDS = 5.0  # until a main thread that is busy in C must have come to install us,
 _STOP_SECONDS = 1.0  # or to restore: the grace may be running, and our handlers do no harm
 
@@ -71,6 +74,9 @@ class SignalListener:
         self._forward = -1  # and a duplicate: its owner may close it, and a checkpoint file may then get the number
         self._armed = True
         self._rearming = False
+        self._settled = threading.Event()
+        self._stopping = False
+        self._taken_back: set[int] = set()  # signals that somebody had made us deaf to
         self._owed: set[int] = set()  # told to on_signal already, but the Python handler has still to run for them
 
     def start(self) -> None:
@@ -127,6 +133,13 @@ class SignalListener:
         signal.set_wakeup_fd(present, warn_on_full_buffer=False)
         return False
 
+    def settle(self) -> None:
+        """Returns when on_signal was called for all that came before, or after a moment."""
+        if self._state == "live" and threading.current_thread() is not self._thread:
+            self._settled.clear()
+            self._wake(_SETTLED)
+            self._settled.wait(_SETTLE_SECONDS)
+
     def stop(self, *, ignore: bool = False) -> None:
         """Stop, hand on what has come, and put everything back. With `ignore`, the signals are left ignored: for a
         process that has saved and is on its way out, where a second SIGTERM would only spoil the exit code.
@@ -136,6 +149,7 @@ class SignalListener:
         global _live
         if self._state != "live":
             return
+        self._stopping = True
         restored = True
         try:
             mainthread.call(lambda: self._restore(signal.SIG_IGN if ignore else None), _STOP_SECONDS)
@@ -213,12 +227,23 @@ class SignalListener:
         counts: Counter[int] = Counter()
         # What we forward may go to a socket that nobody reads any more: an error here, never the death of the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
-        while data := self._reader.recv(512):
+        self._reader.settimeout(_LOOK_SECONDS)
+        while True:
+            try:
+                data = self._reader.recv(512)
+            except TimeoutError:
+                self._look()
+                continue
+            if not data:
+                return
             for byte in data:
                 if byte == _STOP:
                     return
                 if byte == _TELL:
                     self._log_raised()
+                    continue
+                if byte == _SETTLED:
+                    self._settled.set()
                     continue
                 signum = byte & ~_HANDLED
                 if not byte & _HANDLED:
@@ -230,6 +255,36 @@ class SignalListener:
                 if signum in self._signums:
                     counts[signum] += 1
                     self._tell(signum, counts[signum])
+
+    def hears(self, signum: int) -> bool:
+        """Whether nobody has put another handler in our place."""
+        return self._state == "live" and signal.getsignal(signum) is self._handler
+
+    def _look(self) -> None:
+        """A script, or a library, may have set one of our signals to be ignored or to kill since: then nobody would hear it."""
+        if self._stopping or self._state != "live":
+            return
+        if any(mainthread.is_deaf(signum) for signum in self._signums):
+            mainthread.post(self._take_back)
+
+    def _take_back(self) -> None:
+        """In the main thread. What was set is put back at the end."""
+        if self._stopping or self._state != "live" or os.getpid() != self._pid:
+            return
+        for signum in self._signums:
+            if not mainthread.is_deaf(signum):
+                continue
+            found = signal.getsignal(signum)
+            self._previous[signum] = found if found in (signal.SIG_DFL, signal.SIG_IGN) else signal.SIG_DFL
+            signal.signal(signum, self._handler)
+            if signum not in self._taken_back:
+                self._taken_back.add(signum)
+                _log.warning(
+                    "%s was set to %s inside the block, and a notice would not have been heard: lastcall listens to it again. "
+                    "To keep it so, leave it out of LASTCALL_SIGNALS",
+                    signum.name,
+                    "be ignored" if self._previous[signum] is signal.SIG_IGN else "kill the process",
+                )
 
     def _tell(self, signum: int, count: int) -> None:
         try:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -93,6 +95,11 @@ class Files:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 
+    def free_inodes(self, path: Path) -> int | None:
+        """How many files more there can be; None where the file system has no such limit."""
+        stat = os.statvfs(path)
+        return stat.f_favail if stat.f_files else None
+
 
 _IOV_MAX = 1024
 
@@ -119,6 +126,38 @@ def write_small(files: Files, path: Path, data: bytes) -> None:
         files.fsync(fd)
     finally:
         files.close(fd)
+
+
+def replace_small(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a small file and give it its name in one step, for whoever reads it while it is replaced. Nobody can have put a link where
+    it is written: nobody knows that name before. `mode` is subject to the umask, as for any file."""
+    under = path.with_name(f"{path.name}.{own_name()}.tmp")
+    fd = os.open(under, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            write_all(Files(), fd, [memoryview(data)], 0)
+        finally:
+            os.close(fd)
+        os.replace(under, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(under)
+        raise
+
+
+def read_plain(path: Path, largest: int) -> bytes:
+    """A plain file, as if hostile: never through a link, never a pipe or a device, never more than `largest` bytes. OSError if not."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        if info.st_size > largest:
+            raise OSError(errno.EFBIG, f"more than {largest} bytes", str(path))
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(largest)
+    finally:
+        os.close(fd)
 
 
 def remove_tree(files: Files, path: Path) -> None:

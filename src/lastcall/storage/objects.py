@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
 from lastcall import errors, parsing
 from lastcall.storage import files as storage
+from lastcall.storage import mounts
 
 Moved = Callable[[int], None]  # told of so many bytes more; what it raises ends the transfer
 _PIECE = 8 * 1024 * 1024
@@ -69,12 +71,14 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._files = storage.Files()
+        self._device: int | None = None  # of the file system that it is on; None before anybody has looked
 
     @property
     def url(self) -> str:
         return f"file://{self._root}"
 
     def names(self, prefix: str = "") -> dict[str, int]:
+        self._check("", "listed")
         found: dict[str, int] = {}
         for folder, _, files in os.walk(self._root, onerror=self._unreadable):
             for file in files:
@@ -82,7 +86,9 @@ class Folder:
                 name = path.relative_to(self._root).as_posix()
                 if name.startswith(prefix) and not file.startswith(_TEMPORARY):
                     try:
-                        found[name] = path.stat(follow_symlinks=False).st_size
+                        info = path.stat(follow_symlinks=False)
+                        if stat.S_ISREG(info.st_mode):  # a link, a pipe or a device is no file of ours
+                            found[name] = info.st_size
                     except FileNotFoundError:
                         continue  # removed meanwhile
                     except OSError as error:
@@ -95,11 +101,9 @@ class Folder:
             raise self._failed("", "listed", error) from error
 
     def read(self, name: str, largest: int) -> bytes | None:
+        self._check(name, "read")
         try:
-            with open(self._root / name, "rb") as file:
-                if os.fstat(file.fileno()).st_size > largest:
-                    raise errors.StorageError(f"{self.url}/{name} has more than {largest} bytes")
-                return file.read()
+            return storage.read_plain(self._root / name, largest)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -156,7 +160,18 @@ class Folder:
         finally:
             now.unlink(missing_ok=True)
 
+    def _check(self, name: str, what: str) -> None:
+        """That it is on the file system that was meant. A disk that is not mounted must not be replaced by a folder on the one below:
+        nothing would be found there, and what is written would die with the machine."""
+        try:
+            self._device = mounts.check(self._root, self._device)
+        except mounts.Missing as error:
+            raise errors.StorageRefused(f"{self.url}: {error}") from None
+        except OSError as error:
+            raise self._failed(name, what, error) from error
+
     def _put(self, name: str, make: Callable[[Path], None]) -> None:
+        self._check(name, "written")
         path = self._root / name
         under = path.with_name(f"{_TEMPORARY}{storage.own_name()}")
         try:
@@ -176,9 +191,16 @@ class Folder:
 
 
 def _copied(old: Path, new: Path, moved: Moved) -> None:
-    with open(old, "rb") as source, open(new, "wb") as target:
-        while piece := source.read(_PIECE):
+    """The bytes that a plain file has now: a link, a pipe or a device is none, and what grows meanwhile is not followed."""
+    fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as source, open(new, "wb") as target:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(old))
+        left = info.st_size
+        while left > 0 and (piece := source.read(min(_PIECE, left))):
             target.write(piece)
             moved(len(piece))
+            left -= len(piece)
         target.flush()
         os.fsync(target.fileno())

@@ -164,9 +164,10 @@ class Bucket:
                 why = str(error)
             if isinstance(error, self._never):
                 why = "there are no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 takes"
+            # Without the cause: boto3's and urllib3's own are 140 lines, and say no more than the last of them.
             if why is not None:
-                raise errors.StorageRefused(f"{self.url}: {what}: {why}") from error
-            raise errors.StorageError(f"{self.url}: {what}: {error}") from error
+                raise errors.StorageRefused(f"{self.url}: {what}: {why}") from None
+            raise errors.StorageError(f"{self.url}: {what}: {error}") from None
         except OSError as error:  # of the file here
             raise errors.StorageError(f"{self.url}: {what}: {error}") from error
 

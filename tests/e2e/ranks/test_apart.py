@@ -144,6 +144,7 @@ def test_ranks_killed_at_any_moment_tear_nothing_and_hang_nobody(
     for number in range(TRIALS):
         machines = [tmp_path / f"{number}-{machine}" / "run" for machine in range(2)]
         ranks, how = dice.choice([2, 4]), dice.choice(["agent", "alone"])
+        mirror.mkdir(exist_ok=True)
         env = {**copies(mirror / str(number)), "LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "5"}
         strikes = [ranks_trials.random_strike(dice, ranks, PLAN, early=True) for _ in range(2)]
         kills = [dataclasses.replace(strike, signum=signal.SIGKILL, hits=strike.hits[:1]) for strike in strikes]

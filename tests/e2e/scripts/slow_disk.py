@@ -40,7 +40,7 @@ def refuse(*_: object) -> None:
 if os.environ.get("SLOW_DISK"):
     storage.Files.fsync = slow  # type: ignore[method-assign]
 if os.environ.get("NO_LOCKS"):
-    fcntl.lockf = refuse  # type: ignore[assignment]
+    fcntl.lockf = fcntl.fcntl = refuse  # type: ignore[assignment]
 if os.environ.get("IMPATIENT"):
     succession.PATIENCE = 0.0
 del sys.argv[0]

@@ -44,7 +44,7 @@ def train_loop(config):
     )  # fmt: skip
     trainer = Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[RayTrainReportCallback(), Diary(config)])
     trainer = prepare_trainer(trainer)
-    checkpoint = ray.train.get_checkpoint()
+    checkpoint = None if config["forgetful"] else ray.train.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as folder:
             trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint"))
@@ -53,5 +53,5 @@ def train_loop(config):
 
 
 if __name__ == "__main__":
-    given = task.arguments(steps=120)
+    given = task.arguments(steps=120, forgetful=0)
     TorchTrainer(train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()

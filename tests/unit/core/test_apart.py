@@ -148,7 +148,7 @@ def test_one_rank_without_a_mirror_is_refused_and_nobody_waits_for_it(tmp_path: 
 
 
 def test_nobody_waits_for_a_leader_that_cannot_open_its_directory(tmp_path: Path, place: Watched) -> None:
-    (tmp_path / "b" / ".lastcall" / "owner.tmp").mkdir(parents=True)
+    (tmp_path / "b" / ".lastcall" / "owner.json").mkdir(parents=True)
     made = crew(tmp_path, place, "abbc")
     refused(made.train(3), "not all ranks could begin: rank 1: IsADirectoryError")
     assert not any(session.catalog.held for session in made.sessions)

@@ -444,5 +444,6 @@ def test_a_file_system_without_locks_is_used_with_a_warning(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     opened.open(clock.Clock())
     assert "cannot be locked" in caplog.text

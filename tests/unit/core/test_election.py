@@ -260,3 +260,11 @@ def test_a_decision_that_cannot_be_read_is_an_abort(garbage: bytes) -> None:
 def test_many_ranks_are_named_in_few_words() -> None:
     decision = election.survivors(ranks(Position(0, 1)), 1000, {})
     assert "ranks 1, 2, 3, 4, 5, 6, 7, ... and 999 (999 in all) did not answer" in decision.because
+
+
+def test_e6_the_step_of_a_decision_is_the_same_for_all_ranks_at_the_end_of_an_epoch() -> None:
+    """E6: a rank that has come to the end of the epoch counts one boundary more than one that has not; both are told of step 6."""
+    positions = {0: Position(0, 7, parked=True, epochs=1), 1: Position(1, 6, parked=False, epochs=0)}
+    decision = Decision.from_bytes(election.boundary(positions, 2).to_bytes())
+    assert decision.step == 7 and decision.shown == 6
+    assert decision.described() == "all save step 6" and "no rank is past step 6" in decision.because

@@ -50,16 +50,16 @@ def area_of(folder: Path) -> Area:
 
 
 def test_an_area_without_a_commit_holds_nothing(tmp_path: Path) -> None:
-    area = Area.create(tmp_path / "area", 100, 100)
+    area = Area.create(tmp_path / "lastcall-0-1-a", 100, 100)
     assert area.newest() is None
-    assert Area.attach(tmp_path / "area").newest() is None
+    assert Area.attach(tmp_path / "lastcall-0-1-a").newest() is None
 
 
 def test_the_newest_committed_slot_counts_and_a_writer_that_dies_leaves_the_other(tmp_path: Path) -> None:
-    area = Area.create(tmp_path / "area", 100, 100)
+    area = Area.create(tmp_path / "lastcall-0-1-a", 100, 100)
     for text in (b"one", b"two", b"three"):
         assert area.write(lambda address: True, text)
-        found = Area.attach(tmp_path / "area").newest()
+        found = Area.attach(tmp_path / "lastcall-0-1-a").newest()
         assert found is not None
         assert found[1] == text
 
@@ -68,13 +68,13 @@ def test_the_newest_committed_slot_counts_and_a_writer_that_dies_leaves_the_othe
 
     with pytest.raises(KeyboardInterrupt):
         area.write(dies, b"four")
-    found = Area.attach(tmp_path / "area").newest()
+    found = Area.attach(tmp_path / "lastcall-0-1-a").newest()
     assert found is not None
     assert found[1] == b"three"
 
 
 def test_a_state_that_changed_under_the_copy_is_not_committed(tmp_path: Path) -> None:
-    area = Area.create(tmp_path / "area", 100, 100)
+    area = Area.create(tmp_path / "lastcall-0-1-a", 100, 100)
     assert area.write(lambda address: True, b"good")
     assert not area.write(lambda address: False, b"torn")
     found = area.newest()
@@ -84,9 +84,9 @@ def test_a_state_that_changed_under_the_copy_is_not_committed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"y" * 8192, guard.MAGIC + b"\xff" * 8176])
 def test_a_file_that_is_no_area_is_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "area").write_bytes(data)
+    (tmp_path / "lastcall-0-1-a").write_bytes(data)
     with pytest.raises(errors.CheckpointError):
-        Area.attach(tmp_path / "area")
+        Area.attach(tmp_path / "lastcall-0-1-a")
     with pytest.raises(errors.CheckpointError):
         Area.attach(tmp_path / "missing")
 

@@ -23,6 +23,7 @@ from lastcall.core.agreement import Agreement
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.fencing import Fence
 from lastcall.core.joining import Joined, Joining
+from lastcall.core.keys import Keys
 from lastcall.core.meeting import Stopped
 from lastcall.core.store import client
 from lastcall.core.store.client import StoreClient
@@ -134,6 +135,7 @@ def test_one_directory_under_two_names_is_one(tmp_path: Path) -> None:
 def test_a_mount_with_another_name_on_another_machine_is_the_same_directory(two: Start) -> None:
     fence = Fence.take(two.catalogs[1].private, 1)
     said = {"run": "r", "incarnation": 1, "token": fence.token, "store": "", "root": "/mnt/elsewhere/runs"}
+    Keys.made(fence.token).write(two.catalogs[1].private)
     two.store.claim("start", json.dumps(said).encode())
     assert two.joining(1).follow().start.token == fence.token
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from pathlib import Path
@@ -90,6 +91,14 @@ def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_n
     entry = newest(tmp_path, Kind.FINAL)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
     assert testing.assert_resumable(tmp_path).record.sequence == entry.record.sequence
+    assert not (tmp_path / ".lastcall" / "agreement").exists()  # E5: no decision is left behind
+
+
+def test_f13_an_early_stop_of_many_ranks_is_not_called_finished(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lastcall")
+    assert Crew(tmp_path, 3, ending="the loop was left at step 4 of 9").train(4) == [4, 4, 4]
+    assert newest(tmp_path, Kind.FINAL).record.reason == "the loop was left at step 4 of 9"
+    assert "The loop was left at step 4 of 9; saved checkpoint-4" in caplog.text and "Training finished at step" not in caplog.text
 
 
 def test_a_notice_when_all_have_finished_does_not_interrupt_the_last_save(tmp_path: Path) -> None:

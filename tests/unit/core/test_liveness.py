@@ -117,13 +117,31 @@ def test_a_rank_that_finished_may_be_silent_or_gone() -> None:
 # ---- what is no hang -------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_counted_before_a_step_has_been_timed() -> None:
+def test_a_first_step_may_take_minutes() -> None:
     ranks = Ranks(2)
-    for _ in range(100):
+    for _ in range(100):  # 300 s, with a pulse
         assert ranks.look() is None
     assert ranks.look(step=1) is None
     for _ in range(100):
-        assert ranks.look(frozen=(1,)) is None
+        assert ranks.look() is None
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_c4_a_rank_that_freezes_in_its_first_steps_is_found(steps: int) -> None:
+    """C4: nobody knows how long a step takes, but a rank that lives has a pulse."""
+    ranks = Ranks(2)
+    assert ranks.look(step=steps) is None
+    looks = 0
+    while (finding := ranks.look(frozen=(1,))) is None:
+        looks += 1
+        assert looks < 100
+    assert finding.kind == "frozen" and finding.ranks == (1,) and looks * 3.0 >= 4 * 30.0 - 6.0
+
+
+def test_c4_ranks_that_never_complete_a_first_step_are_told_of_in_the_end() -> None:
+    ranks = Ranks(2)
+    findings = [ranks.look() for _ in range(450)]  # 1350 s
+    assert [finding.kind for finding in findings if finding is not None][:1] == ["stuck"]
 
 
 def test_long_steps_raise_the_threshold() -> None:

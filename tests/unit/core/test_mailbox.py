@@ -95,6 +95,7 @@ def test_a_damaged_slot_is_not_read_and_the_others_are(tmp_path: Path) -> None:
     raw[raw.index(b"the record of step 2")] ^= 1
     damaged = tmp_path / "damaged"
     damaged.write_bytes(raw)
+    damaged.chmod(0o600)
     assert steps(Mailbox.open(damaged).records()) == [(1, "B")]
 
 

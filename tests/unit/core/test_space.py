@@ -238,3 +238,21 @@ def test_spares_are_whole_blocks_so_that_direct_writes_fit(tmp_path: Path) -> No
     with world:
         assert prepare.run([MB + 1])
         assert catalog.spares.sizes() == [MB + memory.ALIGNMENT]
+
+
+class WithoutInodes(testing.FaultyFiles):
+    def free_inodes(self, path: Path) -> int | None:
+        return 0
+
+
+def test_h9_a_file_system_without_inodes_is_named_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with World(tmp_path / "run", WithoutInodes(testing.Fault("open", 1, errno.ENOSPC, lasting=True))) as world:
+        assert space.warn_if_short(world.catalog, 1) and "only 0 inodes left" in caplog.text
+        with pytest.raises(errors.NoSpaceError, match=r"No inode is left on the file system.*df -i"):
+            world.save(State(), 1)
+
+
+def test_h9_a_file_system_without_a_limit_of_inodes_is_not_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with World(tmp_path / "run") as world:
+        monkeypatch.setattr(world.files, "free_inodes", lambda path: None)
+        assert not space.warn_if_short(world.catalog, 1)

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from helpers.nursery import environment
-from lastcall.doctor import commands, configuration
+from lastcall.doctor import configuration
+from lastcall.launch import commandline
 
-NOTHING = commands.Launch()
+NOTHING = commandline.Launch()
 
 
 def levels(environ: dict[str, str], command: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    launch = commands.understand(command, environ)
+    launch = commandline.understand(command, environ)
     return [(item.name, item.level) for item in configuration.check(environ, launch)[1]]
 
 
@@ -80,7 +81,7 @@ def test_a_program_that_nothing_switches_on_is_a_warning(tmp_path: Path) -> None
 
 
 def test_what_lastcall_run_is_told_counts() -> None:
-    launch = commands.understand(("lastcall", "run", "--grace", "90", "--guard-steps", "5", "--", "python", "-m", "x"), {})
+    launch = commandline.understand(("lastcall", "run", "--grace", "90", "--guard-steps", "5", "--", "python", "-m", "x"), {})
     config, _ = configuration.check({"LASTCALL_GRACE_SECONDS": "60"}, launch)
     assert (config.jit.grace, config.jit.guard, config.jit.guard_steps) == (90.0, True, 5)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from helpers.nursery import environment
-from lastcall.doctor import commands, delivery
+from lastcall.doctor import delivery
 from lastcall.doctor.delivery import Ancestor
+from lastcall.launch import commandline
 
-NOTHING = commands.Launch()
+NOTHING = commandline.Launch()
 
 
 def chain(*argvs: str, minds: bool = False) -> list[Ancestor]:
@@ -82,7 +83,7 @@ def test_where_a_stop_file_is_the_notice_a_shell_is_no_risk() -> None:
 
 
 def test_slurm_tells_the_processes_below_a_script_itself(tmp_path: Path) -> None:
-    launch = commands.understand(("bash", "-c", "python train.py; exit $?"), {})
+    launch = commandline.understand(("bash", "-c", "python train.py; exit $?"), {})
     assert [item.level for item in delivery.check_command(launch, {})] == ["risk"]
     assert [item.level for item in delivery.check_command(launch, {"SLURM_JOB_ID": "1"})] == ["ok"]
     assert list(delivery.check_command(NOTHING, {})) == []
@@ -117,7 +118,7 @@ def test_a_notice_that_cannot_arrive_is_a_risk_and_below_lastcall_run_a_warning(
     )
     blocked = list(delivery.check_signals(("SIGTERM",), {signal.SIGTERM}, set(), NOTHING))
     assert [item.level for item in blocked] == ["risk"] and "blocked" in blocked[0].says
-    wrapped = commands.understand(("lastcall", "run", "--", "python", "x.py"), {})
+    wrapped = commandline.understand(("lastcall", "run", "--", "python", "x.py"), {})
     assert [item.level for item in delivery.check_signals(("SIGTERM",), set(), {signal.SIGTERM}, wrapped)] == ["warning"]
 
 
@@ -131,7 +132,7 @@ def test_no_signal_at_all_is_a_risk() -> None:
 
 
 def test_torchrun_dies_of_signals_that_it_does_not_know() -> None:
-    launch = commands.understand(("torchrun", "train.py"), {})
+    launch = commandline.understand(("torchrun", "train.py"), {})
     found = list(delivery.check_signals(("SIGTERM", "SIGUSR1"), set(), set(), launch))
     assert [item.level for item in found] == ["warning"] and found[0].remedy == "lastcall run -- torchrun train.py"
 

@@ -8,14 +8,14 @@ import pytest
 
 from lastcall import settings
 from lastcall.core.record import Record
-from lastcall.doctor import capacity, commands, grace, restart, rundir
+from lastcall.doctor import capacity, grace, restart, rundir
 from lastcall.doctor.finding import Case, Finding
 from lastcall.doctor.grace import Expected
 from lastcall.doctor.storage import Speed
-from lastcall.launch import platforms
+from lastcall.launch import commandline, platforms
 from lastcall.types import FileRecord, Kind
 
-NOTHING = commands.Launch()
+NOTHING = commandline.Launch()
 ROOT = Path("/runs/x")
 
 
@@ -107,7 +107,7 @@ def test_docker_stop_kills_after_ten_seconds() -> None:
 
 def test_torchrun_alone_is_a_warning_and_with_a_long_save_a_risk() -> None:
     def level(command: str, seconds: float | None, **environ: str) -> list[str]:
-        launch = commands.understand(tuple(command.split()), {})
+        launch = commandline.understand(tuple(command.split()), {})
         return levels(grace.check_torchrun(launch, jit(grace=120), needs(seconds), environ))
 
     assert (
@@ -140,7 +140,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
 def test_kill_wait_is_asked_for(slurm: dict[str, str]) -> None:
     assert levels(grace.check_slurm(NOTHING, needs(40), slurm)) == ["ok"]
     assert levels(grace.check_slurm(NOTHING, needs(50), slurm)) == ["risk"]
-    around = commands.understand(("lastcall", "run", "--", "python", "x.py"), {})
+    around = commandline.understand(("lastcall", "run", "--", "python", "x.py"), {})
     assert levels(grace.check_slurm(around, needs(50), slurm)) == ["ok"]  # it begins two minutes before the end
     without = {**slurm, "PATH": "/nowhere"}
     assert levels(grace.check_slurm(NOTHING, needs(40), without)) == ["risk"]  # the default of 30 s
@@ -156,10 +156,10 @@ def test_an_allocation_that_ends_before_a_save_would_is_found(slurm: dict[str, s
 
 def test_a_job_that_slurm_does_not_requeue_is_found(slurm: dict[str, str]) -> None:
     platform, why = platforms.choose("auto", slurm)
-    around = commands.understand(("lastcall", "run", "--", "python", "x.py"), {})
-    alone = commands.understand(("python", "x.py"), {})
+    around = commandline.understand(("lastcall", "run", "--", "python", "x.py"), {})
+    alone = commandline.understand(("python", "x.py"), {})
 
-    def level(launch: commands.Launch, **environ: str) -> str:
+    def level(launch: commandline.Launch, **environ: str) -> str:
         return restart.check_platform(platform, why, launch, jit(), {**slurm, **environ}).level
 
     assert level(around) == level(NOTHING) == "ok"
@@ -192,16 +192,16 @@ def test_a_scontrol_that_fails_is_like_none(tmp_path: Path) -> None:
 )
 def test_the_exit_code_must_be_the_platforms(environ: dict[str, str], command: str, level: str, code: int) -> None:
     platform, why = platforms.choose("auto", environ)
-    found = restart.check_platform(platform, why, commands.understand(tuple(command.split()), {}), jit(), environ)
+    found = restart.check_platform(platform, why, commandline.understand(tuple(command.split()), {}), jit(), environ)
     assert (found.level, found.facts["exit_code"]) == (level, code)
 
 
 def test_a_swallowed_exit_code_is_told_with_its_line(tmp_path: Path) -> None:
     script = tmp_path / "entry.sh"
     script.write_text("#!/bin/bash\n\nlastcall run -- python x.py || true\n")
-    (found,) = restart.check_codes(commands.understand(("bash", str(script)), {}))
+    (found,) = restart.check_codes(commandline.understand(("bash", str(script)), {}))
     assert found.level == "risk" and f"{script}, line 3" in found.says
-    assert levels(restart.check_codes(commands.understand(("lastcall", "run", "--", "bash", str(script)), {}))) == ["ok"]
+    assert levels(restart.check_codes(commandline.understand(("lastcall", "run", "--", "bash", str(script)), {}))) == ["ok"]
     assert list(restart.check_codes(NOTHING)) == []
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from lastcall import settings
-from lastcall.doctor import commands, rays
+from lastcall.doctor import rays
 from lastcall.doctor.finding import Case, Finding
 from lastcall.doctor.grace import Expected
+from lastcall.launch import commandline
 
 NEWEST = "2.60.0"
 UNKNOWN = Expected(None, None, "no checkpoint has been saved yet")
@@ -22,10 +23,10 @@ def jit(**environ: str) -> settings.JITCheckpointConfig:
     return settings.JITCheckpointConfig(environ=environ)
 
 
-def launch(folder: Path, config: str) -> commands.Launch:
+def launch(folder: Path, config: str) -> commandline.Launch:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(config))
-    return commands.understand(("python", str(script)), {})
+    return commandline.understand(("python", str(script)), {})
 
 
 def found(findings: object) -> dict[str, Finding]:
@@ -36,7 +37,7 @@ def found(findings: object) -> dict[str, Finding]:
 
 
 def test_nothing_is_said_of_ray_where_nothing_is_rays() -> None:
-    assert not list(rays.check(Case({}), commands.Launch(), jit(), UNKNOWN, NEWEST))
+    assert not list(rays.check(Case({}), commandline.Launch(), jit(), UNKNOWN, NEWEST))
 
 
 def test_a_script_that_imports_ray_train_is_enough(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_script_that_imports_ray_train_is_enough(tmp_path: Path) -> None:
 
 def test_a_script_that_cannot_be_parsed_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from ray import train\n!")
-    assert rays.read(commands.understand(("python", str(tmp_path / "train.py")), {})) is None
+    assert rays.read(commandline.understand(("python", str(tmp_path / "train.py")), {})) is None
 
 
 # ---- versions ----------------------------------------------------------------------------------------------------------------------

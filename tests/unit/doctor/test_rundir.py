@@ -11,8 +11,8 @@ from helpers.world import State, World, flip
 from lastcall.cli import doctor, main
 from lastcall.core import record as records
 from lastcall.doctor import configuration, rundir
-from lastcall.doctor.commands import Launch
 from lastcall.doctor.finding import Finding
+from lastcall.launch.commandline import Launch
 from lastcall.types import Kind
 
 

@@ -126,7 +126,7 @@ def test_a_namespace_in_the_file_is_the_default_for_what_is_in_it(kube: Any, tmp
     inside, outside = job({}, metadata={"namespace": "team"}), job({}, metadata={"namespace": "other"})
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all([inside, namespace, outside, job({})]))
     code, out, err = kube("inject", "-f", tmp_path / "all.yaml", "--image", "lastcall:1")
-    assert (code, err) == (0, "")
+    assert (code, err.count("is NOT protected")) == (0, 2)  # F19: the last two, which nothing asks for
     assert list(yaml.safe_load_all(out)) == [protected(inside, namespace=ON), namespace, outside, job({})]
 
 
@@ -267,3 +267,28 @@ def test_the_webhook_serves_over_tls_and_ends_by_sigterm(tmp_path: Path) -> None
         process.wait()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def test_f19_inject_warns_of_an_exit_code_that_gets_lost(kube: Any, tmp_path: Path) -> None:
+    annotated = job()
+    trainer(annotated)["command"] = ["bash", "-c", "python train.py | tee log"]
+    (tmp_path / "job.yaml").write_text(json.dumps(annotated))
+    code, out, err = kube("inject", "-f", tmp_path / "job.yaml")
+    assert code == 0 and "pipefail" in err and "Job x" in err and "LASTCALL_ENABLED" in out
+
+
+def test_f19_inject_says_what_comes_out_as_it_went_in(kube: Any, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+    for found, words in (
+        ([job({})], ["Job x is NOT protected", 'lastcall.dev/enabled: "true"']),
+        ([job({"lastcall.dev/enabled": "false"})], ["NOT protected", "lastcall.dev/enabled says no"]),
+        ([config], ["nothing in", "Job, CronJob"]),
+        ([config, job(), job({})], ["Job x is NOT protected"]),
+    ):
+        file.write_text(yaml.safe_dump_all(found))
+        code, out, err = kube("inject", "-f", file)
+        assert code == 0 and all(word in err for word in words) and err.count("\n") == 1, err
+        assert list(yaml.safe_load_all(out))[-1] == found[-1]
+    told = json.loads(kube("inject", "-f", file, "--json")[1])
+    assert [one["protected"] for one in told["objects"]] == [False, True, False]

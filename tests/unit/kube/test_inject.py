@@ -246,3 +246,64 @@ def test_an_annotation_without_effect_is_warned_of() -> None:
 def test_an_object_of_another_shape_is_left_to_the_api_server(spec: dict[str, Any]) -> None:
     found = inject.inject(job(**spec), options=Options(image="lastcall:1"))
     assert found.operations == () and found.because.startswith("left alone")
+
+
+PIPED = ["bash", "-c", "set -e; python train.py 2>&1 | tee log.txt"]
+
+
+def said_of(obj: dict[str, Any]) -> list[str]:
+    return [warning for warning in inject.inject(obj, options=Options()).warnings if "looks finished" in warning]
+
+
+def with_command(obj: dict[str, Any], *, command: list[str] | None = None, args: list[str] | None = None) -> dict[str, Any]:
+    for template in templates(obj):
+        template["spec"]["containers"][0] |= {"command": command} if command else {}
+        template["spec"]["containers"][0] |= {"args": args} if args else {}
+    return obj
+
+
+@pytest.mark.parametrize("obj", every(ON), ids=lambda obj: obj["kind"])
+def test_f19_an_exit_code_that_gets_lost_is_warned_of_where_it_ends_the_job(obj: dict[str, Any]) -> None:
+    ends = obj["kind"] in ("PyTorchJob", "JobSet", "Job", "CronJob")
+    found = said_of(with_command(obj, command=PIPED))
+    assert len(found) == ends, found
+    assert all("`tee log.txt`" in one and "set -o pipefail" in one and len(one) <= 256 for one in found)
+
+
+def test_f19_of_a_pod_its_restart_policy_decides() -> None:
+    for policy, warned in (("Always", 0), ("OnFailure", 1), ("Never", 1)):
+        obj = made("v1", "Pod", pod(restartPolicy=policy), ON)
+        assert len(said_of(with_command(obj, command=PIPED))) == warned, policy
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "words"),
+    [
+        (["/bin/sh", "-c"], ["python train.py | tee log"], "in a pipe"),
+        (None, PIPED, "in a pipe"),
+        (["bash", "-c", "python train.py || true"], None, "turns every exit code into 0"),
+        (["bash", "-c", "python train.py; echo done"], None, "`echo done`"),
+        (["env", "A=1", "sh", "-c", "torchrun t.py & wait"], None, "in the background"),
+        (["bash", "-c", f"python train.py | tee {'x' * 500}"], None, "in a pipe"),
+        (["bash", "-o", "pipefail", "-c", "set -o pipefail; python train.py | tee log"], None, None),
+        (["bash", "-c", "exec python train.py"], None, None),
+        (["bash", "-c", "pip install x && python train.py"], None, None),
+        (["lastcall", "run", "--", *PIPED], None, None),
+        (["python", "train.py"], ["--lr", "1"], None),
+        (["bash", "/work/train.sh"], None, None),  # a file of the image, not of the webhook
+        ([1], None, None),
+        (None, None, None),
+    ],
+)
+def test_f19_commands_are_read_as_the_doctor_reads_them(command: Any, args: Any, words: str | None) -> None:
+    found = said_of(with_command(job(), command=command, args=args))
+    assert [words in one and len(one) <= 256 for one in found if words] == [True] * bool(words) and len(found) == bool(words)
+
+
+def test_f19_no_file_of_the_webhook_itself_is_read(tmp_path: Any) -> None:
+    (tmp_path / "train.sh").write_text("#!/bin/bash\npython train.py | tee log\n")
+    assert not said_of(with_command(job(), command=["bash", str(tmp_path / "train.sh")]))
+
+
+def test_f19_the_command_of_a_trainjob_is_looked_at() -> None:
+    assert len(said_of(trainjob(trainer={"command": PIPED}))) == 1

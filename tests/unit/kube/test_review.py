@@ -9,7 +9,7 @@ import pytest
 from lastcall.kube import inject, patches, review
 from lastcall.kube.inject import Options
 from unit.kube import objects
-from unit.kube.objects import ON, every, job, made, operations, protected
+from unit.kube.objects import ON, every, job, made, operations, protected, trainer
 
 OPTIONS = Options(image="lastcall:1")
 
@@ -223,3 +223,11 @@ def test_a_part_of_a_patch_makes_what_the_rest_would_have_made() -> None:
         made_anew = patches.applied(before, patches.replayed(before, left))
         assert patches.applied(before, whole) != made_anew or whole[number]["value"] == {}
     assert patches.replayed(before, whole) == whole
+
+
+def test_f19_an_exit_code_that_gets_lost_is_an_admission_warning() -> None:
+    obj = job()
+    trainer(obj)["command"] = ["bash", "-c", "python train.py | tee log"]
+    answer = answered(objects.review(obj))
+    (warning,) = answer.document["response"]["warnings"]
+    assert answer.result == "patched" and "`tee log`" in warning and "looks finished" in warning

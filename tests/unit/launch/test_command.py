@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lastcall.cli.main import main
 from lastcall.core import registry
 from lastcall.core.liveness import Process
 from lastcall.launch import command
@@ -33,3 +34,10 @@ def test_a_launcher_that_cannot_say_who_it_is_goes_on(
     with command._registry() as book:
         assert registry.Membership(book.folder, tmp_path).launcher() == {}
     assert "if it is killed, the training below it goes on" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["--resume_from_checkpoint", "'--resume {path}", ""])
+def test_b3_resume_args_say_where_the_path_goes(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """B3"""
+    assert main(["run", "--resume-args", text, "--", "true"]) == 78
+    assert "--resume-args '--resume_from_checkpoint {path}'" in capsys.readouterr().err

@@ -21,6 +21,9 @@ def member(said: str | None, pid: int = 10, root: str = "/runs/a") -> Member:
     return Member(pid, 1, root, 7, outcome=said, checkpoint="checkpoint-7" if said == "saved" else None)
 
 
+STAYS = dataclasses.replace(member("saved"), stays="the script never calls load_state()")
+
+
 def ending(status: int, *members: Member, notice: Notice | None = None, **more: object) -> Ending:
     return dataclasses.replace(Ending(1, status, members, notice), **more)  # type: ignore[arg-type]
 
@@ -33,7 +36,14 @@ def ending(status: int, *members: Member, notice: Notice | None = None, **more: 
         (ending(3), Result.FAILED, 3),
         (ending(-9), Result.FAILED, 137),
         (ending(-15, notice=TERM), Result.STOPPED, 143),
-        (ending(0, notice=TERM), Result.ENDED, 0),
+        (ending(0, notice=TERM), Result.STOPPED, 143),  # B11: nobody has answered
+        (ending(0, notice=CLOUD), Result.STOPPED, 143),
+        (ending(1, notice=TERM, agents=True), Result.STOPPED, 143),  # torchrun's word for everything
+        (ending(0, notice=TERM, elsewhere=True), Result.ENDED, 0),
+        (ending(0, left={10: 0}), Result.ENDED, 0),  # H3: left behind, waited for, and never joined
+        (ending(0, left={10: 1}), Result.FAILED, 1),
+        (ending(0, left={10: -9}), Result.FAILED, 137),
+        (ending(0, member("left")), Result.ENDED, 0),  # F5: sys.exit() in the loop
         (ending(4, notice=TERM), Result.STOPPED, 4),
         (ending(4, interrupted=True), Result.STOPPED, 4),
         (ending(0, interrupted=True), Result.ENDED, 0),
@@ -46,6 +56,9 @@ def ending(status: int, *members: Member, notice: Notice | None = None, **more: 
         (ending(1, member("saved"), notice=CLOUD), Result.SAVED, CODE),
         (ending(-9, member("saved"), notice=TERM), Result.SAVED, CODE),
         (ending(75, member("saved")), Result.SAVED, CODE),  # the notice went to the training process alone
+        (ending(143, STAYS, notice=TERM), Result.STOPPED, 143),  # B3: the same command would begin anew
+        (ending(1, STAYS), Result.STOPPED, 143),
+        (ending(143, STAYS, interrupted=True), Result.STOPPED, 130),
         (ending(75, member("saved"), interrupted=True), Result.STOPPED, 130),
         (ending(0, member("saved"), interrupted=True), Result.STOPPED, 130),
         # not saved

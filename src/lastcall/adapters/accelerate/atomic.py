@@ -12,11 +12,12 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lastcall.adapters.accelerate.company import Company
-from lastcall.core import digest
+from lastcall.core import digest, handover, jobs
 from lastcall.core import record as records
 from lastcall.core.record import SENTINEL, Record
 from lastcall.core.writer import CHUNK
@@ -26,8 +27,16 @@ from lastcall.types import FileRecord, Kind, Notice
 _NOT_EXACT = "the script's own save: how exactly it goes on is the script's own affair"
 
 
-def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, company: Company, notice: Notice | None) -> Any:
-    """`original` is save_state() of this accelerator; `notice` is what it answers, if it answers one."""
+@dataclass(frozen=True)
+class Answer:
+    """What a save is made for."""
+
+    notice: Notice
+    resumes: bool  # whether the same command is expected to go on from it
+
+
+def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, company: Company, answer: Answer | None) -> Any:
+    """`original` is save_state() of this accelerator; `answer`: to which notice, if to one."""
     if output_dir is None or accelerator.project_configuration.automatic_checkpoint_naming:
         return original(output_dir)
     target = Path(os.path.abspath(os.path.expanduser(output_dir)))
@@ -37,10 +46,10 @@ def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, comp
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = _beside(target, meeting.token)
     try:
-        meeting.take_part(lambda: _write(original, staging), lambda: _publish(staging, target, notice, accelerator.num_processes))
+        meeting.take_part(lambda: _write(original, staging), lambda: _publish(staging, target, answer, accelerator.num_processes))
         if staging.exists():  # the ranks of this host have a disk of their own
             with contextlib.suppress(FileNotFoundError):
-                _publish(staging, target, notice, accelerator.num_processes)
+                _publish(staging, target, answer, accelerator.num_processes)
     finally:
         if meeting.leads:
             _clear(storage.Files(), staging)
@@ -59,22 +68,22 @@ def _write(original: Callable[[str], Any], staging: Path) -> None:
     original(str(staging))
 
 
-def _publish(staging: Path, target: Path, notice: Notice | None, world: int) -> None:
+def _publish(staging: Path, target: Path, answer: Answer | None, world: int) -> None:
     """All have written."""
     files = storage.Files()
     for folder, _, names in os.walk(staging):
         for name in names:
             _make_durable(files, Path(folder, name))
         files.sync_directory(Path(folder))
-    if notice is not None:
-        _put_on_record(files, staging, target, notice, world)
+    if answer is not None:
+        _put_on_record(files, staging, target, answer, world)
     files.unlink(staging / SENTINEL)
     files.sync_directory(staging)
     _put(files, staging, target)
     files.sync_directory(target.parent)
 
 
-def _put_on_record(files: storage.Files, staging: Path, target: Path, notice: Notice, world: int) -> None:
+def _put_on_record(files: storage.Files, staging: Path, target: Path, answer: Answer, world: int) -> None:
     paths = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != SENTINEL)
     found = [_file_record(path, path.relative_to(staging).as_posix()) for path in paths]
     if not all(records.is_plain(file.name) for file in found):
@@ -84,13 +93,15 @@ def _put_on_record(files: storage.Files, staging: Path, target: Path, notice: No
         sequence=int(time.time()),
         step=int(number[1]) if number else 0,
         kind=Kind.JIT,
-        reason=notice.reason,
+        reason=answer.notice.reason,
         exact=False,
         because=_NOT_EXACT,
         files=tuple(found),
+        run=jobs.identity(),
+        save=handover.EXPECTED if answer.resumes else "",
         world=world,
         created=time.time(),
-        seconds=round(time.monotonic() - notice.at, 4),
+        seconds=round(time.monotonic() - answer.notice.at, 4),
         written=sum(file.size for file in found),
     )
     storage.write_small(files, staging / records.NAME, record.to_json())

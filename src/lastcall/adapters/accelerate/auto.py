@@ -25,13 +25,17 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from lastcall import errors
-from lastcall.adapters.accelerate import atomic
+import torch
+
+from lastcall import clock as clocks
+from lastcall import errors, settings
+from lastcall.adapters.accelerate import atomic, resuming
 from lastcall.adapters.accelerate.company import Company
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.protection import Guarded
 from lastcall.adapters.torch.script import Script, find
-from lastcall.core import exits, registry
+from lastcall.core import exits, handover, jobs, registry
+from lastcall.core.budget import Budget
 from lastcall.core.store import Store
 from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice, Outcome
@@ -52,7 +56,7 @@ def protect_all(module: ModuleType) -> None:
     if not jit.enabled or hasattr(kind.save_state, _MARK):
         return
     watch = Watch(jit)
-    save_state, step = kind.save_state, optimizer.step
+    save_state, load_state, step = kind.save_state, kind.load_state, optimizer.step
 
     @functools.wraps(save_state)
     def save(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -64,15 +68,22 @@ def protect_all(module: ModuleType) -> None:
         watch.tell(root=str(Path(str(saved)).absolute().parent), checkpoint=Path(str(saved)).name)
         return saved
 
+    @functools.wraps(load_state)
+    def load(self: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        result = load_state(self, input_dir, *args, **kwargs)
+        if not watch.idle:
+            watch.loaded(input_dir, lead=self.is_main_process)
+        return result
+
     @functools.wraps(step)
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(self, *args, **kwargs)
         if not watch.idle and self.gradient_state.sync_gradients:
-            watch.stepped(sys._getframe(1))
+            watch.stepped(sys._getframe(1), self)
         return result
 
     setattr(save, _MARK, save_state)
-    kind.save_state, optimizer.step = save, stepped
+    kind.save_state, kind.load_state, optimizer.step = save, load, stepped
 
 
 class _StateSaves:
@@ -98,6 +109,10 @@ class Watch:
         self._script: Script | None = None
         self._notice: Notice | None = None
         self._target: int | None = None  # the step to save at
+        self._loaded: str | None = None  # what load_state() was given; empty: it looked by itself
+        self._stays = ""  # why the same command would not go on from what is saved
+        self._optimizer: Any = None
+        self._budget = Budget(clocks.Clock())
         self._entering = False
         self._saved_before = 0
         self._through = False  # the branch was run
@@ -108,9 +123,9 @@ class Watch:
         self._membership: registry.Membership | None = None  # in what `lastcall run` knows of
 
     @property
-    def answering(self) -> Notice | None:
+    def answering(self) -> atomic.Answer | None:
         """What the save that is under way is made for."""
-        return self._notice if self._entering else None
+        return atomic.Answer(self._notice, not self._stays) if self._entering and self._notice is not None else None
 
     def tell(self, **changes: object) -> None:
         """Keep the launcher informed. A forked child is not this process, whatever it inherits."""
@@ -119,9 +134,16 @@ class Watch:
 
     # ---- the training thread ---------------------------------------------------------------------------------------------------
 
-    def stepped(self, frame: FrameType) -> None:
+    def loaded(self, given: Any, *, lead: bool) -> None:
+        """The script has gone on from a checkpoint."""
+        self._loaded = "" if given is None else os.fspath(given)
+        if self._loaded and lead:
+            handover.taken(Path(os.path.abspath(os.path.expanduser(self._loaded))).parent)
+
+    def stepped(self, frame: FrameType, optimizer: Any = None) -> None:
         """An optimizer step is complete, in this frame."""
         if self._steps == 0:
+            self._optimizer = optimizer
             self._begin(frame)
         self._steps += 1
         target = self._target
@@ -153,12 +175,38 @@ class Watch:
                 exits.die_of(self._notice.signum or signal.SIGTERM)
             return
         log.info("A notice will run the script's own save: %s", self._script.place)
+        self._look_back(frame)
+        self._stays = resuming.why_not(frame, self._loaded, sys.argv[1:])
+        if self._stays:
+            log.warning(
+                "A notice will be answered by the script's own save, but the same command would not go on from it: %s. The exit code "
+                "will be the signal's own. Let the restart have the path: lastcall run --resume-args '--resume_from_checkpoint {path}' "
+                "-- COMMAND",
+                self._stays,
+            )
         self._join()
         self._world = worlds.find(self._jit)
         if self._world.many:
             self._store = self._world.meet()
             self.company = Company(self._world.rank, self._world.size, self._store)
             threading.Thread(target=self._follow, args=(self._store.clone(),), name="lastcall-ranks", daemon=True).start()
+
+    def _look_back(self, frame: FrameType) -> None:
+        """What was saved for a restart, and this start has passed by."""
+        if self._loaded is not None:
+            return
+        found = handover.waiting([Path(path).absolute() for path in resuming.folders(frame, sys.argv[1:])])
+        if found is None:
+            return
+        step = f"step {found.record.step}, after {found.record.reason}" if found.record is not None else ""
+        told = (
+            f"{found.path} was saved for a restart ({step}), and this one has not loaded it: training has begun anew. To go on from "
+            f"it: lastcall run --resume-args '--resume_from_checkpoint {{path}}' -- COMMAND, or give the script that path yourself"
+        )
+        if found.demands_a_resume(jobs.identity(), time.time()):
+            self._end()
+            settings.fail(f"{told}. To train anew: move it away, or give the script another folder")
+        log.warning("%s", told)
 
     def _join(self) -> None:
         """`lastcall run` must know whom to wait for, and how this process ends: what lies between turns every code into 1."""
@@ -199,9 +247,15 @@ class Watch:
             self._end()
             exits.die_of(notice.signum or signal.SIGTERM)
         log.info("JIT checkpoint completed in %.1fs, by the script's own save", time.monotonic() - notice.at)
-        self.tell(step=self._steps, outcome=Outcome.SAVED.value)
+        self.tell(step=self._steps, outcome=Outcome.SAVED.value, stays=self._stays)
+        if self._stays:
+            log.warning(
+                "The run is saved, but the same command would not go on from it: %s. The exit code is the signal's own. Start it with: "
+                "lastcall run --resume-args '--resume_from_checkpoint {path}' -- COMMAND",
+                self._stays,
+            )
         self._end(ignore=True)
-        raise errors.Preempted(exits.code(notice, True, self._jit.exit_code), f"saved and stopped after {notice.reason}")
+        raise errors.Preempted(exits.code(notice, not self._stays, self._jit.exit_code), f"saved and stopped after {notice.reason}")
 
     def _wait_for_the_others(self, store: Store, notice: Notice, saved: bool) -> bool:
         """Nobody takes the process group away from a rank that is still writing. Returns whether any of them has saved: the script may
@@ -248,14 +302,20 @@ class Watch:
                 self._notice = dataclasses.replace(self._notice, deadline=min(self._notice.deadline, notice.deadline))
                 return
             self._notice = notice
-        wait = max(0.0, min(self._jit.kill_wait, self._jit.grace / 3))
-        log.info("%s received, initiating JIT checkpoint in %.1fs", self._notice.reason, wait)
-        threading.Thread(target=self._serve, args=(wait,), name="lastcall-notice", daemon=True).start()
+        log.info("%s received, initiating JIT checkpoint in %.1fs", self._notice.reason, self._kill_wait())
+        threading.Thread(target=self._serve, name="lastcall-notice", daemon=True).start()
 
-    def _serve(self, wait: float) -> None:
+    def _kill_wait(self) -> float:
+        """The rule of all adapters. A second notice may have shortened the deadline since."""
         notice = self._notice
         assert notice is not None
-        time.sleep(wait)
+        return self._budget.kill_wait(self._jit.kill_wait, _bytes_of(self._optimizer), notice.deadline)
+
+    def _serve(self) -> None:
+        notice = self._notice
+        assert notice is not None
+        while (left := min(notice.at + self._jit.kill_wait, time.monotonic() + self._kill_wait()) - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL))
         if self._store is None:
             self._target = self._steps + 1
         else:
@@ -287,3 +347,13 @@ class Watch:
             self._notice = Notice("ranks", reason, now, now + self._jit.grace)
             log.info("Another rank was told to stop (%s): this one saves at step %s of the process, too", reason, step)
         self._target = int(step)
+
+
+def _bytes_of(optimizer: Any) -> int:
+    """What a save has to write, about: the parameters, and what the optimizer keeps of each."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    kept = [
+        value for state in dict(getattr(inner, "state", {})).values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    held = [value for group in getattr(inner, "param_groups", ()) for value in group["params"]]
+    return sum(value.numel() * value.element_size() for value in (*kept, *held))

@@ -22,6 +22,7 @@ from lastcall import errors
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.rng import Captured, Noted, Randomness
+from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 VERSION = 1
@@ -61,6 +62,14 @@ class AheadTracker:
     @worlds.setter
     def worlds(self, worlds: tuple[int, int] | None) -> None:
         self._inner.worlds = worlds
+
+    @property
+    def doubts(self) -> Doubts:
+        return self._inner.doubts
+
+    @doubts.setter
+    def doubts(self, doubts: Doubts) -> None:
+        self._inner.doubts = doubts
 
     def attach(self) -> None:
         self._inner.attach()
@@ -193,6 +202,7 @@ class SkippingTracker:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.worlds: tuple[int, int] | None = None
+        self.doubts = Doubts()
         self.delivered = 0
         self.exhausted = False
         self._skip = 0

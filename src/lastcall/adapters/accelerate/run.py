@@ -56,6 +56,8 @@ class AcceleratorRun(Run):
     def _check(self, session: Session, entry: Entry) -> None:
         try:
             restore.verify(entry, session.engine)
+        except errors.UncheckedError:
+            raise
         except errors.CheckpointError as error:
             if session.world.rank == 0:
                 log.warning("%s", session.catalog.set_aside(entry.path, str(error)))

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+_CHECKPOINTING = "torch.distributed.checkpoint"
+_NEAR = 12  # frames: torch's own wrappers around step(), and those of a scheduler
+
 
 class Boundary:
     """`arrived(frame)` in the training thread at the first step, and at every step from `hold()` on. `before(frame)`, if one is set,
@@ -21,6 +24,7 @@ class Boundary:
     def __init__(self, arrived: Callable[[FrameType], None]) -> None:
         self.steps = 0
         self.before: Callable[[FrameType], None] | None = None
+        self.curious = True  # `arrived` is told of the next step, too: the training loop was not seen yet
         self._arrived = arrived
         self._awake = False
         self._open = threading.Event()
@@ -61,19 +65,33 @@ class Boundary:
     def passed(self, frame: FrameType) -> None:
         """A step of a loop without an optimizer: a report."""
         self.steps += 1
-        if self._awake or self.steps == 1:
+        if self._awake or self.curious:
+            self.curious = False
             self._stop(frame)
 
     def _enter(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        if self.before is not None and id(optimizer) == self._first:
-            self.before(sys._getframe(1))
+        if self.before is not None and id(optimizer) == self._first and not _of_torch(frame := sys._getframe(1)):
+            self.before(frame)
 
     def _leave(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        self.steps += 1
-        if self._awake or self._first is None:
+        self.steps += 1  # whatever it is: all ranks count alike
+        if (self._awake or self.curious) and not _of_torch(frame := sys._getframe(1)):
             self._first = self._first or id(optimizer)
-            self._stop(sys._getframe(1))
+            self.curious = False
+            self._stop(frame)
 
     def _stop(self, frame: FrameType) -> None:
         self._open.wait()
         self._arrived(frame)
+
+
+def _of_torch(frame: FrameType | None) -> bool:
+    """Whether this step is none of training: torch.distributed.checkpoint steps an optimizer once, with nothing to learn, to have it
+    make the state that is about to be loaded into it."""
+    for _ in range(_NEAR):
+        if frame is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(_CHECKPOINTING):
+            return True
+        frame = frame.f_back
+    return False

@@ -33,6 +33,11 @@ def rebuild(home, name, values):
 """
 
 
+def reduced(kind: type, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """For __reduce__: an object is made again of its class and its values; without lastcall, it is a callback that does nothing."""
+    return _rebuilder(), (kind.__module__, kind.__name__, dict(values))
+
+
 def _rebuilder() -> Callable[..., Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(_REBUILD, names)
@@ -58,8 +63,7 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
         return cls({setting.field: getattr(jit, setting.field) for setting in JIT}, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {"settings": self._settings, "place": self._place, "sources": self.sources}
-        return _rebuilder(), (type(self).__module__, type(self).__name__, values)
+        return reduced(type(self), {"settings": self._settings, "place": self._place, "sources": self.sources})
 
     @property
     def _jit(self) -> JITCheckpointConfig:
@@ -68,8 +72,8 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
     # ---- in the controller -------------------------------------------------------------------------------------------------------
 
     @harmless
-    def after_controller_start(self, *_: Any) -> None:
-        controller = Controller(self._jit)
+    def after_controller_start(self, *given: Any) -> None:
+        controller = Controller(self._jit, given[0] if given else None)
         controller.start()
         self._controller = controller
 
@@ -94,9 +98,10 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
             self._controller.reported(training_report.checkpoint)
 
     @harmless
-    def after_controller_finish(self, *_: Any) -> None:
+    def after_controller_finish(self, *given: Any) -> None:
         if self._controller is not None:
             self._controller.stop()
+            self._controller.finished(given[0] if given else None)
 
     # ---- in a train worker -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.ray import deciding, internals, leftover
+from lastcall.adapters.ray import deciding, internals, leftover, meeting
 from lastcall.adapters.ray.echo import Echo
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.serving import Serving
@@ -18,7 +18,12 @@ from lastcall.core.agreement import Verdict
 
 log = logging.getLogger("lastcall")
 _KNOWN = 8  # names of reported checkpoints that are remembered
-_EXACT = {deciding.REPLAY: "replayed at a step boundary: batches since the last report are seen twice, none is skipped"}
+_INEXACT = {
+    deciding.REPLAY: "replayed at a step boundary: batches since the last report are seen twice, none is skipped",
+    deciding.STATE: "only model and optimizer are saved, or what was named: counts that were not named, schedulers, random numbers and "
+    "the position in the data begin anew",
+}
+_NOT_ASKED = "the script has not called ray.train.get_checkpoint(): started again, it begins from scratch"
 
 
 class Committing:
@@ -59,6 +64,8 @@ class Committing:
         if self.everybody(f"uploaded/{number}").ok and lowest:
             leftover.leave(self._storage, self._context.checkpoint, self.known, self.facts())
         committed = self._committed(number)
+        if committed:
+            self.saved()
         if committed and lowest:
             leftover.forget(self._storage)
             leftover.record(self._storage, self._context.checkpoint, self.facts())
@@ -112,6 +119,7 @@ class Committing:
         if given is not None:
             self._context.checkpoint = self._storage.persist_current_checkpoint(given, settled["name"])
         self.everybody(f"kept/{number}")
+        self.saved()
         if settled["saving"][0] == self._line.rank:
             leftover.leave(self._storage, self._context.checkpoint, self.known, self.facts())
             log.info("JIT checkpoint completed without %s (%s, for the next incarnation to find)", missing, settled["name"])
@@ -123,17 +131,27 @@ class Committing:
         until = time.monotonic() + max(1.0, self._serving.left())
         return self._line.agreement.vote(name, not trouble, trouble, until, self._line.gone)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, how: str | None = None) -> dict[str, Any]:
+        """`how`: where it is not what was planned. A save of the script's own is exact as far as the script's own checkpoint goes."""
         serving = self._serving
         notice = serving.latch.notice
-        because = _EXACT.get(serving.how, "")
+        how = how or serving.how
+        forgotten = how != deciding.FRAMEWORK and serving.flow is not None and not serving.flow.asked
+        because = _INEXACT.get(how) or (_NOT_ASKED if forgotten else "")
         return {
             "step": serving.boundary.steps,
             "reason": notice.reason if notice is not None else "",
-            "how": serving.how,
+            "how": how,
             "exact": not because,
             "because": because,
         }
+
+    def saved(self) -> None:
+        """The controller learns that this notice was answered: what fails from now on fails since the run is about to be restarted."""
+        try:
+            self._line.agreement.tell(meeting.SAVED, {})
+        except errors.StoreLost as error:
+            log.debug("the controller cannot be told: %s", error)
 
     def stop(self) -> None:
         """No step more: it would be thrown away. The controller restarts the run at its next poll. Returning or raising would end the

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from lastcall import errors
-from lastcall.adapters.ray import internals, meeting
+from lastcall.adapters.ray import internals, leftover, meeting
 from lastcall.core import logs
 from lastcall.core.store.server import StoreServer
 from lastcall.settings import JITCheckpointConfig
@@ -20,7 +20,8 @@ log = logging.getLogger("lastcall")
 class Controller:
     """In the controller's process, for the whole run. Each worker group is an incarnation with keys of its own."""
 
-    def __init__(self, jit: JITCheckpointConfig) -> None:
+    def __init__(self, jit: JITCheckpointConfig, run: Any = None) -> None:
+        """`run`: Ray's TrainRunContext."""
         self._visible = logs.Visible(jit.log_level)
         self._secret = os.urandom(16).hex()
         self._server = StoreServer(secret=self._secret)
@@ -28,6 +29,7 @@ class Controller:
         self._line: meeting.Line | None = None
         self._reports = 0
         self._noticed = False
+        self._run = run
 
     def start(self) -> None:
         self._visible.__enter__()
@@ -38,6 +40,11 @@ class Controller:
             self._line.close()
         self._server.stop()
         self._visible.__exit__()
+
+    def finished(self, result: Any) -> None:
+        """The run is over. One that failed may be submitted again, and then goes on from what it left."""
+        if self._run is not None and result is not None and result.error is None:
+            leftover.forget_state(self._run.run_config.storage_context)
 
     def next_incarnation(self) -> dict[str, Any]:
         """A new worker group is about to start: where its ranks meet."""
@@ -64,7 +71,8 @@ class Controller:
     def polled(self, status: Any) -> None:
         """Before the controller itself looks at it. After a notice a dead worker was preempted, whatever Ray calls its death: where a
         node's raylet ends some milliseconds before the announced deadline, Ray 2.60 calls that a failure, charges max_failures and
-        fails the run. What the others then fail of (a collective without its peer) is a consequence of it."""
+        fails the run. What the others then fail of (a collective without its peer) is a consequence of it; and so is what fails once
+        the notice was answered by a save, which ends this incarnation. Any other error is the script's own, and is charged."""
         workers = status.worker_statuses
         self._noticed = self._noticed or any(getattr(worker, "preemption_info", None) is not None for worker in workers.values())
         for rank, worker in workers.items():
@@ -76,9 +84,17 @@ class Controller:
             if not hasattr(status, "has_preempted_worker") or not self._notice():  # an older Ray has no budget for preemptions
                 continue
             if death is None:
+                if not internals.lost_peer(worker.error) and not self._saved():
+                    continue
                 log.warning("Rank %d failed after the notice, and the run is about to be restarted: %s", rank, worker.error)
                 worker.error = death = ray.exceptions.RayActorError(error_msg=str(worker.error))
             death._preempted = True
+
+    def _saved(self) -> bool:
+        try:
+            return self._line is not None and self._line.agreement.wait_for(meeting.SAVED, 0.0) is not None
+        except errors.StoreLost:
+            return False
 
     def _notice(self) -> bool:
         """Whether there was one in this incarnation. Perhaps only the rank that is dead now knew of it, and told the others."""

@@ -1,8 +1,11 @@
 """From what the ranks said to what all of them do, with the reason. Pure functions: one rank's answer is everybody's.
 
+native    the script handles a preemption itself (get_preemption_info): all of it is left to the script
 own       the script's own save, entered as though its condition were true
 replay    the script's own save statements, run at a step boundary: batches may be repeated, never skipped
-state     no save of the script's can be used: what the optimizers hold, in a format of ours
+period    no save of the script's can be entered, but it has checkpoints of its own (Lightning reports them from a callback): the next
+          one is waited for, and training goes on
+state     the script has no checkpoints at all: what the optimizers hold, in a format of ours
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 from lastcall.core import messages
 
-FRAMEWORK, OWN, REPLAY, STATE = "framework", "own", "replay", "state"
+NATIVE, FRAMEWORK, OWN, REPLAY, PERIOD, STATE = "native", "framework", "own", "replay", "period", "state"
 _SLACK = 1.5  # a pass may take that much longer than the one before
 _LEAST = 2.0  # seconds that the script's own save point gets in any case
 
@@ -22,6 +25,8 @@ Said = Mapping[int, Mapping[str, Any]]
 def first(said: Said, left: float) -> dict[str, Any]:
     """`left`: seconds in which the save must have begun."""
     step = max(int(word["step"]) for word in said.values()) + 1
+    if any(word.get("native") for word in said.values()):
+        return {"step": step, "how": NATIVE, "within": left, "because": "the script handles a preemption itself"}
     if all(word.get("framework") for word in said.values()):
         return {"step": step, "how": FRAMEWORK, "within": left, "because": "the Trainer saves at the end of a step"}
     if not all(word.get("looked") for word in said.values()):
@@ -88,4 +93,7 @@ def _replay(step: int, left: float, because: str) -> dict[str, Any]:
 
 def _state(step: int, left: float, said: Said) -> dict[str, Any]:
     reasons = [str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")]
-    return {"step": step, "how": STATE, "within": left, "because": reasons[0] if reasons else "no save was found"}
+    because = reasons[0] if reasons else "no save was found"
+    if any(word.get("checkpoints") for word in said.values()):
+        return {"step": step, "how": PERIOD, "within": left, "because": f"{because}; the script's next checkpoint is waited for"}
+    return {"step": step, "how": STATE, "within": left, "because": because}

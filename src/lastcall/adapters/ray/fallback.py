@@ -10,7 +10,7 @@ import logging
 import time
 from typing import Any
 
-from lastcall.adapters.ray import internals, leftover
+from lastcall.adapters.ray import deciding, internals, leftover
 from lastcall.adapters.ray.committing import Committing
 from lastcall.adapters.ray.harmless import harmless
 from lastcall.adapters.ray.meeting import Line
@@ -18,7 +18,6 @@ from lastcall.adapters.ray.serving import Serving
 
 log = logging.getLogger("lastcall")
 _ATTRIBUTE = "_lastcall_fallback"  # of Ray's train context
-_PREFIX = "state-"
 
 
 class Fallback:
@@ -38,14 +37,20 @@ class Fallback:
     @harmless
     def restore(self) -> None:
         """If the last incarnation has left a state, have it put back."""
-        folder, facts = leftover.find_state(self._storage, self._context.checkpoint)
+        folder, facts = leftover.find_state(self._storage, self._context.checkpoint, self._given())
         if folder is None:
             return
         from lastcall.adapters.ray import restoring, state
 
         body = state.read(self._storage.storage_filesystem, f"{self._storage.experiment_fs_path}/{folder}", self._line.rank)
-        self._restoring = restoring.Restoring(body, str(facts.get("reason")))
+        self._restoring = restoring.Restoring(body, str(facts.get("reason")), self._own)
         self._restoring.begin()
+
+    def _given(self) -> dict[str, str]:
+        return leftover.arguments(self._context.train_run_context.train_loop_config)
+
+    def _own(self) -> bool:
+        return self._serving.flow is not None and self._serving.flow.own
 
     def end(self) -> None:
         if self._restoring is not None:
@@ -62,8 +67,16 @@ class Fallback:
     def save(self, because: str) -> None:
         """Does not return where the state was saved, unless training is to go on."""
         until = time.monotonic() + max(1.0, self._serving.left())
-        agreed = self._line.agreement.settle("state", {}, lambda said: {"folder": f"{_PREFIX}{time.time_ns()}"}, until, self._line.gone)
-        if agreed and self._save(f"{leftover.FOLDER}/{agreed['folder']}", because):
+        mine = {"useless": self._own() and not self._named}
+        agreed = self._line.agreement.settle("state", mine, _place, until, self._line.gone)
+        if agreed and not agreed["folder"]:
+            log.error(
+                "Nothing was saved by lastcall (%s), since this run has checkpoints of its own: training goes on, and a restart begins "
+                "from the last one that was reported",
+                because,
+            )
+        elif agreed and self._save(f"{leftover.FOLDER}/{agreed['folder']}", because):
+            self._committing.saved()
             self._committing.stop()
 
     def _save(self, folder: str, because: str) -> bool:
@@ -79,8 +92,9 @@ class Fallback:
             log.error("Nothing was saved: %s", verdict.because)
             return False
         if self._line.rank == 0:
-            leftover.leave_state(self._storage, folder, self._committing.known, self._committing.facts())
-            leftover.clean(self._storage, _PREFIX, folder)
+            facts = self._committing.facts(deciding.STATE)
+            leftover.leave_state(self._storage, folder, self._committing.known, facts, self._given())
+            leftover.clean(self._storage, leftover.STATES, folder)
             log.info(
                 "JIT checkpoint completed in %.1fs (%.1f MB of model and optimizer, in lastcall's own format: %s)",
                 self._serving.since_notice(),
@@ -95,6 +109,12 @@ class Fallback:
         if self._line.rank != 0 and state.alike_on_all_ranks():
             return 0
         return state.write(self._storage.storage_filesystem, folder, self._line.rank, state.captured(self._named))
+
+
+def _place(said: dict[int, dict[str, Any]]) -> dict[str, str]:
+    """Where all ranks write; nowhere, if the script of one of them will go on from a checkpoint of its own."""
+    useless = any(word.get("useless") for word in said.values())
+    return {"folder": "" if useless else f"{leftover.STATES}{time.time_ns()}"}
 
 
 def current() -> Fallback | None:

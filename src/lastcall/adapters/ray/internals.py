@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from typing import Any
 
@@ -12,8 +13,16 @@ import ray
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.context import get_train_context
 
+try:
+    from ray.train.v2._internal.execution import train_fn_utils
+except ImportError:  # older versions
+    train_fn_utils = None
+
 POLL_VARIABLE = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 POLL_SECONDS = 2.0
+_LOST = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "SynchronizationBarrierResetError"}
+_LOST_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "nccl", "gloo")
+TrainFnUtils: Any = getattr(train_fn_utils, "DistributedTrainFnUtils", object)  # behind the functions that a script calls
 DRAIN_VARIABLE = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
 
 
@@ -29,6 +38,18 @@ def node_id() -> str:
 def address() -> str:
     """Where the other nodes reach this one."""
     return str(ray.util.get_node_ip_address())
+
+
+def trial() -> str:
+    """The name of the Ray Tune trial in which this process starts a run; empty outside of one."""
+    if "ray.tune" not in sys.modules:
+        return ""
+    try:
+        from ray.tune import get_context
+
+        return str(get_context().get_trial_id() or "")
+    except Exception:  # older versions have another context, and none outside of a trial
+        return ""
 
 
 def poll_seconds() -> float:
@@ -80,6 +101,13 @@ def remove_local(checkpoint: Any, storage: Any) -> None:
     path, home = os.path.realpath(checkpoint.path), os.path.realpath(tempfile.gettempdir())
     if checkpoint.filesystem.type_name == "local" and path.startswith(home + os.sep) and storage.experiment_fs_path not in path:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def lost_peer(error: Any) -> bool:
+    """Whether this is what a rank fails of when another one has gone: a collective without its peer."""
+    inner = getattr(error, "_base_exc", error)
+    kinds = {kind.__name__ for kind in type(inner).__mro__}
+    return bool(kinds & _LOST) or any(words in str(inner).lower() for words in _LOST_WORDS)
 
 
 def actor_death(error: Any) -> Any:

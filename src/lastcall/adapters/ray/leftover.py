@@ -16,9 +16,11 @@ from typing import Any
 import pyarrow.fs
 
 from lastcall.adapters.ray import internals
+from lastcall.core import digest
 
 log = logging.getLogger("lastcall")
 FOLDER = ".lastcall"
+STATES = "state-"  # how the folders of states are called
 _MARKER = "uncommitted.json"
 
 
@@ -28,17 +30,43 @@ def leave(storage: Any, checkpoint: Any, before: Sequence[str | None], facts: Ma
     write(storage, _MARKER, {"name": name, "before": list(before), "time": time.time(), **facts})
 
 
-def leave_state(storage: Any, folder: str, before: Sequence[str | None], facts: Mapping[str, Any]) -> None:
-    """Of a script without a save of its own: not a checkpoint that it could read."""
-    write(storage, _MARKER, {"state": folder, "before": list(before), "time": time.time(), **facts})
+def leave_state(
+    storage: Any, folder: str, before: Sequence[str | None], facts: Mapping[str, Any], given: Mapping[str, str] | None = None
+) -> None:
+    """Of a script without a save of its own: not a checkpoint that it could read. `given`: what the script was given (`arguments`)."""
+    write(storage, _MARKER, {"state": folder, "before": list(before), "time": time.time(), "given": dict(given or {}), **facts})
 
 
-def find_state(storage: Any, known: Any) -> tuple[str | None, dict[str, Any]]:
-    """The folder of such a state, if nothing newer was committed since."""
+def find_state(storage: Any, known: Any, given: Mapping[str, str] | None = None) -> tuple[str | None, dict[str, Any]]:
+    """The folder of such a state, if nothing newer was committed since, and the script is given what it was given then."""
     body = _read(storage, _MARKER)
     folder = body.get("state")
-    fits = isinstance(folder, str) and internals.name_of(storage, known) in body.get("before", [])
-    return folder if fits else None, body
+    if not isinstance(folder, str) or internals.name_of(storage, known) not in body.get("before", []):
+        return None, body
+    before = body.get("given")
+    others = sorted(key for key in {**before, **given} if before.get(key) != given.get(key)) if given and before else []
+    if others:
+        log.warning(
+            "The model and optimizer that the last job of this name saved after %s are not put back: train_loop_config has changed "
+            "(%s). Start it with the values that it had to go on from there, or give this run another name: RunConfig(name=...)",
+            body.get("reason", "a notice"),
+            ", ".join(f"`{key}`" for key in others),
+        )
+    return None if others else folder, body
+
+
+def forget_state(storage: Any) -> None:
+    """The run has ended well: whoever uses its name again starts another one."""
+    body = _read(storage, _MARKER)
+    if isinstance(body.get("state"), str):
+        forget(storage)
+        clean(storage, STATES, "")
+
+
+def arguments(config: Any) -> dict[str, str]:
+    """What tells one run of a name from another: a digest of each value of its train_loop_config, which may hold secrets."""
+    values = config if isinstance(config, Mapping) else {}
+    return {str(key): digest.of(json.dumps(value, sort_keys=True, default=_kind).encode()) for key, value in values.items()}
 
 
 def forget(storage: Any) -> None:
@@ -60,7 +88,7 @@ def clean(storage: Any, prefix: str, keep: str) -> None:
     """Remove the folders that were left before this one."""
     filesystem, home = storage.storage_filesystem, f"{storage.experiment_fs_path}/{FOLDER}"
     for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(home)):
-        if entry.base_name.startswith(prefix) and not keep.endswith(entry.base_name):
+        if entry.base_name.startswith(prefix) and not (keep and keep.endswith(entry.base_name)):
             filesystem.delete_dir(entry.path)
 
 
@@ -97,6 +125,11 @@ def _read(storage: Any, name: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def _kind(value: object) -> str:
+    """In the place of a value that is none of JSON's."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _path(storage: Any, name: str) -> str:

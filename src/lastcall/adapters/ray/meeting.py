@@ -15,6 +15,7 @@ from lastcall.core.store.client import StoreClient
 
 log = logging.getLogger("lastcall")
 _CONNECT_SECONDS = 10.0
+SAVED = "saved"  # told to the controller
 
 
 class Line:

@@ -24,8 +24,8 @@ _KUBERAY = "RAY_USAGE_STATS_KUBERAY_IN_USE"  # in the pods of KubeRay
 _runs = itertools.count(1)  # several fit() calls in one script are several runs, in the same order each time
 
 
-def settle(run_config: Any, run_id: str | None, environ: Mapping[str, str] | None = None) -> None:
-    """Give a run without a name one that lasts; or say what that costs."""
+def settle(run_config: Any, run_id: str | None, environ: Mapping[str, str] | None = None, trial: str = "") -> None:
+    """Give a run without a name one that lasts; or say what that costs. `trial`: of Ray Tune, whose trials are runs of their own."""
     if not _DATED.fullmatch(run_config.name or "") or "storage_context" in vars(run_config):
         return
     number = next(_runs)
@@ -37,6 +37,7 @@ def settle(run_config: Any, run_id: str | None, environ: Mapping[str, str] | Non
             run_config.name,
         )
         return
+    name = f"{name}-{trial}" if trial else name
     run_config.name = name if number == 1 else f"{name}-{number}"
     log.info("This run is called %s (RunConfig has no name): submitted again, it goes on from its newest checkpoint", run_config.name)
 

@@ -16,6 +16,7 @@ from lastcall.adapters.torch import script as scripts
 log = logging.getLogger("lastcall")
 _NAME = "report"
 _ARGUMENT = "checkpoint"
+_LOOKS = 8  # steps outside of any loop that are looked at
 
 
 class Reports:
@@ -41,20 +42,38 @@ class OwnSave:
     def __init__(self) -> None:
         self._script: scripts.Script | None = None
         self._trainer: Any = None
-        self._looked = False
+        self._looks = 0
+        self.reporter = ""  # what reports checkpoints at its own time, if not the script's own code
 
-    def look(self, frame: FrameType) -> None:
-        """At the first step: the source is read once, before there is any hurry."""
-        self._looked = True
+    def look(self, frame: FrameType) -> bool:
+        """At the first step: the source is read once, before there is any hurry. False where that was no step of a loop: something
+        has stepped an optimizer beforehand, and the next one is worth another look."""
+        self._looks += 1
         self._trainer = trainers.trainer_in(frame)
         if self._trainer is not None:
             log.info("A notice will have the %s save by itself, and Ray's callback report it", type(self._trainer).__name__)
-            return
+            return True
         self._script = scripts.find(frame, Reports())
         if self._script.points:
             log.info("A notice will run the script's own save: %s", self._script.place)
-        else:
-            log.warning("No save of the script's own can be run when a notice comes: %s", self._script.because)
+            return True
+        self.reporter = trainers.reporter_in(frame)
+        if self.reporter:
+            log.warning(
+                "A notice cannot make %s save: training will go on until its next report, and what was done since the last one is lost "
+                "if that does not come within the grace. Have it report more often than that",
+                self.reporter,
+            )
+            return True
+        if not self._script.looped and self._looks < _LOOKS:
+            return False
+        log.warning("No save of the script's own can be run when a notice comes: %s", self._script.because)
+        return True
+
+    @property
+    def saves(self) -> bool:
+        """Whether it is known to save by itself; the Trainer apart, which is resumed as it is outside of Ray (trainers.py)."""
+        return bool(self.reporter) or (self._script is not None and bool(self._script.points))
 
     def remember(self, frame: FrameType) -> None:
         if self._script is not None:
@@ -63,10 +82,11 @@ class OwnSave:
     def position(self) -> dict[str, Any]:
         points = self._script is not None and bool(self._script.points)
         return {
-            "looked": self._looked,
+            "looked": self._looks > 0,
             "points": points,
             "near": self.near,
             "framework": self._trainer is not None,
+            "checkpoints": bool(self.reporter),
             "because": "no optimizer has stepped yet" if self._script is None else self._script.because,
         }
 

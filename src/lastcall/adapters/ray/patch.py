@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import ray
+import ray.train
 
 from lastcall.adapters.ray import internals, naming, versions
 from lastcall.adapters.torch import script as scripts
@@ -26,6 +27,9 @@ _DRAIN_SECONDS = "1.0"  # between two looks of Ray at which nodes are drained; 5
 
 def protect_all(module: ModuleType) -> None:
     """For ray.train.v2.api.data_parallel_trainer, from the bootstrap."""
+    from lastcall.adapters.ray import config
+
+    config.accept(ray.train.RunConfig)
     trainer = module.DataParallelTrainer
     create = trainer._create_default_callbacks
     if hasattr(create, _MARK):
@@ -48,9 +52,11 @@ def prepare(trainer: Any) -> list[Any]:
     """Called by fit(), before the controller is made. The driver's environment counts, wherever the workers run."""
     from lastcall.adapters.ray.callback import JITCallback
 
-    jit = JITCheckpointConfig()
+    there = [callback for callback in trainer.run_config.callbacks or () if isinstance(callback, JITCallback)]
+    jit = there[0]._jit if there else JITCheckpointConfig()  # RunConfig(jit_checkpoint_config=...) has put it there
+    asked = bool(there) or jit.origins()["enabled"] != "default"
     with logs.Visible(jit.log_level):
-        if not jit.enabled or not versions.say(ray.__version__):
+        if not asked or not jit.enabled or not versions.say(ray.__version__):
             return []
         if getattr(trainer.backend_config.backend_cls, "has_replica_groups", False):
             log.warning("This run is not protected: its replica groups (TorchFT) go on without a lost worker by themselves")
@@ -59,10 +65,9 @@ def prepare(trainer: Any) -> list[Any]:
             log.warning(
                 "LASTCALL_MIRROR is left out: Ray Train keeps its checkpoints where RunConfig(storage_path=...) says, and that may be s3://"
             )
-        naming.settle(trainer.run_config, jit.run_id)
+        naming.settle(trainer.run_config, jit.run_id, None, internals.trial())
         os.environ.setdefault(internals.DRAIN_VARIABLE, _DRAIN_SECONDS)  # handed on to the controller by Ray
         sources = scripts.gather(trainer.train_loop_per_worker)
-        there = [callback for callback in trainer.run_config.callbacks or () if isinstance(callback, JITCallback)]
-        for callback in there:  # lastcall.ray.RunConfig has put it there
+        for callback in there:
             callback.sources = sources
         return [] if there else [JITCallback.of(jit, sources)]

@@ -62,7 +62,7 @@ class Reporting:
         number = self._calls
         word = {"number": number, "checkpoint": checkpoint is not None, "replayed": self._serving.replaying}
         with self._lock:
-            through = committing.done or not self._serving.latch.raised
+            through = committing.done or not self._serving.latch.raised or self._serving.native
             self._under_way = word if through else None
         settled = None if through else self._settled(word, checkpoint)
         if settled is not None and (settled["missing"] or settled["torn"]):
@@ -74,7 +74,7 @@ class Reporting:
             self._under_way = None
             self._finished = number
             spoken = self._spoken
-        if settled is None and spoken is not None and not committing.done:
+        if settled is None and spoken is not None and not committing.done and not self._serving.native:
             settled = spoken.result()
             if settled["missing"]:  # and Ray's barrier was released: nothing was reported
                 committing.without(number, settled, checkpoint)
@@ -95,6 +95,8 @@ class Reporting:
     def speak(self) -> None:
         """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us; and if it has
         just come out of it: a rank that was a little slower, or heard the notice a little sooner, waits for our word on that report."""
+        if self._serving.native:
+            return  # nobody waits for anybody
         with self._lock:
             if self._finished:
                 word = {"number": self._finished, "checkpoint": False, "passed": True}
@@ -120,6 +122,8 @@ class Reporting:
         """Learn from a report that is over: how long a save takes, when the next report is due, where the script is."""
         serving, now = self._serving, time.monotonic()
         if saved:
+            if serving.flow is not None:
+                serving.flow.reported = True
             serving.save_seconds = seconds
             self._committing.reported(self._context.checkpoint)
         self._plain = self._plain or not saved

@@ -4,7 +4,7 @@ first step. What does not fit is left as it is, and said."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +19,15 @@ _NOT = "the script's own counts (epoch, step), schedulers, random numbers and th
 
 
 class Restoring:
-    """In the training thread, until the first optimizer has stepped."""
+    """In the training thread, until the first optimizer has stepped. `alone`: whether the script has restored itself by then; what it
+    has restored is older than this, and goes with its own counts: it must not be mixed with it."""
 
-    def __init__(self, body: Mapping[str, Any], reason: str) -> None:
+    def __init__(self, body: Mapping[str, Any], reason: str, alone: Callable[[], bool] = lambda: False) -> None:
         self._modules = list(body["modules"])
         self._optimizers = list(body["optimizers"])
         self._named = dict(body["named"])
         self._reason = reason
+        self._alone = alone
         self._done: list[str] = []
         self._patience = len(self._optimizers)  # steps until all of them have had their turn
         self._forward: Any = None
@@ -58,9 +60,19 @@ class Restoring:
         if self._done:
             log.info("Restored what was saved after %s: %s", self._reason, ", ".join(self._done))
 
+    def _left_alone(self) -> bool:
+        if self._forward is not None and not self._done and self._alone():
+            self._rest()
+            log.warning(
+                "The model and optimizer that were saved after %s are not put back: the script has checkpoints of its own, and goes on "
+                "from them",
+                self._reason,
+            )
+        return self._forward is None
+
     @harmless
     def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
-        if not any(entry["class"] == state.kind(module) for entry in self._modules):
+        if not any(entry["class"] == state.kind(module) for entry in self._modules) or self._left_alone():
             return
         live = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         for entry in self._modules:
@@ -72,7 +84,7 @@ class Restoring:
 
     @harmless
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        if self._forward is None:
+        if self._forward is None or self._left_alone():
             return
         shapes = state.shapes(state.parameters(optimizer))
         for entry in self._optimizers:

@@ -14,9 +14,11 @@ from lastcall import errors
 from lastcall.adapters.ray import deciding, internals
 from lastcall.adapters.ray.boundary import Boundary
 from lastcall.adapters.ray.echo import Echo
+from lastcall.adapters.ray.flow import Flow
 from lastcall.adapters.ray.harmless import harmless
 from lastcall.adapters.ray.meeting import Line
 from lastcall.adapters.ray.ownsave import OwnSave
+from lastcall.core import budget
 from lastcall.core.latch import Latch
 from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice
@@ -25,13 +27,12 @@ log = logging.getLogger("lastcall")
 _AGREE_SECONDS = 5.0  # the agents answer at once: whoever does not by then is dead or frozen
 _FIRST_SAVE = 1.0  # seconds that a save takes, as long as none was seen
 _LISTEN = 300.0  # seconds of one wait for news
-_THIRD = 3.0  # the kill wait takes at most this part of the grace
 
 
 class Serving:
     """One a worker. `told` from any thread; `arrived` and `before` in the training thread, from below its frames."""
 
-    def __init__(self, jit: JITCheckpointConfig, line: Line, echo: Echo, own: OwnSave) -> None:
+    def __init__(self, jit: JITCheckpointConfig, line: Line, echo: Echo, own: OwnSave, flow: Flow | None = None) -> None:
         self.latch = Latch()
         self.boundary = Boundary(self.arrived)
         self.save_seconds = _FIRST_SAVE
@@ -41,9 +42,10 @@ class Serving:
         self._line = line
         self._echo = echo
         self._own = own
+        self.flow = flow
+        self._looked = False
         self.replaying = False  # the script's own save is being run away from its place
         self._plan: dict[str, Any] | None = None
-        self._looked = False
         self._entered = False
         self._closed = False
         self._lock = threading.Lock()
@@ -65,7 +67,7 @@ class Serving:
     def on_drain(self, left: float | None, nodes: Mapping[str, Sequence[int]]) -> None:
         """Ray says that nodes are taken away."""
         now = time.monotonic()
-        self.told(Notice("drain", "node drain", now, now + (self._jit.grace if left is None else left)), nodes)
+        self.told(Notice("drain", "node drain", now, now + (self._jit.grace if left is None else left)), nodes, echo=False)
 
     def listen(self) -> None:
         """A thread: what another rank was told."""
@@ -81,25 +83,32 @@ class Serving:
                 now = time.monotonic()
                 left = float(news.get("left", self._jit.grace))  # the clocks of two nodes may differ by seconds
                 notice = Notice(f"rank {news.get('rank')}", str(news.get("reason")), now, now + left)
-                self.told(notice, news.get("nodes", {}), announce=False)
+                self.told(notice, news.get("nodes", {}), announce=False, echo=not news.get("drain"))
 
-    def told(self, notice: Notice, nodes: Mapping[str, Sequence[int]], *, announce: bool = True) -> None:
+    def told(self, notice: Notice, nodes: Mapping[str, Sequence[int]], *, announce: bool = True, echo: bool = True) -> None:
+        """`echo`: Ray does not know of it yet. What Ray itself says (a drain) it says to every rank, and in its own words."""
         with self._lock:
             first = self.latch.notice is None
             if self._closed or not self.latch.offer(notice):
                 return
-        self._echo.say(self.left(), nodes)
+        if echo:
+            self._echo.say(self.left(), nodes)
         if first:
             self.speak()
             args = (notice, dict(nodes) if announce else None)
             threading.Thread(target=self._serve, args=args, name="lastcall-notice", daemon=True).start()
 
     @property
+    def native(self) -> bool:
+        """Whether the script handles a preemption itself. All ranks know it at the same report: get_preemption_info() is a barrier."""
+        return self.flow is not None and self.flow.native
+
+    @property
     def how(self) -> str:
         """What brought about the save that is being made."""
         if self.replaying:
             return deciding.REPLAY
-        if self._plan is None or self._plan["how"] == deciding.REPLAY:
+        if self._plan is None or self._plan["how"] in (deciding.REPLAY, deciding.PERIOD, deciding.STATE):
             return "the script's own period"
         return str(self._plan["how"])
 
@@ -130,12 +139,12 @@ class Serving:
 
     def _serve(self, notice: Notice, nodes: dict[str, Any] | None) -> None:
         try:
-            wait = max(0.0, min(self._jit.kill_wait, self.left() / _THIRD))
+            wait = budget.wait_within(self._jit.kill_wait, self.left(), self.reserve())
             self._say(notice, wait, nodes is not None)
             if nodes is not None:
                 self._announce(notice, nodes)
             if not self.begun.wait(wait):
-                self._save()
+                self._save(notice)
         except errors.StoreLost as error:
             log.warning("Nothing is saved after %s: the controller is gone, and the run with it (%s)", notice.reason, error)
         except Exception:
@@ -146,7 +155,7 @@ class Serving:
     def _announce(self, notice: Notice, nodes: dict[str, Any]) -> None:
         left = self.left()
         news = {"rank": self._line.rank, "reason": notice.reason, "nodes": nodes, "left": left, "deadline": time.time() + left}
-        self._line.agreement.announce(news)
+        self._line.agreement.announce({**news, "drain": notice.source == "drain"})
 
     def _say(self, notice: Notice, wait: float, own: bool) -> None:
         cut = "" if wait == self._jit.kill_wait else f" (instead of {self._jit.kill_wait:.1f}s: {self.left():.1f} s are left)"
@@ -162,12 +171,19 @@ class Serving:
                 wait,
             )
 
-    def _save(self) -> None:
+    def _save(self, notice: Notice) -> None:
         plan = self._agree("step", deciding.first)
-        if plan["how"] == deciding.OWN and not self._begins(plan["within"]):
+        if plan["how"] == deciding.OWN and not self._begins(plan["within"]) and not self.native:
             plan = self._agree("again", deciding.again)
+        if plan["how"] == deciding.NATIVE or self.native:
+            return
         if not self._begins(max(0.0, self.left() - 0.5)):
-            log.error("The training loop did not come to a save in time: nothing was saved after the notice")
+            log.error(
+                "The training loop did not come to a save in time: nothing was saved after the notice (%s). A restart begins from the "
+                "last checkpoint that was reported. Report one more often, or raise the grace: export LASTCALL_GRACE_SECONDS=%d",
+                notice.reason,
+                round(2 * self._jit.grace),
+            )
 
     def _begins(self, seconds: float) -> bool:
         return self.begun.wait(min(seconds, max(0.0, self.left() - 0.5)))
@@ -177,13 +193,17 @@ class Serving:
         left = max(0.0, self.left() - self.reserve())
         expected = None if self.expected is None else max(0.0, self.expected - time.monotonic())
         mine = {"step": self.boundary.hold(), "seconds": expected, "inside": self._own.inside, **self._own.position()}
+        mine["native"] = self.native
+        mine["checkpoints"] = bool(mine.get("checkpoints")) or (self.flow is not None and self.flow.own)
         until = time.monotonic() + min(_AGREE_SECONDS, max(0.5, left))
         plan = self._line.agreement.settle(name, mine, lambda said: decide(said, left), until, self._line.gone)
         if plan is None:
             raise errors.StoreLost("the ranks cannot agree")
         if not plan:
             raise RuntimeError("the ranks came to no decision")
-        log.info("Rank %d saves after step %d of this process (%s): %s", self._line.rank, plan["step"], plan["how"], plan["because"])
+        leaves = plan["how"] in (deciding.NATIVE, deciding.PERIOD)
+        what = "leaves the save to the script" if leaves else f"saves after step {plan['step']} of this process"
+        log.info("Rank %d %s (%s): %s", self._line.rank, what, plan["how"], plan["because"])
         self._plan = plan
         self.boundary.release()
         return plan
@@ -194,10 +214,14 @@ class Serving:
     def arrived(self, frame: FrameType) -> None:
         """A step is complete, in this frame."""
         if not self._looked:
-            self._looked = True
-            self._own.look(frame)
+            self._looked = self._own.look(frame) is not False
+            self.boundary.curious = not self._looked
+            if self._looked and self.flow is not None:
+                self.flow.look(frame)
+                if self._line.rank == 0:
+                    self.flow.remark(saves=self._own.saves)
         plan = self._plan
-        if plan is None or self.boundary.steps < plan["step"] or self.begun.is_set():
+        if plan is None or self.boundary.steps < plan["step"] or self.begun.is_set() or self.native:
             return
         if plan["how"] == deciding.FRAMEWORK:
             self._own.ask_trainer()
@@ -205,7 +229,7 @@ class Serving:
             self._entered = self._entered or self._own.enter(frame, self._left_the_save)
         elif plan["how"] == deciding.REPLAY and self._own.near:
             self._replay(frame)
-        else:
+        elif plan["how"] in (deciding.REPLAY, deciding.STATE):
             self.boundary.before = self._replay if plan["how"] == deciding.REPLAY else self._save_state
 
     @harmless

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from lastcall.adapters.ray import fallback, internals, leftover, meeting
+from lastcall.adapters.ray import fallback, internals, leftover, meeting, trainers
 from lastcall.adapters.ray.committing import Committing
 from lastcall.adapters.ray.echo import Echo
 from lastcall.adapters.ray.fallback import Fallback
+from lastcall.adapters.ray.flow import Flow
 from lastcall.adapters.ray.ownsave import OwnSave
 from lastcall.adapters.ray.reporting import Reporting
 from lastcall.adapters.ray.serving import Serving
@@ -29,11 +30,11 @@ class Worker:
     def __init__(self, jit: JITCheckpointConfig, place: Mapping[str, Any]) -> None:
         context = internals.train_context()
         line = meeting.connect(place, context.get_world_rank(), context.get_world_size())
-        own, echo = OwnSave(), Echo(context)
+        own, echo, self._flow = OwnSave(), Echo(context), Flow(context)
         self._context = context
         self._line = line
         self._echo = echo
-        self._serving = Serving(jit, line, echo, own)
+        self._serving = Serving(jit, line, echo, own, self._flow)
         training = line.clone()
         committing = Committing(context, self._serving, training, echo)
         self._reporting = Reporting(context, self._serving, training, own, committing)
@@ -49,6 +50,8 @@ class Worker:
         fallback.install(self._context, self._fallback)
         self._fallback.restore()
         leftover.inject(self._context)
+        self._flow.begin()
+        trainers.resume_all()
         try:
             if internals.trains_with_torch(self._context):
                 self._serving.boundary.install()
@@ -73,6 +76,7 @@ class Worker:
         self._echo.end()
         self._serving.close()
         self._reporting.end()
+        self._flow.end()
         self._fallback.end()
 
 

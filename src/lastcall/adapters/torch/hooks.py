@@ -7,7 +7,8 @@ The first kind shows in the pass (no optimizer stepped). The second is learned f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,19 +19,29 @@ from lastcall.core.gate import Gate
 
 _LESSONS = 64  # passes after which the shape of the loop is known
 _SAMPLES = 3  # parameters looked at
+_BY_HAND = 8  # ... where no optimizer tells that they were changed
 
 
 class StepHooks:
-    """Installed while a session runs."""
+    """Installed while a session runs. `on_step` hears of the steps of the first passes; `on_new` of an optimizer that begins later."""
 
-    def __init__(self, gate: Gate, device: bool, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        device: bool,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        on_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
+        on_new: Callable[[], None] = lambda: None,
+    ) -> None:
         self._gate = gate
         self._optimizers = optimizers
-        self._stepped: set[int] = set()
+        self._on_step = on_step
+        self._on_new = on_new
         self._device = device  # some state lives on a GPU: mark on its stream where a step ends
         self._handles: list[Any] = []
         self._lessons = _LESSONS
-        self._seen: list[tuple[torch.Tensor, torch.Tensor | None, int]] = []
+        self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor | None, int]]] = {}  # by optimizer, as it left its gradients
+        self._known: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # that have stepped while the passes were looked at
         self.waits_after_step = False  # backward runs after the step: gradients always belong to the state
 
     def install(self) -> None:
@@ -48,29 +59,34 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._seen = []
+        self._seen = {}
 
     def _learning(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """The post-hook of the first passes."""
         if self._device:
             cuda.fence()
         self._gate.leave()
-        self._stepped.add(id(optimizer))
+        key = id(optimizer)
+        if key not in self._known:
+            self._known[key] = weakref.ref(optimizer, lambda _: self._known.pop(key, None))
+        self._on_step(optimizer)
         params = [param for group in optimizer.param_groups for param in group["params"]]
-        self._seen = [(p, p.grad, p.grad._version if p.grad is not None else 0) for p in params[:: max(1, len(params) // _SAMPLES)]]
+        self._seen[key] = [
+            (p, p.grad, p.grad._version if p.grad is not None else 0) for p in params[:: max(1, len(params) // _SAMPLES)]
+        ]
 
     def end_of_pass(self) -> None:
         """Called at the boundaries of the first passes (while `learning`)."""
-        for param, grad, version in self._seen:
+        for param, grad, version in [seen for each in self._seen.values() for seen in each]:
             now = param.grad
             if now is not None and (now is not grad or now._version != version) and bool(placement.local(now).any()):
                 self.waits_after_step = True
         for optimizer in self._optimizers:  # one that steps rarely, beside one that steps in every pass
-            if self._stepped and id(optimizer) not in self._stepped and _has_gradients(optimizer):
+            if self._seen and id(optimizer) not in self._seen and _has_gradients(optimizer):
                 self.waits_after_step = True
-        self._seen, self._stepped = [], set()
+        self._seen = {}
         self._lessons -= 1
-        if self._lessons <= 0 or self.waits_after_step:
+        if self._lessons <= 0:
             self._graduate()
 
     @property
@@ -78,22 +94,51 @@ class StepHooks:
         return self._lessons > 0
 
     def _graduate(self) -> None:
-        self._lessons = 0
-        gate = self._gate
+        gate, known, device = self._gate, self._known, self._device
 
-        def after(_optimizer: object, _args: object, _kwargs: object) -> None:
-            gate.steps += 1  # Gate.leave, inlined
-
-        def after_on_device(_optimizer: object, _args: object, _kwargs: object) -> None:
-            cuda.fence()
-            gate.leave()
+        def after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+            if id(optimizer) not in known:
+                self._learn_again(optimizer, args, kwargs)
+            elif device:
+                cuda.fence()
+                gate.leave()
+            else:
+                gate.steps += 1  # Gate.leave, inlined
 
         self._handles[1].remove()
-        self._handles[1] = register_optimizer_step_post_hook(after_on_device if self._device else after)
+        self._handles[1] = register_optimizer_step_post_hook(after)
+
+    def _learn_again(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        """Another optimizer begins, after the others were known: the loop has another shape now."""
+        self._lessons = _LESSONS
+        self._handles[1].remove()
+        self._handles[1] = register_optimizer_step_post_hook(self._learning)
+        self._learning(optimizer, args, kwargs)
+        self._on_new()
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(p.grad is not None and bool(placement.local(p.grad).any()) for group in optimizer.param_groups for p in group["params"])
+
+
+class ByHand:
+    """Sees whether parameters were changed, in a loop without a torch optimizer: some of them, by their version and their first values
+    (`p.data -= ...` does not count as a version)."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        trained = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf and tensor.layout is torch.strided]
+        self._tensors = trained[:: max(1, len(trained) // _BY_HAND)][:_BY_HAND]
+        self._versions, self._values = self._read()
+
+    def changed(self) -> bool:
+        """Since it was asked last."""
+        before = self._versions, self._values
+        self._versions, self._values = self._read()
+        return before != (self._versions, self._values)
+
+    def _read(self) -> tuple[list[int], list[list[float]]]:
+        few = [placement.local(tensor.detach()).reshape(-1)[:_SAMPLES].tolist() for tensor in self._tensors[:2]]
+        return [tensor._version for tensor in self._tensors], few
 
 
 class Counter:

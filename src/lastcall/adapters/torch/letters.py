@@ -2,8 +2,8 @@
 
 It is written at every step, so it must cost microseconds: what Python's `marshal` takes as it is goes to it as it is (positions of
 loaders, generators' words, the state of schedulers), tensors follow as raw bytes, and only what is neither is encoded as for a
-checkpoint. The document is made when a letter is read, which is rare. marshal runs no code when it loads; it trusts its bytes, as
-we may: a record is checksummed, its file belongs to this user alone, and the same Python wrote it.
+checkpoint. The document is made when a letter is read, which is rare, and by a reader of our own (`formats.marshalled`): marshal's
+trusts its bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lastcall.adapters.torch import rng, twisters
 from lastcall.adapters.torch.data import position
 from lastcall.adapters.torch.state import encoding, objects, parts, shelf
 from lastcall.core import mailbox
-from lastcall.formats import tree
+from lastcall.formats import marshalled, tree
 from lastcall.types import TensorEntry
 
 VERSION = 1
@@ -77,7 +77,7 @@ class Letter:
     def pieces(self) -> list[mailbox.Piece]:
         """The bytes, in the order in which they are to be written."""
         self._head["tensors"], self._head["buffers"] = self._tensors, self._buffers
-        head = marshal.dumps(self._head)
+        head = marshal.dumps(self._head, marshalled.VERSION)
         return [_LENGTH.pack(len(head)), head, *self._tensor_pieces, *self._buffer_pieces]
 
     def _fragment(self, copied: Any, name: str) -> tuple[Any, ...]:
@@ -113,7 +113,7 @@ class Letter:
 
     def _encoded(self, copied: Any, name: str) -> object:
         held = shelf.Shelf()
-        document = encoding.Encoder(self._known, held, frozenset(), {}).value(copied, name)
+        document = encoding.Encoder(self._known, held, frozenset(), {}, unsaved={}).whole(copied, name)
         entries = [(group, entry) for group, rows in held.entries.items() for entry in rows.values()]
         if sum(entry.source.nbytes for _, entry in entries) > _LARGE:
             raise Left("it is too large for the mail of a rank")
@@ -144,7 +144,7 @@ def read(data: bytes) -> Received:
     try:
         (length,) = _LENGTH.unpack_from(data)
         begin = _LENGTH.size + length
-        head = marshal.loads(data[_LENGTH.size : begin])
+        head: Any = marshalled.loads(data[_LENGTH.size : begin])
         if head["version"] != VERSION:
             raise ValueError(f"it is of version {head['version']!r}")
         tensors: dict[Any, TensorEntry] = {}
@@ -156,7 +156,7 @@ def read(data: bytes) -> Received:
         names = {name: _DOCUMENTS[fragment[0]](*fragment[1:]) for name, fragment in head["names"].items()}
         loaders = [_DOCUMENTS[kind](state) for kind, state in head["loaders"]]
         return Received(head["place"], _randomness(head["randomness"]), loaders, names, head["left"], tensors, buffers)
-    except (ValueError, KeyError, TypeError, EOFError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, RuntimeError) as error:
         raise errors.CheckpointError(f"the mail of a rank cannot be read: {error!r:.200}") from error
 
 

@@ -18,6 +18,7 @@ import torch
 from lastcall.adapters.torch import backward, letters, placement
 from lastcall.adapters.torch.rng import Captured, Randomness
 from lastcall.adapters.torch.state import copies, dtypes, modules, parts
+from lastcall.adapters.torch.state.entries import CARRIED
 from lastcall.core import mailbox
 from lastcall.formats import tree
 
@@ -110,6 +111,8 @@ class Mail:
             for name, look in looks.items():
                 if not look.heavy:
                     letter.name(name, copy.small[name])
+            if CARRIED in copy.small:
+                letter.name(CARRIED, copy.small[CARRIED])
             self._send(letter, looks, step, "B")
         except Exception as error:  # state_dict() is anybody's code, and training goes on without mail
             self._stop(error)

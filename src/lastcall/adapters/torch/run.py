@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,11 +23,19 @@ from typing import Any, TypeVar
 import torch
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import hooks, pinned
+from lastcall.adapters.torch import arguments, collecting, endings, hooks, pinned, repeats
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.protection import Protection
+from lastcall.adapters.torch.batches import Batches
+from lastcall.adapters.torch.carry.carrier import Carrier
+from lastcall.adapters.torch.carry.kept import Kept
+from lastcall.adapters.torch.counting import Counting, Itself
+from lastcall.adapters.torch.data import items
+from lastcall.adapters.torch.forecast import Forecast
+from lastcall.adapters.torch.overlooked import Overlooked
+from lastcall.adapters.torch.prelude import Prelude
+from lastcall.adapters.torch.protection import Afterwards, Protection
 from lastcall.adapters.torch.subject import TorchSubject
-from lastcall.core import mirror
+from lastcall.core import mirror, refusal, witness
 from lastcall.core.catalog import Entry
 from lastcall.core.gate import Gate
 from lastcall.core.session import Session
@@ -35,6 +45,7 @@ from lastcall.types import Kind, Outcome
 
 log = logging.getLogger("lastcall")
 T = TypeVar("T")
+_TICKS = 16  # the first ones, whose place in the script is looked at
 
 
 def protect(
@@ -55,15 +66,24 @@ def protect(
     `accelerator`: an accelerate.Accelerator. What it has prepared is saved and loaded by its own save_state() and load_state(), and
     left out of `state`.
     """
+    arguments.refuse_settings(config, periodic, state)
     jit = config if config is not None else JITCheckpointConfig()
     if guard is not None:
         jit = settings.changed(jit, guard=guard)
+    jit, directory = witness.adjusted(jit), witness.redirected(Path(directory).expanduser())
     periodic = periodic if periodic is not None else PeriodicCheckpointConfig()
-    if accelerator is not None and jit.enabled:
-        from lastcall.adapters.accelerate.run import AcceleratorRun  # whoever has an accelerator has accelerate
+    with refusal.explained():
+        if accelerator is not None and jit.enabled:
+            from lastcall.adapters.accelerate.run import AcceleratorRun  # whoever has an accelerator has accelerate
 
-        return AcceleratorRun(accelerator, Path(directory), jit, periodic, state, files)
-    return Run(Path(directory), jit, periodic, TorchSubject(state, check=jit.enabled), files)
+            return AcceleratorRun(accelerator, directory, jit, periodic, state, files)
+        subject = TorchSubject(arguments.with_inner(state), check=jit.enabled)
+        subject.state.patient = True
+        run = Run(directory, jit, periodic, subject, files)
+        if jit.enabled:
+            subject.overlooked = Overlooked(lambda: subject.state.values, subject.doubts)
+            subject.overlooked.uncounted = run._outside
+        return run
 
 
 class Run:
@@ -82,6 +102,9 @@ class Run:
         self._subject = subject
         self._gate = Gate()
         self._session: Session | None = None
+        self._carrier: Carrier | None = None
+        self._kept = Kept()  # of a run that is switched off
+        subject.lenient = jit.unmatched == "allow"
         if jit.enabled:
             mirror.reserve(jit.mirror, directory)
             world = worlds.find(jit)
@@ -90,9 +113,15 @@ class Run:
             self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate, world=world)
             self._session.metrics = self._subject.numbers
             self._gate = self._session.gate
+            self._carrier = subject.carry()
         self._resumed: int | None = None
         self._loops_to_skip = 0
         self._skipped = False
+        self._counting = Counting(subject.doubts)
+        self._continues = False  # the next batches() loop is the one that was interrupted
+        self.left_early = False  # the last incarnation left its loop by `break`, as an early stop does
+        self._ticked: set[int] = set()  # the lines that call tick()
+        self._again = False  # this process has finished a run in this directory before
         self._stepping = False  # inside run.steps(): batches are the user's own business
 
     # ---- what a user asks ------------------------------------------------------------------------------------------------------
@@ -100,6 +129,9 @@ class Run:
     @property
     def step(self) -> int:
         """The number of completed steps."""
+        if self._prelude is not None and self._prelude.waiting and self._carrier is not None:
+            if self._carrier.asked(sys._getframe(1)) and self._resumed is not None:
+                self._prelude.loop_begins(final=False)
         return self._subject.step
 
     @property
@@ -108,15 +140,40 @@ class Run:
         return self._subject.epoch
 
     @property
+    def batch(self) -> int:
+        """The index of the current batch of run.batches(): what enumerate() would have said had the epoch never been interrupted."""
+        return max(self._subject.batches - 1, 0)
+
+    @property
     def resumed(self) -> int | None:
         """The step that this incarnation went on from, or None for a fresh start."""
         return self._resumed
+
+    @property
+    def id(self) -> str | None:
+        """The run's own name: the same in every incarnation, and on every rank. For `wandb.init(id=run.id, resume="allow")` and the
+        like. None when lastcall is off."""
+        self._check_entered()
+        return None if self._session is None else self._session.saver.run
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was told to stop: the time for a long evaluation or an upload is better kept for the save."""
+        return self._session is not None and (self._session.latch.raised or self._session.serving.open)
 
     @property
     def state(self) -> dict[str, object]:
         """The values handed to protect(), by name. Values that cannot be changed in place (numbers, text, tuples) are brought back
         here, and saved from here: `run.state["best"] = 0.93`."""
         return self._subject.state.values
+
+    def carry(self, **initial: Any) -> Kept:
+        """Values that the loop carries: saved with every checkpoint, and there again in the next incarnation. `initial` are their
+        values in a fresh run: `state = run.carry(best=math.inf)`, then `state.best = ...`."""
+        self._check_entered()
+        kept = self._carrier.kept if self._carrier is not None else self._kept
+        kept._begin(initial)
+        return kept
 
     def report(self, **metrics: Any) -> None:
         """Progress: anything that can become a number. Tensors are not waited for. Metrics are kept with the next checkpoints."""
@@ -125,7 +182,7 @@ class Run:
                 metrics[name] = value.detach()  # the graph behind a loss would be kept alive
         self._subject.metrics = metrics
         if self._session is not None:
-            self._session.progress.update(self._subject.step, self._subject.epoch, metrics)
+            self._session.progress.update(self._subject.step, self._subject.epoch - self._first_epoch, metrics)
 
     def save(self) -> Path | None:
         """Save now. Between two steps the checkpoint is exact. Inside a step it is saved at once as it is, marked as not exact, and
@@ -147,8 +204,8 @@ class Run:
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a boundary."""
-        _check_total(total, "steps")
-        self._stepping = True
+        arguments.check_total(total, "steps")
+        self._stepping, self._steps = True, total
         self._begin(total)
         subject, gate = self._subject, self._gate
         many = self._session is not None and self._session.ranks is not None
@@ -178,13 +235,28 @@ class Run:
         finally:
             self._stepping = False
 
-    def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs that are left. An epoch that was interrupted comes again, and batches() goes on inside it."""
-        _check_total(total, "epochs")
-        self._begin(None)
+    def epochs(self, total: int, start: int = 0) -> Iterator[int]:
+        """The numbers of the epochs that are left, as `range(start, total)` has them. An epoch that was interrupted comes again, and
+        batches() goes on inside it."""
+        arguments.check_total(total, "epochs")
+        arguments.check_total(start, "epochs")
         subject = self._subject
+        self._epochs = total
+        subject.epoch = max(subject.epoch, start)  # a resumed run goes on where it was, whatever the script has found out by itself
+        if self._session is not None:
+            self._first_epoch = min(start, total)
+            self._session.progress.total_epochs = total - self._first_epoch
+            self._session.progress.expect = Forecast(subject, start, total).steps
+        self._begin(None)
+        again = self._continues
         while subject.epoch < total:
-            yield subject.epoch
+            if self._session is not None:
+                subject.epoch_begins(again=again)
+            again = False
+            try:
+                yield subject.epoch
+            finally:
+                self._check_came_there()
             subject.went_on()
             if self._skipped:
                 subject.restored_randomness = None  # put back where the last loop of the interrupted epoch had ended
@@ -195,32 +267,64 @@ class Run:
             unfinished, subject.in_pass = subject.in_pass, False
             self._boundary(passed=unfinished, epoch_end=True)
 
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """The batches of a DataLoader, from where the last incarnation was. Outside steps(), a pass in which an optimizer stepped
-        is one step and ends in a boundary; passes of an unfinished accumulation window do not."""
+    def _check_came_there(self) -> None:
+        """An interrupted epoch is over, or was left. What the script decides at its top may depend on what was trained since."""
+        if self._continues:
+            self._continues = False
+            self._subject.doubts.add(
+                f"epoch {self._subject.epoch} was interrupted inside run.batches(), and in the resumed run it does not come there",
+                "Keep what is decided at the top of an epoch in variables, or decide it at the end of the epoch before.",
+            )
+
+    def batches(self, loader: Any) -> Batches:
+        """The batches of a DataLoader, from where the last incarnation was, or the items of anything else that can be begun again.
+        Outside steps(), a pass in which an optimizer stepped is one step and ends in a boundary; passes of an unfinished accumulation
+        window do not."""
+        itself: Itself = []
+        batches = self._batches(loader, itself)
+        itself.append(weakref.ref(batches))
+        return Batches(loader, batches)
+
+    def _batches(self, loader: Any, itself: Itself) -> Generator[Any, None, None]:
         subject, session = self._subject, self._session
         if session is None:
             yield from self._count(loader)
             return
-        tracker = subject.tracker(loader)
+        tracker = subject.tracker(items.unwrapped(loader))
         if self._stepping:
-            yield from tracker.iterate()
+            yield from items.through(tracker, loader, 0)
             return
         subject.went_on()
         if not self._begun:
+            repeats.check(sys._getframe(1), self._where, self, subject.doubts, batches=True)
             self._begin(None)
+        if self._prelude is not None:
+            self._prelude.loop_begins(final=self._loops_to_skip == 0)
+        self._carry(final=self._loops_to_skip == 0)
         if self._loops_to_skip > 0:  # an earlier loop of the interrupted epoch, which had ended
             self._loops_to_skip -= 1
             self._skipped = True
             subject.put_randomness_back()
             return
         subject.settle_randomness()
-        gate = self._gate
+        if not self._continues:
+            subject.batches = 0
+        self._continues = False
+        subject.length = arguments.length(loader)
+        collecting.check(sys._getframe(1), subject.doubts)
+        gate, batches = self._gate, items.through(tracker, loader, subject.batches)
+        if not subject.batches:
+            batches = self._counting.watched(batches, itself)
+        elif not self._counting.resume(itself, sys._getframe().f_back, subject.batches):
+            subject.loops, subject.batches = subject.loops + 1, 0
+            return
+        self._looping += 1
         try:
-            for batch in tracker.iterate():
+            for batch in batches:
                 subject.in_pass = True
+                subject.batches += 1
                 yield batch
-                if gate.steps != subject.mark:
+                if gate.steps != subject.mark or (gate.steps == 0 and subject.by_hand.changed()):
                     subject.in_pass = False
                     subject.step += 1
                     subject.inside = True
@@ -230,25 +334,32 @@ class Run:
                         subject.mark = gate.steps
         except GeneratorExit:  # the user's `break`: this loop has ended, and what its last pass has done is all it will do
             subject.break_off()
-            subject.loops += 1
-            if gate.steps != subject.mark:
+            subject.loops, subject.batches = subject.loops + 1, 0
+            if gate.steps != subject.mark or (gate.steps == 0 and subject.by_hand.changed()):
                 subject.in_pass = False
                 subject.step += 1
                 subject.inside = True
                 subject.arrive(time.perf_counter())
             raise
-        subject.loops += 1
+        finally:
+            self._looping -= 1
+        subject.loops, subject.batches = subject.loops + 1, 0
         if not subject.in_pass:
             subject.refresh_if_stale()
 
     def _count(self, loader: Any) -> Iterator[Any]:
         """batches() with lastcall off: `run.step` counts all the same."""
         stepped = hooks.Counter()
+        models = [value for value in self._subject.state.values.values() if isinstance(value, torch.nn.Module)]
+        by_hand = hooks.ByHand(parameter for model in models for parameter in model.parameters())
         try:
+            self._subject.batches = 0
             for batch in loader:
                 before = stepped.steps
+                self._subject.batches += 1
                 yield batch
-                self._subject.step += stepped.steps != before and not self._stepping
+                done = stepped.steps != before or (stepped.steps == 0 and by_hand.changed())
+                self._subject.step += done and not self._stepping
         finally:
             stepped.remove()
 
@@ -257,7 +368,13 @@ class Run:
         if not self._begun:
             self._check_entered()
             self._begun = True
+            if self._carrier is not None:
+                self._carrier.ticked(sys._getframe(1))
+            repeats.check(sys._getframe(1), self._where, self, self._subject.doubts, batches=False)
             self._subject.restored_randomness = None  # __enter__ has put the generators back; this step has drawn from them
+            self._prelude = None
+        if self._subject.step - (self._resumed or 0) < _TICKS:
+            repeats.check_tick(sys._getframe(1), self._ticked, self._subject.doubts)
         self._subject.in_pass = False
         if self._gate.steps == self._subject.mark:
             self._idle()
@@ -266,31 +383,48 @@ class Run:
         self._boundary()
         self._subject.in_pass = True
 
+    def _outside(self) -> bool:
+        """Whether no loop of ours is running, and none of the script's that ticks."""
+        return self._entered and not (self._stepping or self._looping or self._ticking)
+
     def _idle(self) -> None:
         """A pass without an optimizer step. With many ranks it may have failed, unseen, because one of them is gone."""
         if self._session is not None and self._session.joint is not None:
             self._session.joint.bereft()
 
     _begun = False
+    _prelude: Prelude | None = None  # puts back what a resumed script changes on its way to the loop
+    _where: repeats.Entered | None = None  # where the block was entered
+    _looping = 0  # batches() loops that are running
     _ticking = False
+    _first_epoch = 0
+    _epochs: int | None = None  # how many there will be, as the script has said
+    _steps: int | None = None
 
     def _begin(self, total: int | None) -> None:
         """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
         self._check_entered()
         self._begun = True
         self._subject.went_on()
-        if self._subject.inside and not self._stepping:
-            self._subject.put_randomness_back()  # batches() will do it again, after what the script does at the top of the epoch
+        self._subject.loop += 1
+        final = self._subject.loop >= self._subject.saved_loop and (self._stepping or not self._subject.inside)
+        if self._prelude is not None:
+            self._prelude.loop_begins(final=final)
+        if not final:
+            self._subject.put_randomness_back()  # the loop that was interrupted will do it again, after what the script does before it
         else:
             self._subject.settle_randomness()
         if self._session is not None:
-            if self._stepping and self._subject.drawn_early():
-                log.warning(
-                    "Batches were drawn before run.steps() began, as in zip(loader, run.steps(n)): put run.steps() first, or the "
-                    "position of the data is one batch ahead at every boundary"
-                )
+            self._subject.loop_begins()
             self._session.progress.total = total
+            if self._resumed is not None and final and self._over():
+                endings.nothing_left(self.directory, self._subject.step, self._again)
+            self._carry(final=final)
             self._boundary(passed=False)
+
+    def _carry(self, *, final: bool) -> None:
+        if self._carrier is not None:
+            self._carrier.begin(sys._getframe(1), final=final)
 
     def _check_entered(self) -> None:
         if self._session is not None and not self._entered:
@@ -303,6 +437,8 @@ class Run:
         subject.arrive(time.perf_counter(), passed=passed)
         if subject.step >= subject.due or epoch_end:
             self._protection.rearm()
+            if session.serving.open:
+                subject.look_for_overlooked(last=True)
             session.at_boundary(epoch_end=epoch_end)
             subject.attend_from(session.next_due())
             if session.serving.open:  # it opened while we were looking
@@ -317,18 +453,33 @@ class Run:
         if session is None:
             self._entered = True
             return self
+        self._pid = os.getpid()
         self._protection = Protection(session, self._jit)
-        self._protection.begin()
+        with refusal.explained():
+            self._protection.begin()
         try:
             self._subject.install(session.gate)
             entry = self._start(session)
+        except errors.StorageError as error:
+            self._let_go()
+            raise error.with_traceback(None) from None  # the threads that asked the store are of no use to who reads this
         except BaseException:
             self._let_go()
             raise
         self._entered = True
+        self._where = repeats.entered(sys._getframe(1))
         self._resumed = None if entry is None else entry.record.step
+        self._again = endings.again(self.directory) and entry is not None
+        self.left_early = entry is not None and endings.announce(self.directory, entry, self._again)
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
+        self._continues = self._subject.inside
         self._subject.put_randomness_back()
+        if self._carrier is not None:
+            self._carrier.enter(sys._getframe(1))
+        if type(self._subject) is TorchSubject:
+            self._prelude = Prelude(self._subject, session, entry)
+            self._subject.taken = self._prelude.taken
+        self._subject.by_hand.changed()  # what was restored is no step
         self._subject.arrive(time.perf_counter(), passed=False)
         self._subject.together.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
         return self
@@ -339,49 +490,72 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         session = self._session
-        if session is None:
+        if session is None or os.getpid() != self._pid:  # a child that was forked inside the block unwinds it: the run is not its own
             return
         left: BaseException | None = error
         try:
             if error is None:
                 left = self._leave_well(session)
             elif not isinstance(error, errors.Preempted):
-                by_choice = isinstance(error, SystemExit) and not error.code  # sys.exit(): the script says that it is done
-                if not by_choice or session.joint is not None:
-                    self._subject.mend()
-                    left = session.failed(error) or error
-                if by_choice and left is error:
-                    session.outcome = Outcome.FINISHED
-                session.outcome = session.outcome or Outcome.FAILED
+                left = self._leave_raising(session, error)
         finally:
             self._close(session)
         left = self._protection.leave(left)
+        Afterwards.begin(session, self._jit)
         if left is not None and left is not error:
             raise left from error
 
+    def _over(self) -> bool | None:
+        """Whether training has come to its end: None where nobody knows. All who say "finished" ask here."""
+        if self._epochs is not None:
+            return self._subject.epoch >= self._epochs
+        return None if self._steps is None else self._subject.step >= self._steps
+
+    def _leave_raising(self, session: Session, error: BaseException) -> BaseException:
+        """An exception leaves the block. sys.exit() without a notice is the script's own word that it is done; whether training is, is
+        another matter."""
+        self._protection.settle()  # a handler of the script's own may have raised this, and the notice be on its way to us
+        by_choice = isinstance(error, SystemExit) and not error.code
+        if by_choice and session.joint is None and not session.latch.raised and self._over():
+            return self._leave_well(session) or error
+        self._subject.mend()
+        left = session.failed(error) or error
+        if session.outcome is None:
+            session.outcome = Outcome.FINISHED if by_choice and self._over() else Outcome.LEFT if by_choice else Outcome.FAILED
+        return left
+
     def _leave_well(self, session: Session) -> BaseException | None:
         """The block ended without an exception: training is over, unless a notice was served and somebody swallowed Preempted."""
+        if session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
+            return session.serving.preempted()
         try:
-            if session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
-                session.serving.at_boundary()
             unfinished, self._subject.in_pass = self._subject.in_pass, False
             self._subject.arrive(time.perf_counter(), passed=unfinished and not self._ticking)
             self._subject.refresh_if_stale()
-            session.finish()
-        except errors.Preempted as preempted:
-            return preempted
+            self._check_counted()
+            self._subject.look_for_overlooked(last=True)
+            session.finish(endings.reason(self._over(), self.step, self._steps, self.epoch, self._epochs))
+        except (errors.Preempted, errors.SaveError) as left:  # SaveError: the end of training could not be saved
+            return left
         return None
 
+    def _check_counted(self) -> None:
+        """A run that has trained outside of all loops has finished at step 0, and does all of it again."""
+        subject, overlooked = self._subject, self._subject.overlooked
+        trained = (
+            overlooked is not None and not self._ticking and (overlooked.missed or (not self._begun and subject.by_hand.changed()))
+        )
+        if overlooked is not None and trained and not overlooked.told_of_missing:
+            overlooked.miss()
+
     def _close(self, session: Session) -> None:
-        saved = session.outcome is Outcome.SAVED
+        # Only who was told to stop is on the way out: a script may catch what it raised, and train on.
+        saved = session.outcome is Outcome.SAVED and session.latch.raised
+        if session.outcome is Outcome.FINISHED:
+            endings.finished(self.directory)
         session.stop()
         self._let_go(ignore=saved)
 
     def _let_go(self, *, ignore: bool = False) -> None:
         self._subject.remove()
         self._protection.let_go(ignore=ignore)
-
-
-def _check_total(total: object, what: str) -> None:
-    if type(total) is not int or total < 0:
-        raise ValueError(f"run.{what}({total!r}): give the number of {what} as a whole number of at least 0")

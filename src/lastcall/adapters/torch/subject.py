@@ -13,30 +13,35 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import cuda, hooks, mail, placement
+from lastcall.adapters.torch import cuda, hooks, hyperparameters, mail, sampling
+from lastcall.adapters.torch.carry.carrier import Carrier
+from lastcall.adapters.torch.casualties import Casualties
+from lastcall.adapters.torch.data import items
 from lastcall.adapters.torch.data import loaders as data
+from lastcall.adapters.torch.data.noticing import Noticed
+from lastcall.adapters.torch.overlooked import Overlooked
 from lastcall.adapters.torch.rng import Captured, Randomness
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.adapters.torch.together import Together
-from lastcall.core import digest, mailbox
+from lastcall.core import digest, mailbox, pieces
+from lastcall.core.doubts import Doubts
 from lastcall.core.gate import Gate
 from lastcall.core.restore import Loading, Stored
 from lastcall.formats import tree
-from lastcall.types import Capture, Group
+from lastcall.types import Capture, Group, Source
 
 log = logging.getLogger("lastcall")
 _SHARE = 1000.0  # a copy may cost one part in so many of the time
 _CREDIT = 0.05  # seconds of copies that a run has from the start: short steps are rescued exactly from the first on
+WRITTEN = "~"  # how often the tensors of a name were written to
 _TOGETHER = 0.5  # ... and with many ranks, whose copies are also mail
-_SAMPLES = 4
 
 
 class Copy(NamedTuple):
@@ -44,6 +49,7 @@ class Copy(NamedTuple):
 
     boundary: tuple[int, int]
     place: tuple[bool, int]
+    batches: int
     small: object
     randomness: Captured
     loaders: list[dict[str, Any]]
@@ -51,12 +57,19 @@ class Copy(NamedTuple):
 
 
 class TorchSubject:
+    carrier: Carrier | None = None
+
     def __init__(self, state: dict[str, object], *, check: bool = True) -> None:
         self.in_pass = False  # the training thread is between two boundaries
         self.step = 0
         self.epoch = 0
         self.inside = False  # the last boundary was inside an epoch's batches()
         self.loops = 0  # batches() loops that ended in this epoch before it
+        self.loop = 0  # loops of the block that have begun: steps(), epochs(), or batches() without them
+        self.saved_loop = 0  # the one of them that the checkpoint was saved in
+        self.batches = 0  # batches that the current batches() loop has handed out, by all incarnations
+        self.length: int | None = None  # ... and how many it has, where that is known
+        self.epoch_began: tuple[int, int] | None = None  # the epoch and the step where this incarnation saw one begin
         self.mark = 0  # gate.steps at the last boundary
         self.step_seconds: float | None = None
         self.due = 0  # the step whose boundary must be looked at
@@ -69,35 +82,94 @@ class TorchSubject:
         self._resumed_loaders: list[Any] = []
         self._asked: list[data.Tracker] = []  # the loaders of this epoch's batches() that protect() does not know, in order
         self.restored_randomness: Captured | None = None
+        self._epoch_randomness: Captured | None = None  # as it was when the current epoch began
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
         self._gate = Gate()
         self._hooks: hooks.StepHooks | None = None
+        self._casualties: Casualties | None = None
         self._copy: Copy | None = None
+        self.taken: Callable[[], None] = lambda: None  # called when the script goes on from a loaded position
+        self.prelude: set[str] | None = None  # names that the script changes before its loop; None: nobody knows
+        self.owed: set[str] = set()  # optimizers that wait for parameter groups which the script has added inside its loop
         self._broken_off: tuple[Any, int] | None = None  # what was, when a loop was left in the middle of a pass
         self.together = Together()
+        self.doubts = Doubts()
+        self.overlooked: Overlooked | None = None  # looks for what trains and was not handed over
+        self.lenient = False  # a checkpoint with other models or optimizers is taken for what it has
         self.hold(state, check=check)
 
     def hold(self, state: dict[str, object], *, check: bool = True) -> None:
         """This is what is saved. A framework may know it only when its loop is about to begin."""
         self._trackers = {id(loader): data.track(loader) for loader in _loaders_in(state)} if check else {}
+        for tracker in self._trackers.values():
+            tracker.doubts = self.doubts
+        self._noticed = Noticed(self._follow, self._trackers, self.doubts)
         self.state = StateSet(state, self._trackers, check=check)
+        self.state.carried = self.carrier
+        self.given = hyperparameters.of(state)  # as the script has made its optimizers
         self._live_tensors = list(self.state.tensors())  # DTensors themselves: the version of what they hold locally does not move
-        self._samples = _sample(self._live_tensors)
+        self._samples = sampling.sample(self.state.live())
         self.together.hold(self.state)
+
+    def carry(self) -> Carrier:
+        """Save what the script's loop carries, too."""
+        self.carrier = self.state.carried = Carrier(lambda: self.state.values, self.doubts, self._is_ahead, self._reads_ahead)
+        return self.carrier
+
+    def _reads_ahead(self) -> bool:
+        return any(tracker.ledger.lead.held for tracker in self._attended())
+
+    def _is_ahead(self, value: object) -> bool | None:
+        """Whether it is a batch that the loop has read ahead: the resumed script draws it again."""
+        found: bool | None = False
+        for tracker in self._attended():
+            one = tracker.ledger.is_ahead(value)
+            if one:
+                return True
+            found = None if one is None else found
+        return found
 
     def install(self, gate: Gate) -> None:
         self._gate = gate
         on_device = any(tensor.is_cuda for tensor in self.state.tensors())
-        self._hooks = hooks.StepHooks(gate, on_device, self.state.optimizers())
+        seen = self.overlooked.stepped if self.overlooked is not None else lambda _: None
+        self._hooks = hooks.StepHooks(gate, on_device, self.state.optimizers(), seen, self.attend)
         self._hooks.install()
+        self.by_hand = hooks.ByHand(self._live_tensors)
+        self._casualties = Casualties(gate)
+        self._casualties.install()
         for tracker in self._trackers.values():
-            tracker.attach()
+            self._attach(tracker)
+        if type(self) is TorchSubject:  # a framework has loaders of its own, and knows where they stand
+            self._noticed.install()
+
+    def _follow(self, loader: Any, anything: bool = False) -> data.Tracker:
+        tracker: data.Tracker
+        if anything and not data.is_loader(loader):
+            tracker = items.ItemsTracker(loader, lambda: [tracker.ledger for tracker in self._attended()])
+        else:
+            tracker = data.track(loader)
+        tracker.worlds, tracker.doubts = self.together.worlds, self.doubts
+        self._attach(tracker)
+        return tracker
+
+    def _attach(self, tracker: data.Tracker) -> None:
+        tracker.attach()
+        if isinstance(tracker, data.LoaderTracker):
+            tracker.attend(lambda: self.step, self._position_taken, self.keep_randomness)
 
     def remove(self) -> None:
         if self._hooks is not None:
             self._hooks.remove()
+        if self.overlooked is not None:
+            self.overlooked.end()
+        if self._casualties is not None:
+            self._casualties.remove()
         self.together.leave()
+        self._noticed.remove()
+        if self.carrier is not None:
+            self.carrier.leave()
         for tracker in (*self._trackers.values(), *self.loaders):
             tracker.detach()
 
@@ -160,9 +232,7 @@ class TorchSubject:
             return known
         place = len(self._asked)
         if known is None:
-            known = data.track(loader)
-            known.worlds = self.together.worlds
-            known.attach()
+            known = self._noticed.hand_over(loader) or self._follow(loader, anything=True)
             self._place(known, id(loader), place)
         self._asked.append(known)
         return known
@@ -183,17 +253,23 @@ class TorchSubject:
             tracker.load(self._resumed_loaders[place])
             self._resumed_loaders[place] = None
 
-    def drawn_early(self) -> bool:
-        """Whether a fresh run has drawn from a loader before its loop began."""
-        return self.step == 0 and any(tracker.delivered > 0 for tracker in self._trackers.values())
+    def loop_begins(self) -> None:
+        for tracker in self._attended():
+            tracker.loop_begins()
+
+    def _attended(self) -> list[data.LoaderTracker]:
+        trackers = (*self._trackers.values(), *self._noticed.trackers())
+        return [tracker for tracker in trackers if isinstance(tracker, data.LoaderTracker)]
 
     def new_epoch(self) -> None:
-        self.inside, self.loops = False, 0
+        self.inside, self.loops, self.batches = False, 0, 0
+        self.epoch_began = (self.epoch, self.step)
         self._asked = []
 
     def _positions(self) -> list[Any]:
         """Where the loaders stand; one that this incarnation has not come to yet stands where the last one left it."""
-        return [tracker.state() for tracker in self.loaders] + self._resumed_loaders[len(self.loaders) :]
+        known = [tracker.state() for tracker in self.loaders] + self._resumed_loaders[len(self.loaders) :]
+        return known + self._noticed.positions()
 
     def arrive(self, now: float, *, passed: bool = True) -> None:
         """A boundary: the state belongs together. Taken note of, and copied where that is affordable. `passed`: something was done
@@ -201,7 +277,17 @@ class TorchSubject:
         assert self._hooks is not None
         if self._hooks.learning and passed:
             self._hooks.end_of_pass()
+        if self.overlooked is not None:
+            if not self.overlooked.looking:
+                self.overlooked.later()
+            elif passed:
+                self.overlooked.passed()
+            else:
+                self.overlooked.begin()
+            now = time.perf_counter()  # looks are few: no reason to copy less often afterwards
         if passed:
+            for tracker in self._attended():
+                tracker.boundary()
             self.waiting = self._hooks.waits_after_step or self._gate.steps == self.mark
         self.mark = self._gate.steps
         self._gate.settle()
@@ -213,7 +299,7 @@ class TorchSubject:
     def break_off(self) -> None:
         """A loop was left in the middle of a pass, by `break` or by an exception: it looks the same from inside. Where it was an
         exception, mend() takes back what follows from it."""
-        here = (self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self._copy)
+        here = (self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self.batches, self._copy)
         self._broken_off = (here, self._gate.begun)
 
     def went_on(self) -> None:
@@ -224,7 +310,7 @@ class TorchSubject:
         """It was an exception: the last boundary is the one before the pass that raised."""
         if self._broken_off is not None:
             here, self._gate.begun = self._broken_off
-            self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self._copy = here
+            self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self.batches, self._copy = here
 
     def refresh_if_stale(self) -> None:
         """Where a long stay begins (an evaluation after the last batch), the copy should be of the last boundary."""
@@ -236,18 +322,21 @@ class TorchSubject:
         self._copy = Copy(
             self.boundary,
             (self.inside, self.loops),
+            self.batches,
             self.state.small(),
             self._randomness.capture(),
             self._positions(),
             self._fingerprint(),
         )
+        if self.state.unsaved:
+            self._name_unsaved()
         if self._timed is not None and self.step > self._timed[1]:
             usual = (now - self._timed[0]) / (self.step - self._timed[1])
             self.step_seconds = usual if self.step_seconds is None else 0.7 * self.step_seconds + 0.3 * usual
         self._timed = (now, self.step)
         if self._broken_off is None:  # a boundary that may not be one is not for others to rely on
             now -= self.together.post(self._copy)
-        cost = time.perf_counter() - now
+        cost = time.perf_counter() - now - (self.carrier.learned() if self.carrier is not None else 0.0)
         self._credit -= cost
         rich = self._credit > 0
         self._copy_at = now if rich else now + _SHARE * cost
@@ -260,21 +349,59 @@ class TorchSubject:
             self._randomness.restore(self.restored_randomness)
             self.restored_randomness = None
 
+    def epoch_begins(self, *, again: bool) -> None:
+        """Note the generators, or put them back where an interrupted epoch comes `again`: what the script draws at its top was drawn
+        before."""
+        if not again or self._epoch_randomness is None:
+            self._epoch_randomness = self._randomness.capture()
+        else:
+            self._randomness.restore(self._epoch_randomness)
+
+    def _position_taken(self) -> None:
+        self.taken()
+        self.put_randomness_back()
+
     def put_randomness_back(self) -> None:
         """As settle_randomness(), but not for good: what the script draws before its loop, or an interrupted epoch before its batches,
         was drawn once already."""
         if self.restored_randomness is not None:
             self._randomness.restore(self.restored_randomness)
 
+    def keep_randomness(self) -> None:
+        """What was drawn on the way to the loop is drawn for good: an uninterrupted run draws it inside."""
+        if self.restored_randomness is not None:
+            self.restored_randomness = self._randomness.capture()
+
     # ---- captures --------------------------------------------------------------------------------------------------------------
 
+    def glance(self, look: Callable[[Source], str]) -> dict[str, str]:
+        """Every piece of what was handed over, with something that tells cheaply whether it was changed: see `prelude`."""
+        document, groups = self.state.capture(self.state.values)
+        found = pieces.named(Capture(self.step, document, groups + self._gradients()), look)
+        ours = tuple(f"{path}." for path in self.state.sources())
+        found = {name: seen for name, seen in found.items() if not name.startswith(ours)}
+        return {**found, **{f"{name}.{WRITTEN}": repr(often) for name, often in self.state.versions().items()}}
+
     def capture(self) -> Capture:
+        self.look_for_overlooked(last=False)
         cuda.settle()
         document, groups = self.state.capture()
         groups += self._gradients() if self.waiting else ()
         hidden = "gradients are being accumulated where they cannot be read" if self.waiting and self.state.hidden_gradients() else ""
         loaders = self._positions()
-        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, (self.inside, self.loops))
+        place = (self.inside, self.loops, self.batches)
+        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, place)
+
+    def look_for_overlooked(self, *, last: bool) -> None:
+        """Before a save. `last`: it is the last one of this incarnation."""
+        if self.overlooked is not None:
+            self.overlooked.before_save(last=last)
+            for path, names in self.state.reshaped().items():
+                self.doubts.add(
+                    f"`{path}` was changed inside the block: `{names[0]}`{' and others' if len(names) > 1 else ''} came, went or got "
+                    "another shape, and a resumed script, which builds the first form, would be refused",
+                    "Build the model in its last form before protect().",
+                )
 
     def outline(self) -> Capture:
         return self.capture()
@@ -304,9 +431,11 @@ class TorchSubject:
             because = "no torch optimizer has stepped: nothing tells whether the state is between two updates"
         elif digests is None and self.state.arrays():
             because = "nothing tells whether a large numpy array has changed since the last boundary"
-        capture = self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, copy.place)
+        elif self.carrier is not None:
+            because = self.carrier.unseen()
+        capture = self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, (*copy.place, copy.batches))
         mark = self._gate.steps
-        kept = _storages(self.state.tensors())  # `p.data = ...` while they are being read must not free them
+        kept = sampling.storages(self.state.tensors())  # `p.data = ...` while they are being read must not free them
 
         def still() -> bool:
             """What changes outside the gate shows only afterwards. Against this boundary, whichever has come since."""
@@ -342,7 +471,7 @@ class TorchSubject:
             try:
                 document, groups = self.state.capture()
                 loaders = self._positions()
-                place = (self.inside, self.loops)
+                place = (self.inside, self.loops, self.batches)
                 return self._assemble(document, groups, self._randomness.capture(), loaders, step, because, place)
             except RuntimeError:  # a dict changed its size while it was walked
                 if attempt == 4:
@@ -358,20 +487,36 @@ class TorchSubject:
         loaders: list[dict[str, Any]],
         step: int,
         because: str,
-        place: tuple[bool, int],
+        place: tuple[bool, int, int],
     ) -> Capture:
         run = {
             "step": step,
             "epoch": self.epoch,
             "inside": place[0],
             "loops": place[1],
+            "given": self.given,
+            "batches": place[2],
+            "loop": self.loop,
             "randomness": self._randomness.to_document(randomness),
             "loaders": tree.encode(loaders, "loaders", tree.refuse),
             "world": self.together.size,
         }
+        if place[0] and self._epoch_randomness is not None:
+            run["epoch_randomness"] = self._randomness.to_document(self._epoch_randomness)
+        if self.prelude is not None:
+            run["prelude"] = sorted(self.prelude)
         if laid_out := self.together.buckets():
             run["buckets"] = laid_out
-        return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers())
+        self._name_unsaved()
+        if self.doubts:
+            run["doubts"] = self.doubts.document()
+        return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers(), doubt=self.doubts.because)
+
+    def _name_unsaved(self) -> None:
+        """What was savable when the run began, and is not any more."""
+        for path, why in self.state.unsaved.items():
+            what, _, remedy = why.partition(". ")
+            self.doubts.add(f"`{path}` is not saved: {what.removeprefix(path).lstrip(': ')}", remedy or "Put back what was there.")
 
     def _gradients(self) -> tuple[Group, ...]:
         group = self.state.gradients()
@@ -383,7 +528,7 @@ class TorchSubject:
         for name, value in self.metrics.items():
             try:
                 numbers[name] = float(value)  # type: ignore[arg-type]
-            except (TypeError, ValueError, RuntimeError):
+            except (TypeError, ValueError, RuntimeError, OverflowError):
                 continue
         return numbers
 
@@ -402,40 +547,57 @@ class TorchSubject:
         self.together.worlds = (world if type(world) is int and world > 0 else 1, self.together.size)
         for tracker in self._trackers.values():
             tracker.worlds = self.together.worlds
-        loading = self.state.prepare(document, stored)
-        return _Restore(self, run, loading)
+        loading = self.state.prepare(document, stored, lenient=self.lenient)
+        hyperparameters.compare(run.get("given"), self.given, self.state.values)
+        return _Restore(self, run, loading, loading.unmatched, loading.owed)
 
     def resume_at(self, run: dict[str, Any]) -> None:
-        step, epoch, loops = run.get("step"), run.get("epoch"), run.get("loops")
-        if not all(type(number) is int and number >= 0 for number in (step, epoch, loops)):
-            raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}, loops {loops!r}")
-        assert isinstance(step, int) and isinstance(epoch, int) and isinstance(loops, int)
+        counts = step, epoch, loops, batches = run.get("step"), run.get("epoch"), run.get("loops"), run.get("batches", 0)
+        if not all(type(number) is int and number >= 0 for number in counts):
+            raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}, loops {loops!r}, batches {batches!r}")
+        assert isinstance(step, int) and isinstance(epoch, int) and isinstance(loops, int) and isinstance(batches, int)
         loaders = tree.decode(run.get("loaders"), tree.refuse_tag)
         if not isinstance(loaders, list):
             raise errors.CheckpointError("state.json has no list of loaders")
+        loaders = self._noticed.resume(loaders)
         randomness = self._randomness.from_document(run.get("randomness"))
         rank, saved = self.together.rank, self.together.worlds[0] if self.together.worlds is not None else 1
         if rank >= saved:
             log.info("rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0", rank, saved)
             randomness = self._randomness.forked(randomness, rank)
         self.restored_randomness = randomness
+        self._epoch_randomness = None
+        if "epoch_randomness" in run and rank < saved:
+            self._epoch_randomness = self._randomness.from_document(run["epoch_randomness"])
         self.together.resumed_buckets(run.get("buckets", []))
-        self.step, self.epoch, self.loops, self._resumed_loaders = step, epoch, loops, loaders
+        self.doubts.resume(run.get("doubts", []))
+        self.saved_loop = run["loop"] if type(run.get("loop")) is int else 0
+        prelude = run.get("prelude")
+        self.prelude = {name for name in prelude if isinstance(name, str)} if isinstance(prelude, list) else None
+        self.step, self.epoch, self.loops, self.batches, self._resumed_loaders = step, epoch, loops, batches, loaders
         self.inside = run.get("inside") is True
 
 
 class _Restore:
     """StateSet's loading, and the position with it."""
 
-    def __init__(self, subject: TorchSubject, run: dict[str, Any], loading: Loading) -> None:
+    def __init__(
+        self, subject: TorchSubject, run: dict[str, Any], loading: Loading, unmatched: list[tuple[str, str]], owed: set[str]
+    ) -> None:
         self._subject = subject
+        self._owed = owed
         self._run = run
         self._loading = loading
+        self._unmatched = unmatched
         self.targets = loading.targets
+        self.saved_step = run.get("step")
 
     def finish(self) -> None:
         self._subject.resume_at(self._run)
         self._loading.finish()
+        self._subject.owed = self._owed
+        for reason, remedy in self._unmatched:
+            self._subject.doubts.add(reason, remedy)
 
 
 def _loaders_in(value: object, depth: int = 0) -> list[object]:
@@ -450,20 +612,3 @@ def _loaders_in(value: object, depth: int = 0) -> list[object]:
     elif isinstance(value, list | tuple):
         items = list(value)
     return [loader for item in items for loader in _loaders_in(item, depth + 1)]
-
-
-def _storages(tensors: Iterable[torch.Tensor]) -> list[object]:
-    return [placement.local(tensor).untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
-
-
-def _sample(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, Callable[[torch.Tensor], tuple[int, ...]], int]]:
-    """A few large tensors, spread over the state, with the places in them whose bytes may be read cheaply."""
-    large = [tensor for tensor in map(placement.local, tensors) if tensor.numel() > 1 and tensor.is_contiguous() and not tensor.is_cuda]
-    chosen = large[:: max(1, len(large) // _SAMPLES)][:_SAMPLES]
-    return [(tensor, _places, min(64, tensor.nbytes)) for tensor in chosen]
-
-
-def _places(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The beginning, the middle and the end: a write to some rows of an embedding is seen more often than not."""
-    first, room = tensor.data_ptr(), tensor.nbytes - min(64, tensor.nbytes)
-    return first, first + room // 2, first + room

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import json
 import logging
 import os
+import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from lastcall import errors
+from lastcall import errors, settings
+from lastcall.adapters.transformers.calls import Call, Calls, Traits, next_call, parameters, script
 from lastcall.core import digest
 from lastcall.core import record as records
 from lastcall.core.catalog import Entry
+from lastcall.core.record import Record
 from lastcall.formats import safetensors
 
 log = logging.getLogger("lastcall")
-_SAME = (
-    "seed", "data_seed", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
-)  # fmt: skip
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "adapter_model.bin")
+_STATE = "trainer_state.json"
+_SHORT = 8  # letters of a run's name that are enough to call it by
 
 
 def identity(trainer: Any, given: str | None = None, call: int = 1) -> str:
@@ -32,24 +34,95 @@ def identity(trainer: Any, given: str | None = None, call: int = 1) -> str:
     the user calls it; `call`: a script may train several times into one folder (folds, stages), always in the same order."""
     if given:
         return digest.of(f"{given}/{call}".encode() if call > 1 else given.encode())
-    args = trainer.args
-    said = {name: str(getattr(args, name, None)) for name in _SAME}
-    model = [(name, list(value.shape), str(value.dtype)) for name, value in trainer.model.named_parameters()] if trainer.model else []
-    try:
-        length = len(trainer.train_dataset) if trainer.train_dataset is not None else None
-    except TypeError:
-        length = None
-    data = getattr(trainer.train_dataset, "_fingerprint", None)  # of the `datasets` library
-    return digest.of(json.dumps([said, model, length, str(data), call], sort_keys=True).encode())
+    traits = Traits.of(trainer)
+    # "None" stands where a fingerprint of the data was, which told paths and times: checkpoints of then are still this run's.
+    return digest.of(json.dumps([traits.said, parameters(trainer), traits.length, "None", call], sort_keys=True).encode())
 
 
-_calls: collections.Counter[Path] = collections.Counter()
+class Start:
+    """One train() call about to begin: which run it is, and what the directory knows of those before it."""
+
+    def __init__(self, trainer: Any, given: str | None, root: Path) -> None:
+        self.number = next_call(root)
+        self.calls = Calls(root)
+        self.traits = Traits.of(trainer)
+        self.given = given
+        self.root = root
+        self.check: Callable[[Entry], None] = lambda entry: None  # raises CheckpointError where a byte of it is not as it was
+        self.before = self.calls.before(self.number)
+        self.run = self._run(trainer)
+
+    def _run(self, trainer: Any) -> str:
+        """An explicit name; then the platform's own identity of the job; then what is trained, and how."""
+        if self.given:
+            return self._called(self.given) or identity(trainer, self.given, self.number)
+        before, own = self.before, identity(trainer, None, self.number)
+        if before is None or before.run == own:
+            return own
+        if before.traits == self.traits:
+            return before.run  # it has gone by that name since its job was restarted with other arguments
+        if before.restarted_as(self.calls.job) and before.traits.model == self.traits.model:
+            log.warning(
+                "This is job %s again, so it is the same run as before, although %s. For a new run, give it another output_dir, or: "
+                "export LASTCALL_RUN_ID=NAME",
+                self.calls.job, " and ".join(self.traits.against(before.traits)),
+            )  # fmt: skip
+            return before.run
+        return own
+
+    def _called(self, given: str) -> str:
+        """The run in this directory that is called so in the log: by its own name, or the beginning of it."""
+        if len(given) < _SHORT:
+            return ""
+        found = {record.run for _, record in recorded(self.root) if record.run.startswith(given)}
+        return found.pop() if len(found) == 1 else ""
+
+    def note(self, ended: str = "") -> None:
+        self.calls.note(self.number, Call(self.run, self.calls.job, self.traits, ended, time.time(), script()))
+
+    def differences(self, record: Record) -> str:
+        before = self.before
+        told = self.traits.against(before.traits) if before is not None and before.run == record.run else []
+        return f" ({'; '.join(told)})" if told else ""
+
+    def refuse_to_start_over(self) -> None:
+        """A restart of what was saved goes on from it, or not at all: nobody reads the log of a job that comes back by itself."""
+        before = self.before
+        if self.given or before is None or before.run == self.run:
+            return
+        again = before.restarted_as(self.calls.job)
+        if not again and not before.just_left(self.calls.job, time.time()):
+            return
+        lost = [(path, record) for path, record in recorded(self.root) if record.run == before.run and record.file(_STATE)]
+        if not lost:
+            return
+        path, record = max(lost, key=lambda found: found[1].recency)
+        why = f"this is job {self.calls.job} again" if again else f"the run was stopped and saved {time.time() - before.at:.0f} s ago"
+        settings.fail(
+            f"{path} (step {record.step}) would not be resumed from: {why}, but this start is of another training"
+            f"{self.differences(record)}. It would begin at step 0. To go on from the checkpoint: export "
+            f"LASTCALL_RUN_ID={record.run[:_SHORT]}, or pass resume_from_checkpoint=True. To train anew: give it another output_dir, "
+            "or export LASTCALL_RUN_ID=NAME"
+        )
 
 
-def next_call(root: Path) -> int:
-    """The number of this train() call among those of this process that save into the same folder."""
-    _calls[root.resolve()] += 1
-    return _calls[root.resolve()]
+def recorded(root: Path) -> list[tuple[Path, Record]]:
+    """The checkpoints in a directory with a commit record that can be read, of whatever run."""
+    found = []
+    for _, path in _numbered(root):
+        with contextlib.suppress(errors.CheckpointError):
+            found.append((path, records.read(path)))
+    return found
+
+
+def _numbered(root: Path) -> list[tuple[int, Path]]:
+    """Those that Transformers would look at, the latest step first."""
+    found = []
+    for path in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if number.isdecimal() and path.is_dir():
+            found.append((int(number), path))
+    return sorted(found, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -59,11 +132,15 @@ class Chosen:
     origin: str = ""  # what the user named
 
 
-def choose(trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wanted: str | bool | None) -> Chosen:
-    """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed."""
+def choose(
+    trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wanted: str | bool | None, start: Start | None = None
+) -> Chosen:
+    """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed. True is what Transformers says: the last
+    checkpoint in the folder, whoever has written it."""
     named = str(wanted) if isinstance(wanted, str | os.PathLike) else ""
+    root = Path(trainer._get_output_dir(None))
     if entry is not None and (not named or (ledger or {}).get("origin") == named or Path(named).resolve() == entry.path.resolve()):
-        later = None if named else _of_others(Path(trainer._get_output_dir(None)), entry.record.step)
+        later = None if named else _of_others(root, start, entry.record.step, asked=wanted is True)
         if later is None or wanted is not True:
             if later is not None:
                 log.warning(
@@ -72,43 +149,78 @@ def choose(trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wan
                     later.name,
                 )
             return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
-        log.info("Resuming from %s: not written by lastcall, but of a later step, and it has all that it needs", later.name)
+        log.info("Resuming from %s, as resume_from_checkpoint=True says: it is of a later step, and has all that it needs", later.name)
         return Chosen(str(later))
     if named:
         log.info("Resuming from %s, as the script says", named)
         return Chosen(named, False, named)
-    found = _of_others(Path(trainer._get_output_dir(None)))
+    if wanted is not True and start is not None:
+        start.refuse_to_start_over()
+    found = _of_others(root, start, asked=wanted is True)
     if found is None:
         return Chosen(None)
     if wanted is True:
-        log.info("Resuming from %s, which was not written by lastcall: it has all that it needs to load", found.name)
+        log.info("Resuming from %s, %s: it has all that it needs to load", found.name, _whose(found))
         return Chosen(str(found))
-    log.warning(
-        "%s was not written by lastcall, and nothing tells whether it belongs to this run: it is not resumed from. "
-        "Pass resume_from_checkpoint=True to go on from it",
-        found.name,
-    )
+    _say_what_is_left(found, start)
     return Chosen(None)
 
 
-def _of_others(root: Path, after: int = -1) -> Path | None:
-    """The newest checkpoint without a commit record that has what it needs to load, of a step after this one."""
-    found = []
-    for path in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-        if number.isdecimal() and path.is_dir() and not (path / records.NAME).exists():
-            found.append((int(number), path))
-    for step, path in sorted(found, reverse=True):
+def _whose(path: Path) -> str:
+    return "which another training has saved" if (path / records.NAME).exists() else "which was not written by lastcall"
+
+
+def _say_what_is_left(found: Path, start: Start | None) -> None:
+    """One line, before the first step of a run that begins beside saved work."""
+    if not (found / records.NAME).exists():
+        log.warning(
+            "%s was not written by lastcall, and nothing tells whether it belongs to this run: it is not resumed from. "
+            "Pass resume_from_checkpoint=True to go on from it",
+            found.name,
+        )
+        return
+    record = records.read(found)
+    log.warning(
+        "%s (step %d) is of another training%s: it is NOT resumed from, and this run begins at step 0. To go on from it: export "
+        "LASTCALL_RUN_ID=%s, or pass resume_from_checkpoint=True",
+        found, record.step, start.differences(record) if start is not None else "", record.run[:_SHORT],
+    )  # fmt: skip
+
+
+def _of_others(root: Path, start: Start | None, after: int = -1, *, asked: bool) -> Path | None:
+    """The latest checkpoint that is not of this run and has what it needs to load, of a step after this one. `asked`: it will be
+    loaded, so every byte with a digest is read. Otherwise those of this script's other train() calls are no business of this one, and
+    beside checkpoints of its own only those count that were not written by lastcall."""
+    for step, path in _numbered(root):
         if step <= after:
             break
-        if why := _unfit(path):
+        entry = None
+        if (path / records.NAME).exists():
+            entry = _readable(path)
+            if entry is None or not _of_another_trainer(entry, start, asked or after < 0, asked):
+                continue
+        if why := _unfit(path, entry, start if asked else None):
             log.warning("%s is passed over: %s", path.name, why)
         else:
             return path
     return None
 
 
-def _unfit(path: Path) -> str:
+def _of_another_trainer(entry: Entry, start: Start | None, wanted: bool, asked: bool) -> bool:
+    record = entry.record
+    if not wanted or record.file(_STATE) is None:
+        return False
+    return start is None or (record.run != start.run and (asked or record.run not in start.calls.runs(start.number)))
+
+
+def _readable(path: Path) -> Entry | None:
+    try:
+        return Entry(path, records.read(path))
+    except errors.CheckpointError:
+        return None
+
+
+def _unfit(path: Path, entry: Entry | None, start: Start | None) -> str:
     """Why HF could not load it; empty if it could, as far as a look tells."""
     if (path / records.SENTINEL).exists():
         return "it was never completed"
@@ -116,6 +228,8 @@ def _unfit(path: Path) -> str:
         json.loads((path / "trainer_state.json").read_bytes())
     except (OSError, ValueError) as error:
         return f"trainer_state.json cannot be read ({error})"
+    if entry is not None:
+        return _damaged(entry, start)
     weights = next((path / name for name in _WEIGHTS if (path / name).is_file()), None)
     if weights is None:
         return "it has no weights"
@@ -129,5 +243,16 @@ def _unfit(path: Path) -> str:
             with zipfile.ZipFile(archive) as opened:
                 opened.infolist()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, errors.LastcallError) as error:
+        return f"a file is damaged ({error})"
+    return ""
+
+
+def _damaged(entry: Entry, start: Start | None) -> str:
+    if not entry.record.complete:
+        return "the time did not suffice for all of it"
+    try:
+        if start is not None:
+            start.check(entry)
+    except errors.CheckpointError as error:
         return f"a file is damaged ({error})"
     return ""

@@ -14,6 +14,7 @@ from typing import Any
 from lastcall import errors
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.rng import Captured, Noted, Randomness
+from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "accelerate-dispatched", 1
@@ -25,6 +26,7 @@ class DispatchedTracker:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.worlds: tuple[int, int] | None = None
+        self.doubts = Doubts()
         self.randomness = Randomness()
         self._usual = loader.skip_batches
         self._begin: rng.State | None = None  # before the pass

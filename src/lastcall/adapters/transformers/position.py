@@ -28,6 +28,7 @@ from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.rng import Randomness
 from lastcall.adapters.transformers import dispatched
 from lastcall.adapters.transformers.dispatched import DispatchedTracker
+from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "trainer", 1
@@ -42,6 +43,7 @@ class Position:
 
     def __init__(self, trainer: Any) -> None:
         self.worlds: tuple[int, int] | None = None
+        self.doubts = Doubts()
         self.steps_per_epoch = 0
         self._trainer = trainer
         self._tracker: data.Tracker | None = None
@@ -68,7 +70,7 @@ class Position:
                 type(loader).__name__,
             )
             return
-        self._tracker.worlds = self.worlds
+        self._tracker.worlds, self._tracker.doubts = self.worlds, self.doubts
         self._tracker.attach()
         if isinstance(getattr(loader, "dataset", None), IterableDataset) and not loader.num_workers:
             self._looks = _LOOKED_AT

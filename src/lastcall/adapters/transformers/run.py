@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import logging
+import signal
 import threading
 import time
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import Any
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
-from lastcall import errors
+from lastcall import errors, settings
 from lastcall.adapters.torch import pinned
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.protection import Protection
-from lastcall.adapters.transformers import arguments, choosing, listeners
+from lastcall.adapters.torch.protection import Afterwards, Protection
+from lastcall.adapters.transformers import arguments, calls, choosing, listeners
 from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
-from lastcall.core import exits, mirror, restore, supplying
+from lastcall.core import exits, mirror, restore, supplying, witness
 from lastcall.core.catalog import PRIVATE, Entry, Keep
 from lastcall.core.contents import small_file
 from lastcall.core.session import Session
@@ -29,16 +30,18 @@ from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.types import Kind, Outcome
 
 log = logging.getLogger("lastcall")
+_TO_THE_END = (SaveStrategy.STEPS, SaveStrategy.EPOCH)  # Transformers' own last save is of the last step
 _STRATEGIES = (SaveStrategy.STEPS, SaveStrategy.EPOCH, SaveStrategy.BEST)
 
 
 class TrainerRun:
     def __init__(self, trainer: Any, jit: JITCheckpointConfig, periodic: PeriodicCheckpointConfig | None) -> None:
         self.trainer = trainer
-        self.jit = jit
+        self.jit = jit = witness.adjusted(jit)
         self.stepped = False  # on_step_end has come, and what follows it has not
         self.resumed: int | None = None
         self._path: str | None = None
+        self._noted = False  # the directory knows of this call
         self._over = False  # the run was at its last step when it was saved: only what follows it is left
         self.former: dict[str, Any] = {}  # the methods that ours are in front of
         self._said: dict[str, float] = {}
@@ -51,9 +54,11 @@ class TrainerRun:
         self.subject.together.among(world.rank, world.size)
         none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
         allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
-        run = choosing.identity(trainer, jit.run_id, choosing.next_call(root))
-        mirror.reserve(jit.mirror, root, run)
-        self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=run)
+        self.start = choosing.Start(trainer, jit.run_id, root)
+        mirror.reserve(jit.mirror, root, self.start.run)
+        self._folder = root  # as HF calls it: what is in trainer_state.json is what it would have written
+        self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=self.start.run)
+        self.start.check = lambda entry: restore.verify(entry, self.session.engine)
         self.session.metrics = self.subject.numbers
         self.session.background.wanted = trainer.args.save_strategy != SaveStrategy.NO
         self._protection = Protection(self.session, jit)
@@ -72,7 +77,8 @@ class TrainerRun:
             if entry is not None:
                 self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
                 self._keep_best(entry)
-            chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted)
+            chosen = choosing.choose(self.trainer, entry, self.subject.saved, wanted, self.start)
+            self._begin_somewhere(chosen, wanted)
             if not chosen.ours and (named := self._one_of_ours(chosen.path)) is not None:
                 entry, chosen = named, dataclasses.replace(chosen, ours=True)
                 self.session.committed = None
@@ -93,6 +99,17 @@ class TrainerRun:
         for tell in listeners.begun:
             tell(self)
         return chosen.path
+
+    def _begin_somewhere(self, chosen: choosing.Chosen, wanted: str | bool | None) -> None:
+        """resume_from_checkpoint=True in a folder without a checkpoint: an error, as Transformers says; under `lastcall run` the first
+        start has the same command as all that follow."""
+        if wanted is True and chosen.path is None:
+            if settings.registry_folder() is None:
+                raise ValueError(f"No valid checkpoint found in output directory ({self.root})")
+            log.warning("resume_from_checkpoint=True, but %s holds no checkpoint: training begins at step 0", self.root)
+        if self.session.world.rank == 0:
+            self._noted = True
+            self.start.note()
 
     def _keep_best(self, entry: Entry) -> None:
         """load_best_model_at_end will look for it in the directory: one that is new may lack it, and rotation must not take it before
@@ -139,6 +156,7 @@ class TrainerRun:
             origin = subject.ledger.origin
             subject.ledger.load_state_dict(subject.saved)
             subject.ledger.origin = origin
+            subject.ledger.pending = _lengthened(subject.ledger.pending, subject.saved["state"], trainer.state)
             subject.tally.load_state_dict(subject.saved_tally)
             subject.saved = None
             self._set_bars()
@@ -157,7 +175,7 @@ class TrainerRun:
     def _find_best(self) -> None:
         """HF forgets its best checkpoint where the directory that it was in is not there any more: the run may have moved."""
         state = self.trainer.state
-        best = self.session.catalog.root / f"checkpoint-{state.best_global_step}"
+        best = self._folder / f"checkpoint-{state.best_global_step}"
         if not (state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir()) and best.is_dir():
             state.best_model_checkpoint = str(best)
 
@@ -169,6 +187,7 @@ class TrainerRun:
         trainer.control.should_training_stop = pending.stop
         if pending.phase:
             self.former["_load_rng_state"](self._path)
+            trainer.model_wrapped.train()  # as it was then; a subclass logs other things for a model that does not train (TRL)
             if pending.log or pending.evaluate or pending.save:
                 log.info("Step %d: what had not been done after it is done now", trainer.state.global_step)
             self._follow_up(pending)
@@ -288,7 +307,7 @@ class TrainerRun:
             log=False, evaluate=False, save=False,  # done, or by this save
             stop=trainer.control.should_training_stop, stop_epoch=trainer.control.should_epoch_stop,
         )  # fmt: skip
-        root = session.catalog.root
+        root = self._folder
         if trainer.args.save_strategy in _STRATEGIES and state.best_global_step:
             best = root / f"checkpoint-{state.best_global_step}"
             session.background.wait()
@@ -340,8 +359,11 @@ class TrainerRun:
         self.leave_if_saved()
         session.background.wait()
         self._tell_callbacks(wait=True)
-        wanted = self.trainer.args.save_strategy != SaveStrategy.NO and session.committed != self.subject.boundary
+        wanted = self.trainer.args.save_strategy in _TO_THE_END and session.committed != self.subject.boundary
         session.finish(save=wanted and self.subject.step > 0)
+        if session.outcome is Outcome.FINISHED and session.catalog.held and self.trainer.args.save_strategy != SaveStrategy.NO:
+            last = self.trainer.args.save_strategy in _TO_THE_END
+            session.catalog.prune(dataclasses.replace(session.keep, over=True, resumable=last))
         best = self.trainer.state.best_model_checkpoint
         if self.trainer.args.load_best_model_at_end and best:
             supplying.share(session, Path(best).name, "end")
@@ -365,13 +387,25 @@ class TrainerRun:
             if session.outcome is Outcome.SAVED and self.subject.training:
                 self._last_word(int(left.code or 1) if isinstance(left, errors.Preempted) else 1)
         finally:
-            saved = session.outcome is Outcome.SAVED
+            saved = session.outcome is Outcome.SAVED and session.latch.raised
             if session.outcome is Outcome.FINISHED and session.latch.raised:
                 log.info("Training is finished: the notice needs no answer")
+            if saved:
+                calls.not_over(self.root)
+            if self._noted:
+                self.start.note(self._ended())
             session.stop()
             self.subject.remove()
             self._protection.let_go(ignore=saved)
-        return self._protection.leave(left)
+        left = self._protection.leave(left)
+        Afterwards.begin(session, self.jit)
+        return left
+
+    def _ended(self) -> str:
+        notice, outcome = self.session.latch.notice, self.session.outcome
+        if outcome is Outcome.SAVED and notice is not None and notice.signum == signal.SIGINT:
+            return calls.INTERRUPTED  # a person asked: what comes next is a person's, too
+        return {Outcome.FINISHED: calls.FINISHED, Outcome.SAVED: calls.SAVED}.get(outcome or Outcome.FAILED, "")
 
     def _last_word(self, code: int) -> None:
         """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one may have, and then it is
@@ -390,6 +424,12 @@ class TrainerRun:
             log.exception("A callback's on_save failed; the checkpoint is committed all the same")
         finally:
             watchdog.cancel()
+
+
+def _lengthened(pending: Pending, saved: dict[str, Any], state: Any) -> Pending:
+    """A run that had come to its last step, and has more of them now, goes on."""
+    was_last = saved.get("max_steps") is not None and saved["global_step"] >= saved["max_steps"]
+    return dataclasses.replace(pending, stop=False) if was_last and state.global_step < state.max_steps else pending
 
 
 def _asked(control: Any, phase: str) -> Pending:

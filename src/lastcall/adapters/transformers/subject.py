@@ -39,6 +39,7 @@ class TrainerSubject(FrameworkSubject):
         self.ledger = Ledger(trainer)
         self.tally = Tally(trainer)
         self.position = Position(trainer)
+        self.position.doubts = self.doubts
         self.saved: dict[str, Any] | None = None  # the ledger of the checkpoint that the run goes on from
         self.saved_tally: dict[str, Any] = {}
         self._trainer = trainer

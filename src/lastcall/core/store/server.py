@@ -23,7 +23,8 @@ from lastcall.core.store.wire import Malformed
 
 log = logging.getLogger("lastcall")
 _BACKLOG = 4096  # ranks that connect at the same moment
-_AT_ONCE = 256  # connections taken before the others get their turn
+_AT_ONCE = 64  # connections taken before the others get their turn
+_STRANGERS = 512  # connections that have not shown the secret yet, at most; and no more than an eighth of the open files
 _CHUNK = 256 * 1024
 _INTRODUCTION = 10.0  # seconds in which a new connection has to show the secret
 _NO_ROOM = 1.0  # seconds without new connections after the machine had no room for one
@@ -38,6 +39,8 @@ class StoreServer:
         self._table = table.Table()
         self._waiting: dict[str, set[_Connection]] = {}
         self._connections: set[_Connection] = set()
+        self._strangers: dict[_Connection, None] = {}  # those that have not shown the secret, the oldest first
+        self._most_strangers = _strangers_allowed()
         self._deadlines: list[tuple[float, int, _Connection]] = []
         self._count = 0
         self._deaf_until: float | None = None
@@ -155,6 +158,9 @@ class StoreServer:
                 continue
             self._connections.add(connection)
             self._limit(connection, _INTRODUCTION)
+            self._strangers[connection] = None
+            if len(self._strangers) > self._most_strangers:  # ranks show the secret at once: the oldest is none
+                self._drop(next(iter(self._strangers)), "too many connections without a secret")
 
     def _more_files(self) -> bool:
         """Raise the limit of open files, once; the processes below have been started with the user's own."""
@@ -167,6 +173,7 @@ class StoreServer:
     def _drop(self, connection: _Connection, why: str) -> None:
         log.debug("The store closes a connection: %s", why)
         self._connections.discard(connection)
+        self._strangers.pop(connection, None)
         self._unpark(connection)
         self._selector.unregister(connection.link)
         connection.link.close()
@@ -252,6 +259,7 @@ class StoreServer:
             raise Malformed("no secret, or a wrong one")
         connection.known = True
         connection.deadline = None
+        self._strangers.pop(connection, None)
         self._send(connection)
 
     def _some(self, keys: list[bytes]) -> list[bytes | None]:
@@ -343,6 +351,12 @@ class _Connection:
         self.known = False
         self.key: str | None = None  # what it waits for
         self.deadline: float | None = None
+
+
+def _strangers_allowed() -> int:
+    """More than are taken at once, so that a rank is always heard before it counts as the oldest; and never all that may be opened."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_AT_ONCE + 1, min(_STRANGERS, soft // 8))
 
 
 def _listen(host: str, port: int) -> socket.socket:

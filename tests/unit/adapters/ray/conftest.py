@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-NEED_RAY = ("callback", "config", "controller", "echo", "leftover", "named", "patch", "reporting", "serving", "state")
+NEED_RAY = ("callback", "config", "controller", "echo", "flow", "leftover", "named", "patch", "reporting", "serving", "state")
 _found = importlib.util.find_spec("ray")  # our own tests/ray is a package of that name, too, without a file
 collect_ignore = [] if _found is not None and _found.origin else [f"test_{name}.py" for name in NEED_RAY]
 

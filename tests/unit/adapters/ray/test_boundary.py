@@ -114,3 +114,23 @@ def until(condition: object) -> None:
             return
         done.wait(0.01)
     raise AssertionError("it did not come to be")
+
+
+def test_b7_a_step_by_which_torch_makes_the_state_of_an_optimizer_is_none_of_training(boundary: Boundary, arrivals: Arrivals) -> None:
+    from torch.distributed.checkpoint import state_dict
+
+    model = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(model.parameters())
+    state_dict.get_state_dict(model, adam)  # as scripts do that load by DCP's recipe, before their loop
+    assert (boundary.steps, arrivals.count, boundary.optimizers) == (1, 0, False)
+    adam.step()
+    assert (boundary.steps, arrivals.count, boundary.optimizers) == (2, 1, True)
+
+
+def test_b7_a_step_outside_of_a_loop_is_followed_by_another_look(boundary: Boundary, arrivals: Arrivals) -> None:
+    one = optimizer()
+    one.step()
+    boundary.curious = True  # what arrived there was not the training loop
+    one.step()
+    one.step()
+    assert (boundary.steps, arrivals.count) == (3, 2)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -9,7 +11,8 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.preemption import PreemptionInfo
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 
-from lastcall.adapters.ray import internals, meeting
+from lastcall.adapters.ray import internals, leftover, meeting
+from lastcall.adapters.ray.callback import JITCallback
 from lastcall.adapters.ray.controller import Controller
 from lastcall.settings import JITCheckpointConfig
 
@@ -105,3 +108,46 @@ def test_the_ranks_learn_who_is_dead_and_what_is_committed(controller: Controlle
 def test_an_incarnation_does_not_see_what_another_one_said(joined: Joined) -> None:
     joined(0, 2).agreement.tell("word", {})
     assert joined(0, 2).agreement.wait_for("word", 0.0) is None
+
+
+def bug() -> WorkerStatus:
+    return WorkerStatus(running=False, error=RuntimeError("bug in jit checkpoint"), preemption_info=NOTICE)
+
+
+def test_b8_an_error_of_the_script_after_a_notice_is_charged_as_ever(controller: Controller) -> None:
+    for _ in range(2):  # it would be restarted for ever: each incarnation has the same notice, and the same error
+        controller.next_incarnation()
+        status = polled(controller, bug(), WorkerStatus(True, preemption_info=NOTICE))
+        assert not status.has_preempted_worker()
+        assert [str(error) for error in status.errors.values()] == ["bug in jit checkpoint"]
+
+
+def test_b8_an_error_after_a_notice_that_was_answered_by_a_save_is_free_once(controller: Controller, joined: Joined) -> None:
+    joined(0, 2).agreement.tell(meeting.SAVED, {})
+    assert polled(controller, bug(), WorkerStatus(True)).has_preempted_worker()
+    controller.next_incarnation()
+    assert not polled(controller, bug(), WorkerStatus(True)).has_preempted_worker()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), ConnectionResetError("reset")]
+)
+def test_b8_what_a_rank_fails_of_whose_peer_was_taken_away_is_a_consequence(controller: Controller, error: Exception) -> None:
+    controller.next_incarnation()
+    assert polled(controller, WorkerStatus(False, error=error, preemption_info=NOTICE)).has_preempted_worker()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no")])
+def test_b6_a_run_that_ended_well_leaves_no_state_for_the_next_one_of_its_name(
+    controller: Controller, storage: Any, error: Exception | None
+) -> None:
+    leftover.leave_state(storage, ".lastcall/state-1", [None], {})
+    folder = Path(storage.experiment_fs_path, ".lastcall", "state-1")
+    folder.mkdir()
+    run = SimpleNamespace(run_config=SimpleNamespace(storage_context=storage))
+    callback = JITCallback({"enabled": True})
+    callback._controller = Controller(JITCheckpointConfig(), run)
+    callback._controller.start()
+    callback.after_controller_finish(SimpleNamespace(error=error))
+    kept = error is not None  # it may be submitted again
+    assert (leftover.find_state(storage, None)[0] is not None, folder.exists()) == (kept, kept)

@@ -98,3 +98,13 @@ def test_a_checkpoint_with_the_files_of_the_one_before_is_whole() -> None:
 def test_a_report_that_a_rank_had_passed_before_the_notice_is_not_the_save() -> None:
     found = deciding.report({0: {"checkpoint": False, "passed": True}, 1: {"checkpoint": True, "files": ["a"]}}, 2)
     assert (found["saving"], found["missing"], found["files"]) == ([], [], [])
+
+
+def test_b9_a_script_that_handles_a_preemption_itself_keeps_its_own_flow_although_only_one_rank_knows_it_yet() -> None:
+    assert deciding.first({0: at(3, near=True, native=True), 1: at(3, near=True)}, 20.0)["how"] == "native"
+
+
+def test_b5_a_script_with_checkpoints_of_its_own_has_no_state_saved_that_nobody_would_put_back() -> None:
+    found = deciding.first({0: at(3, points=False, because="no source", checkpoints=True), 1: at(3, points=False)}, 20.0)
+    assert found["how"] == "period" and "no source" in found["because"]
+    assert deciding.again({0: at(3, points=False, checkpoints=True)}, 6.0)["how"] == "period"

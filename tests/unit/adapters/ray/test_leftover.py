@@ -96,3 +96,18 @@ def test_states_of_former_incarnations_are_removed_when_a_newer_one_is_there(sto
         (home / name).mkdir(parents=True)
     leftover.clean(storage, "state-", ".lastcall/state-2")
     assert sorted(path.name for path in home.iterdir()) == ["other", "state-2"]
+
+
+def test_b6_a_state_belongs_to_what_its_script_was_given(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    was = leftover.arguments({"lr": 0.1, "key": "secret", "data": object()})
+    leftover.leave_state(storage, ".lastcall/state-1", [None], {"reason": "SIGTERM"}, was)
+    assert "secret" not in Path(storage.experiment_fs_path, ".lastcall", "uncommitted.json").read_text()
+    assert leftover.find_state(storage, None, leftover.arguments({"data": object(), "key": "secret", "lr": 0.1}))[0] is not None
+    assert leftover.find_state(storage, None, leftover.arguments({"data": object(), "key": "secret", "lr": 0.2}))[0] is None
+    assert "train_loop_config has changed (`lr`)" in caplog.text and "RunConfig(name=...)" in caplog.text
+
+
+def test_b6_a_checkpoint_of_the_script_itself_is_not_forgotten_with_the_states(storage: Any, made: Any) -> None:
+    leftover.leave(storage, made("checkpoint_1"), [None], {})
+    leftover.forget_state(storage)
+    assert leftover.find(storage, None)[0] is not None

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from helpers.ray_ranks import PATIENCE, Group, Parked, made
-from lastcall.adapters.ray import committing, leftover
+from lastcall.adapters.ray import committing, leftover, meeting
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +190,29 @@ def test_at_the_end_report_is_rays_own_again(two: Group) -> None:
     one = two.ranks[0]
     one.reporting.end()
     assert "report" not in vars(one.context)
+
+
+def test_b9_a_script_that_handles_a_preemption_itself_is_not_cut_at_its_report(two: Group) -> None:
+    for rank in two.ranks:
+        rank.told()
+        rank.flow.native = True
+    for _ in range(2):
+        finish(two.ranks[0].report(made()), two.ranks[1].report())
+    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2 and two.committed == [1, 2]
+    assert [rank.context.preemption_context.preemption_info for rank in two.ranks] == [None, None]
+
+
+def test_b4_a_save_that_the_script_will_not_ask_for_is_not_called_exact(two: Group) -> None:
+    for rank in two.ranks:
+        rank.flow.asked = False
+        rank.told()
+    finish(two.ranks[0].report(made()), two.ranks[1].report())
+    record = json.loads(Path(two.storage.experiment_fs_path, ".lastcall", "checkpoint_4.json").read_text())
+    assert record["exact"] is False and "ray.train.get_checkpoint()" in record["because"]
+
+
+def test_b8_the_controller_learns_that_a_notice_was_answered(two: Group) -> None:
+    for rank in two.ranks:
+        rank.told()
+    finish(two.ranks[0].report(made()), two.ranks[1].report())
+    assert two._line.agreement.wait_for(meeting.SAVED, 0.0) is not None

@@ -143,3 +143,21 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(item) for item in value]
     return value
+
+
+def body_of(net: Net, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    shapes = state.shapes(net.parameters())
+    optimizers = [{"class": state.kind(optimizer), "shapes": shapes, "state": optimizer.state_dict()}]
+    return _copied({"modules": [{"class": state.kind(net), "state": net.state_dict()}], "optimizers": optimizers, "named": {}})
+
+
+def test_b5_it_is_not_laid_over_what_the_script_has_restored_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """Lightning with RayTrainReportCallback: the weights of step 5 must not come over those of step 3, with the counts of step 3."""
+    own, optimizer = trained(3)
+    restoring = Restoring(body_of(*trained(5)), "SIGTERM", lambda: True)
+    restoring.begin()
+    with steps_are_counted():
+        step(own, optimizer)
+    restoring.end()
+    assert same(own, trained(4)[0])
+    assert caplog.text.count("are not put back: the script has checkpoints of its own") == 1

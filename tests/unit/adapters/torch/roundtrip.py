@@ -48,8 +48,8 @@ class Saved:
     def document(self) -> dict[str, Any]:
         return json.loads(self.text)
 
-    def restore(self, state: StateSet) -> Loading:
-        loading = state.prepare(self.document, self.stored)
+    def restore(self, state: StateSet, *, lenient: bool = False) -> Loading:
+        loading = state.prepare(self.document, self.stored, lenient=lenient)
         for group, targets in loading.targets.items():
             for name, target in targets.items():
                 write(target, self.data[group][name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -23,21 +24,22 @@ pytestmark = [
 
 
 class Numbers(Dataset[Any]):
-    """Draws nothing where workers load it: torchdata does not save the workers' generators."""
+    """Draws from the generators of the process that loads it (G5), and from one of its own."""
 
     def __init__(self, draws: bool) -> None:
         self.draws = draws
+        self.own = np.random.default_rng(4)
 
     def __len__(self) -> int:
         return 11
 
     def __getitem__(self, index: int) -> Any:
-        return index, noise() if self.draws else 0.0
+        return index, noise() + self.own.random() if self.draws else 0.0
 
 
 def make(workers: int, persistent: bool = False, seeded: bool = False) -> Any:
     return stateful.StatefulDataLoader(
-        Numbers(draws=workers == 0),
+        Numbers(draws=True),
         batch_size=3,
         shuffle=True,
         num_workers=workers,
@@ -60,6 +62,7 @@ CUTS: list[list[Cut]] = [
     [(0, False, False), (0, False, True), (2, False, False), (2, True, True)],
 )
 def test_interruptions_change_nothing(workers: int, persistent: bool, seeded: bool, cuts: list[Cut]) -> None:
+    """G5: the workers' random numbers come back, too."""
     factory = functools.partial(make, workers, persistent, seeded)
     assert interrupted(factory, 3, cuts) == reference(factory, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pickle
@@ -15,13 +16,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import format_utils
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import lastcall
 from helpers.world import flip
-from lastcall.adapters.torch.dcp import publishing
+from lastcall import errors
+from lastcall.adapters.torch.dcp import publishing, values
 from lastcall.cli import main
 from lastcall.core import record as records
 from lastcall.dcp import Reader, Writer
@@ -322,3 +325,63 @@ def test_the_commands_know_it_whatever_it_is_called(tmp_path: Path, capsys: pyte
     assert "optimizer.state.0.exp_avg" in torch.load(tmp_path / "all.pt", weights_only=True)
     flip(tmp_path / "step-7" / "dcp-00000.safetensors", -1)
     assert main.main(["verify", str(tmp_path / "step-7")]) == 1
+
+
+# ---- E7: torch's own folders and tools -----------------------------------------------------------------------------------------
+
+
+def test_e7_a_bytesio_comes_back_with_its_bytes_and_its_place(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, buffer)
+    state = {"saved": buffer, "begin": io.BytesIO(b"abc"), "nested": [io.BytesIO(), 1]}
+    save(tmp_path / "c", state)
+    found = load(tmp_path / "c", {"saved": None, "begin": None, "nested": [None, None]})
+    assert found["saved"].getvalue() == buffer.getvalue() and found["saved"].tell() == buffer.tell()
+    assert found["begin"].read() == b"abc" and found["nested"][0].getvalue() == b""
+    assert torch.load(io.BytesIO(found["saved"].getvalue()), weights_only=True)["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("kept", [{}, {"base64": "!"}, {"base64": ""}, {"base64": "", "at": -1}, {"base64": "", "at": 2**70}])
+def test_a_broken_bytesio_is_refused(kept: dict[str, object]) -> None:
+    with pytest.raises(errors.CheckpointError, match="BytesIO"):
+        values.decode({"$": "BytesIO", **kept})
+
+
+def test_e7_a_file_is_refused_as_a_file_and_not_as_an_iterator(tmp_path: Path) -> None:
+    with open(__file__) as file:
+        said = failure(lambda: save(tmp_path / "c", {"log": file}))
+    assert "log: a file (_io.TextIOWrapper) cannot be saved" in said and "iterator" not in said
+
+
+def test_e7_torch_s_own_readers_are_told_which_reader_the_folder_needs(tmp_path: Path) -> None:
+    save(tmp_path / "c", {"w": torch.ones(3)})
+    for call in (
+        lambda: dcp.load({"w": torch.zeros(3)}, checkpoint_id=tmp_path / "c", no_dist=True),
+        lambda: format_utils.dcp_to_torch_save(tmp_path / "c", tmp_path / "out.pt"),
+    ):
+        said = failure(call)
+        assert "was written by lastcall" in said and f"lastcall.dcp.Reader('{tmp_path / 'c'}')" in said and "to_torch_save" in said
+    assert ".metadata" in failure(lambda: dcp.load({}, checkpoint_id=tmp_path / "nowhere", no_dist=True))  # torch's own words stay
+
+
+def test_e7_the_whole_state_dict_becomes_one_file_and_a_folder_of_torch_s_own(tmp_path: Path) -> None:
+    state = {"model": model_state()["model"], "step": 7, "buffer": io.BytesIO(b"abc")}
+    save(tmp_path / "c", state)
+    lastcall.dcp.to_torch_save(tmp_path / "c", tmp_path / "c.pt")
+    found = torch.load(tmp_path / "c.pt", weights_only=False)
+    assert found.pop("buffer").getvalue() == state.pop("buffer").getvalue() and same(found, state)
+    format_utils.torch_save_to_dcp(tmp_path / "c.pt", tmp_path / "torch")
+    again = zeroed(state)
+    dcp.load(again, checkpoint_id=tmp_path / "torch", no_dist=True)
+    assert same(again, state)
+
+
+def test_e7_our_reader_says_whose_folder_it_is(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "torch", no_dist=True)
+    said = failure(lambda: load(tmp_path / "torch", {"w": torch.zeros(3)}))
+    assert "FileSystemWriter" in said and f"FileSystemReader('{tmp_path / 'torch'}')" in said
+    (tmp_path / "run" / ".lastcall").mkdir(parents=True)
+    assert f"lastcall ls {tmp_path / 'run'}" in failure(lambda: load(tmp_path / "run", {}))
+    assert "is not there" in failure(lambda: load(tmp_path / "nowhere", {}))
+    (tmp_path / "file").touch()
+    assert "is a file" in failure(lambda: load(tmp_path / "file", {}))

@@ -92,6 +92,7 @@ def test_afterwards_the_handlers_are_what_they_were(session: Session) -> None:
     again.let_go()
 
 
+@pytest.mark.usefixtures("leaving")
 def test_who_has_saved_and_is_on_its_way_out_ignores_the_second_signal(session: Session) -> None:
     shield = protection(session)
     shield.begin()

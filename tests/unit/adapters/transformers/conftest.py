@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,10 @@ class Tiny(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _settings_and_signals_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _settings_and_signals_as_before(monkeypatch: pytest.MonkeyPatch, leaving: None) -> None:
     for name in ("LASTCALL_ENABLED", "LASTCALL_RUN_ID", "LASTCALL_SAVE_STRATEGY", "LASTCALL_SAVE_STEPS", "LASTCALL_SAVE_TOTAL_LIMIT",
                  "LASTCALL_DIRECTORY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -49,9 +45,10 @@ def make(fresh: type, tmp_path: Path) -> Make:
 
     def made(kind: type | None = None, callbacks: list[Any] | None = None, **said: Any) -> Any:
         said = {"output_dir": str(tmp_path / "out"), "max_steps": 2, "save_strategy": "no", "report_to": "none", **said}
-        arguments = TrainingArguments(use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, logging_strategy="no", **said)
+        said.setdefault("logging_strategy", "steps" if "logging_steps" in said else "no")
+        arguments = TrainingArguments(use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, **said)
         torch.manual_seed(0)
         data = [{"x": torch.ones(2) * number, "labels": torch.zeros(1)} for number in range(8)]
-        return (kind or fresh)(model=Tiny(), args=arguments, train_dataset=data, callbacks=callbacks)
+        return (kind or fresh)(model=Tiny(), args=arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks)
 
     return made

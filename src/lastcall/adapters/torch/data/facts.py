@@ -9,6 +9,7 @@ from torch.utils import data as torch_data
 
 from lastcall.adapters.torch.data import position
 from lastcall.adapters.torch.data import randomness as rng
+from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 
@@ -27,6 +28,29 @@ def facts(loader: Any) -> position.Facts:
     return (length, batch_size if isinstance(batch_size, int) else None, loader.num_workers, iterable)
 
 
+def compare_batches(loader: Any, state: dict[str, Any], doubts: Doubts) -> None:
+    """Whether the batches of an interrupted pass are still of the same size."""
+    batch_size, now = state["facts"][1], facts(loader)[1]
+    if state["phase"] == position.INSIDE and batch_size != now:
+        doubts.add(
+            f"batch_size was {batch_size} and is now {now}: the interrupted pass goes on at batch {state['delivered']}, which is at "
+            "other samples, so some will be repeated or missed",
+            "Use the batch_size of the interrupted run.",
+        )
+
+
+def compare_length(loader: Any, state: dict[str, Any], doubts: Doubts) -> None:
+    """Whether it has as many. Asked when the pass is opened: a script may set its data up at the top of an epoch."""
+    length, batch_size, *_ = state["facts"]
+    length_now, batch_size_now, *_ = facts(loader)
+    if state["phase"] == position.INSIDE and length != length_now and batch_size == batch_size_now:
+        doubts.add(
+            f"a pass had {length} batches and now has {length_now}: it goes on at batch {state['delivered']} of another order, so some "
+            "samples will be repeated or missed",
+            "Give the loader the dataset of the interrupted run.",
+        )
+
+
 def sampler_facts(loader: Any) -> position.Sampler | None:
     """What the order of a DistributedSampler depends on; None where it is none, or batches are not cut from it one after another."""
     batches = getattr(loader, "batch_sampler", None)
@@ -43,18 +67,20 @@ def sampler_epochs(loader: Any) -> tuple[int, ...]:
     return tuple(sampler.epoch for sampler in _epoch_samplers(loader))
 
 
-def set_sampler_epochs(loader: Any, epochs: tuple[int, ...], quiet: bool) -> None:
+def compare_epochs(loader: Any, epochs: tuple[int, ...], doubts: Doubts) -> None:
+    """Whether the script has told its samplers the epoch of the interrupted pass. Asked before anything is put back."""
     for sampler, epoch in zip(_epoch_samplers(loader), epochs, strict=False):
         if sampler.epoch != epoch:
-            if not quiet:
-                log.warning(
-                    "%s.set_epoch(%d) was called, but the interrupted pass was of epoch %d: it is continued "
-                    "as epoch %d. Count epochs with run.epochs(), or from the number that was saved.",
-                    type(sampler).__name__,
-                    sampler.epoch,
-                    epoch,
-                    epoch,
-                )
+            doubts.add(
+                f"{type(sampler).__name__}.set_epoch({sampler.epoch}) was called, but the interrupted pass was of epoch {epoch}: it is "
+                f"continued as epoch {epoch}, and those after it may be of other epochs than before",
+                "Count epochs with run.epochs(), or from the number that was saved.",
+            )
+
+
+def set_sampler_epochs(loader: Any, epochs: tuple[int, ...]) -> None:
+    for sampler, epoch in zip(_epoch_samplers(loader), epochs, strict=False):
+        if sampler.epoch != epoch:
             sampler.set_epoch(epoch)
 
 

@@ -9,40 +9,52 @@ Discarded: seeding each worker anew from (seed, epoch, batch), which is cheaper 
 DataLoader that nobody follows; and asking the workers for their state at the time of the notice, when they are batches
 ahead and may be dying.
 
-Everything here is picklable by name, for the "spawn" and "forkserver" start methods. Generators that a dataset keeps
-in its own attributes are not seen.
+What the worker's copies of the dataset and the collate function hold of their own (see `held`) travels the same way.
+
+Everything here is picklable by name, for the "spawn" and "forkserver" start methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils import data as torch_data
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
+from lastcall.adapters.torch.data import held
 from lastcall.adapters.torch.data import randomness as rng
+from lastcall.adapters.torch.data.held import Pairs
+from lastcall.core.doubts import Doubts
 
 _pin_memory: Any = torch_pin_memory.pin_memory
 _StopIteration: Any = getattr(torch_worker, "_IterableDatasetStopIteration", object)
 
 
+class Report(NamedTuple):
+    """What has changed in a worker since its previous batch."""
+
+    parts: rng.Parts  # of the process's generators
+    held: Pairs = ()  # of what its dataset and its functions hold
+    doubts: tuple[tuple[str, str], ...] = ()  # reasons and remedies: what changes there and cannot be saved
+
+
 class Envelope:
-    """A batch, the worker that made it, and those of its generator states that changed since its previous batch."""
+    """A batch, the worker that made it, and what changed there since its previous batch."""
 
-    __slots__ = ("batch", "parts", "worker")
+    __slots__ = ("batch", "report", "worker")
 
-    def __init__(self, batch: Any, worker: int, parts: rng.Parts) -> None:
+    def __init__(self, batch: Any, worker: int, report: Report) -> None:
         self.batch = batch
         self.worker = worker
-        self.parts = parts
+        self.report = report
 
     def pin_memory(self) -> Envelope:
-        return Envelope(_pin_memory(self.batch), self.worker, self.parts)
+        return Envelope(_pin_memory(self.batch), self.worker, self.report)
 
     def __reduce__(self) -> tuple[type[Envelope], tuple[Any, ...]]:
-        return (Envelope, (self.batch, self.worker, self.parts))
+        return (Envelope, (self.batch, self.worker, self.report))
 
 
 class WorkerStop(_StopIteration):  # type: ignore[misc]
@@ -54,30 +66,58 @@ class WorkerStop(_StopIteration):  # type: ignore[misc]
 
     def __init__(self, worker_id: int) -> None:
         super().__init__(worker_id)
-        object.__setattr__(self, "parts", rng.take_parts())  # torch's message is a frozen dataclass
+        report = Report(rng.take_parts()) if _reporter is None else _reporter.changes()._replace(parts=rng.take_parts())
+        object.__setattr__(self, "report", report)  # torch's message is a frozen dataclass
+
+
+class _Told(Doubts):
+    """Doubts that are found in a worker, for the training process to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[tuple[str, str]] = []
+
+    def add(self, reason: str, remedy: str) -> None:
+        if reason not in self._reasons:
+            self._reasons[reason] = None
+            self.new.append((reason, remedy))
 
 
 class _Reporter:
     """Remembers what this worker reported last."""
 
-    def __init__(self) -> None:
+    def __init__(self, tops: dict[str, Any], saved: Pairs) -> None:
+        self._doubts = _Told()
+        self._holding = held.Holding()
+        self._holding.below(tops, isinstance(tops.get("dataset"), torch_data.IterableDataset))
+        self._holding.look(self._doubts)
+        if saved:
+            self._holding.resume({"moving": [path for path, _ in saved], "now": saved})
+        self._held = self._holding.now()
         self._known = rng.take_parts()
 
-    def changes(self) -> rng.Parts:
+    def changes(self) -> Report:
         known, self._known = self._known, rng.take_parts()
         torch_part, python_part, numpy_part = (now if now != before else None for now, before in zip(self._known, known, strict=True))
-        return (torch_part, python_part, numpy_part)
+        holding = self._holding
+        holding.random = holding.random or self._known != known
+        holding.glance(self._doubts)
+        before, self._held = self._held, holding.now()
+        moved = tuple((path, frozen) for path, frozen in self._held.items() if frozen is not None and before.get(path) != frozen)
+        told, self._doubts.new = tuple(self._doubts.new), []
+        return Report((torch_part, python_part, numpy_part), moved, told)
 
 
 _reporter: _Reporter | None = None
 
 
 class WorkerStart:
-    """Stands in for the loader's worker_init_fn: runs it, then puts the worker's saved generators back."""
+    """Stands in for the loader's worker_init_fn: runs it, then puts back what the worker's generators and objects were."""
 
-    def __init__(self, inner: Callable[[int], Any] | None, workers: Sequence[rng.Parts | None]) -> None:
+    def __init__(self, inner: Callable[[int], Any] | None, workers: Sequence[Any], collate: Any) -> None:
         self._inner = inner
         self._workers = tuple(workers)
+        self._collate = collate
 
     def __call__(self, worker_id: int) -> None:
         global _reporter
@@ -85,10 +125,12 @@ class WorkerStart:
             self._inner(worker_id)
         saved = self._workers[worker_id] if worker_id < len(self._workers) else None
         if saved is not None:
-            rng.put_parts(saved)
+            rng.put_parts(tuple(saved[:3]))
         if _StopIteration is not object:
             torch_worker._IterableDatasetStopIteration = WorkerStop  # type: ignore[misc]  # in this worker process only
-        _reporter = _Reporter()
+        info = torch_data.get_worker_info()
+        tops = {"dataset": info.dataset, "collate_fn": self._collate} if info is not None else {}
+        _reporter = _Reporter(tops, saved[3] if saved is not None and len(saved) > 3 else ())
 
 
 class ReportingCollate:

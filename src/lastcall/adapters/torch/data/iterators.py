@@ -15,33 +15,36 @@ an attribute users look at; and pickling sampler iterators, most of which are ru
 from __future__ import annotations
 
 import logging
+import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import dataloader as torch_dataloader
 
-from lastcall.adapters.torch.data import facts, position
+from lastcall.adapters.torch.data import between, facts, lazy, position, replaying, seen
 from lastcall.adapters.torch.data import inside as workers
 from lastcall.adapters.torch.data import randomness as rng
 
 log = logging.getLogger("lastcall")
 
-# Draws of a pass over a foreign sampler that are checked for lazy use of global generators. Each costs about 200 µs.
-_LOOKED_AT = 4
+_LOOKED_AT = 4  # fetches from a dataset with indices that are checked for the use of random numbers
 
 # Private names, the same from torch 2.4 to 2.13. A torch without them must not make `import lastcall` fail.
-_Single: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", object)
+Single: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", object)
 _Multi: Any = getattr(torch_dataloader, "_MultiProcessingDataLoaderIter", object)
-_OVERRIDDEN = ("_reset", "_next_index", "_get_data", "_try_put_index")
+_OVERRIDDEN = ("_reset", "_next_index", "_next_data", "_get_data", "_try_put_index")
 
 
 class _WorkerView:
     """The loader as the iterator's constructor shall see it. The loader itself is not touched, not for a moment."""
 
-    def __init__(self, loader: Any, saved: list[rng.Parts | None]) -> None:
+    def __init__(self, loader: Any, saved: list[position.Worker | None]) -> None:
         self._loader = loader
         self.collate_fn = workers.ReportingCollate(loader.collate_fn)
-        self.worker_init_fn = workers.WorkerStart(loader.worker_init_fn, saved)
+        self.worker_init_fn = workers.WorkerStart(loader.worker_init_fn, saved, loader.collate_fn)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -50,25 +53,37 @@ class _WorkerView:
         return len(self._loader)
 
 
-class _Followed:
+class Followed:
     """Counts deliveries, and catches up with a position on the first draw after a resume."""
 
     _lc_ledger: position.Ledger
     _lc_pass: position.Pass | None = None
-    _lc_looked_at = 0  # draws still to be looked at; 0 is the fast path
+    _lc_watched = False  # every draw is looked at; otherwise only the first one is
     _lc_drawn = False
+    _lc_instead: Any = None  # the next pass, where somebody must not see this one's end
     _lc_replay = 0  # batches of an iterable dataset to be made again and thrown away
 
     def _lc_start(self, passage: position.Pass, loader: Any) -> None:
         self._lc_pass = passage
+        passage.iterator = weakref.ref(self)
         self._lc_drawn = False
-        self._lc_looked_at = 1 if passage.iterable or facts.trusted(loader) else _LOOKED_AT
+        self._lc_watched = not (passage.iterable or facts.trusted(loader))
+        passage.draws = 0
+        passage.over = type(loader.dataset).__name__
+        ahead = loader.num_workers * (getattr(loader, "prefetch_factor", None) or 2)
+        passage.indices = deque(maxlen=seen.KEPT + ahead)
 
     def __next__(self) -> Any:
         if self._lc_replay:
             self._lc_make_again()
+        if self._lc_instead is not None:
+            return next(self._lc_instead)
         passage = self._lc_pass
         assert passage is not None
+        if self._lc_ledger.noting or passage.remade:
+            return self._lc_noted(passage)
+        if passage.iterable:
+            return self._lc_timed(passage, time.perf_counter())
         try:
             batch = self._lc_take()
         except StopIteration:
@@ -80,58 +95,147 @@ class _Followed:
         passage.delivered += 1
         return batch
 
+    def _lc_timed(self, passage: position.Pass, began: float) -> Any:
+        """As __next__(), where a resumed run must make all batches again: how long will that take?"""
+        try:
+            batch = self._lc_take()
+        except StopIteration:
+            self._lc_ledger.finish(passage)
+            raise
+        except Exception:
+            passage.failed += 1
+            raise
+        passage.delivered += 1
+        passage.seconds += time.perf_counter() - began
+        return batch
+
+    def _lc_noted(self, passage: position.Pass) -> Any:
+        """As __next__(), for a script that reads ahead of its steps, or may."""
+        ledger = self._lc_ledger
+        made_with = passage.remade.pop(0) if passage.remade else None
+        now = None
+        if made_with is not None:  # drawn by the last incarnation already, with these random numbers
+            now = rng.take_parts()
+            rng.put_parts(made_with)
+        try:
+            if ledger.noting:
+                ledger.draw(passage)
+            batch = self._lc_take()
+            passage.delivered += 1
+        except StopIteration:
+            if ledger.noting:
+                passage.before_end = passage.recent.pop()[0]
+            ledger.finish(passage)
+            return self._lc_next_pass(passage)
+        except Exception:
+            passage.failed += 1
+            raise
+        finally:
+            if now is not None:
+                rng.put_parts(now)
+        if ledger.noting:
+            if threading.get_ident() != ledger.thread:
+                ledger.elsewhere = threading.current_thread().name
+            ledger.lead.drawn(passage, batch)
+            if passage.moves:
+                ledger.moved()
+        return batch
+
+    def _lc_next_pass(self, passage: position.Pass) -> Any:
+        """The pass is over. All of it was delivered before the interruption: itertools.cycle() takes that for an empty loader."""
+        loader = self._lc_ledger.source()
+        if passage.here or not passage.opened or loader is None or not between.cycled(self):
+            raise StopIteration
+        self._lc_instead = iter(loader)
+        return next(self._lc_instead)
+
     def _lc_take(self) -> Any:
         return super().__next__()  # type: ignore[misc]
 
     def _next_index(self) -> Any:
-        if self._lc_looked_at:
-            return self._lc_draw()
-        return super()._next_index()  # type: ignore[misc]
-
-    def _lc_draw(self) -> Any:
-        passage, ledger = self._lc_pass, self._lc_ledger
+        passage = self._lc_pass
         assert passage is not None
-        self._lc_looked_at -= 1
         if not self._lc_drawn:
-            self._lc_drawn = True
-            if passage.draw is not None:
-                return self._lc_catch_up(passage)
-            now = rng.take(ledger.generators)
-            passage.draw = passage.begin if now == passage.begin else now
-            return super()._next_index()  # type: ignore[misc]
-        before = rng.take_parts()
+            return self._lc_first(passage)
+        if self._lc_watched:
+            return self._lc_draw(passage)
         index = super()._next_index()  # type: ignore[misc]
-        if not ledger.warned and rng.take_parts() != before:
-            ledger.warned = True
-            log.warning(
-                "The sampler draws from a global random generator during the pass, mixed with what training draws "
-                "from it: after an interruption the order of the rest of that pass will differ. Give the sampler "
-                "a torch.Generator of its own, or draw the whole order at the start of each pass."
-            )
+        passage.indices.append((passage.draws, index))
+        passage.draws += 1
         return index
+
+    def _lc_first(self, passage: position.Pass) -> Any:
+        self._lc_drawn = True
+        ledger = self._lc_ledger
+        if passage.draw is not None:
+            return self._lc_catch_up(passage)
+        now = rng.take(ledger.generators)
+        passage.draw = passage.begin if now == passage.begin else now
+        passage.held_at_draw = ledger.holding.since(passage.held, ledger.doubts)
+        return self._lc_draw(passage)
+
+    def _lc_draw(self, passage: position.Pass) -> Any:
+        """One index. Where the draw moves the process's generators, what they were before belongs to the pass from then on; where
+        another incarnation found that it does, it is made with those."""
+        number, moved = passage.draws, passage.moved
+        made_with = moved.get(number)
+        if made_with is not None:
+            index = self._lc_draw_with(made_with)
+        elif not self._lc_watched or number == 0:
+            index = super()._next_index()  # type: ignore[misc]
+        else:
+            watch = self._lc_ledger.watch
+            before = watch.before()
+            index = super()._next_index()  # type: ignore[misc]
+            found = watch.moved(before)
+            if found is not None and not passage.remember(number, found):
+                self._lc_watched = False
+                self._lc_ledger.doubts.add(
+                    f"the sampler of the DataLoader over `{passage.over}` draws from a global random generator all through the pass, "
+                    f"mixed with what training draws from it, and only {lazy.MOST} such draws of a pass are saved",
+                    "Give the sampler a torch.Generator of its own, or draw the whole order at the start of each pass.",
+                )
+        passage.indices.append((number, index))
+        passage.draws += 1
+        return index
+
+    def _lc_draw_with(self, made_with: rng.Parts) -> Any:
+        now = rng.take_parts()
+        rng.put_parts(made_with)
+        try:
+            return super()._next_index()  # type: ignore[misc]
+        finally:
+            rng.put_parts(now)
 
     def _lc_catch_up(self, passage: position.Pass) -> Any:
         """Draw what was delivered before the interruption, without loading it, and then the next index."""
-        generators = self._lc_ledger.generators
+        generators, holding = self._lc_ledger.generators, self._lc_ledger.holding
         skip = 0 if passage.iterable else passage.delivered + passage.failed
         # With workers all of this happens while the iterator is made, and whoever makes it puts the generators back.
         # Those of the sampler must not be put back before the prefetching draws that follow.
         lazy = passage.pool is None and not passage.iterable
         saved = rng.take(generators) if lazy else None
+        held_now = holding.take() if lazy else ()
         assert passage.draw is not None
         rng.put(passage.draw, generators)
+        holding.put(passage.again)
         first = None
         try:
             for done in range(max(skip, 1)):
                 first = self._lc_skip(done, skip)
         finally:
             if saved is not None:
-                rng.put(saved, generators)
-        return super()._next_index() if skip else first  # type: ignore[misc]
+                rng.put(saved, () if passage.anew else generators)
+                holding.put(() if passage.anew else held_now)
+        if not skip:
+            return first
+        seen.compare(passage.seen, seen.of_indices(passage.indices, skip), passage.over, self._lc_ledger.doubts)
+        return self._lc_draw(passage)
 
     def _lc_skip(self, done: int, skip: int) -> Any:
+        assert self._lc_pass is not None
         try:
-            return super()._next_index()  # type: ignore[misc]
+            return self._lc_draw(self._lc_pass)
         except StopIteration:
             if skip:
                 log.warning(
@@ -144,28 +248,33 @@ class _Followed:
 
     def _lc_make_again(self) -> None:
         count, self._lc_replay = self._lc_replay, 0
-        log.info(
-            "An IterableDataset cannot be entered in the middle: its first %d batches are replayed and thrown away.",
-            count,
-        )
-        saved = rng.take(self._lc_ledger.generators)
+        passage = self._lc_pass
+        holding = self._lc_ledger.holding
+        saved, held_now = rng.take(self._lc_ledger.generators), holding.take()
         try:
-            for _ in range(count):
-                self._lc_take()
-        except StopIteration:
-            log.warning("The IterableDataset ended before the %d batches that were delivered before the interruption.", count)
+            seconds = passage.seconds if passage is not None else 0.0
+            done = replaying.replay("An IterableDataset cannot be entered in the middle", count, seconds, self._lc_take)
+            if done < count:
+                log.warning("The IterableDataset ended before the %d batches that were delivered before the interruption.", count)
+            elif passage is not None and not passage.moves_unseen:
+                seen.compare(passage.seen, seen.of_batches(passage.glimpses, count), passage.over, self._lc_ledger.doubts)
         finally:
             rng.put(saved, self._lc_ledger.generators)
+            if self._lc_pass is not None and self._lc_pass.pool is None:  # what workers hold is theirs
+                holding.put(held_now)
 
     def __del__(self) -> None:
         if self._lc_pass is not None:
             self._lc_ledger.leave(self._lc_pass)
 
 
-class FollowedSingle(_Followed, _Single):  # type: ignore[misc]
+class FollowedSingle(Followed, Single):  # type: ignore[misc]
     """num_workers=0."""
 
-    _lc_take: Any = getattr(_Single, "__next__", None)  # without a call in between: this runs at every batch
+    _lc_take: Any = getattr(Single, "__next__", None)  # without a call in between: this runs at every batch
+    _lc_fetched = 0
+    _lc_buffers: lazy.Buffers | None = None
+    _lc_before: Any = None  # the generators after the sampler's draw
 
     def __init__(self, loader: Any, ledger: position.Ledger, passage: position.Pass, resumed: bool) -> None:
         self._lc_ledger = ledger
@@ -175,8 +284,63 @@ class FollowedSingle(_Followed, _Single):  # type: ignore[misc]
             self._lc_replay = passage.delivered
         ledger.begin(passage, resumed)
 
+    def _next_data(self) -> Any:
+        passage = self._lc_pass
+        assert passage is not None
+        if passage.iterable:
+            return self._lc_fetch(passage)
+        if self._lc_fetched >= _LOOKED_AT or self._lc_ledger.holding.random:
+            return super()._next_data()
+        self._lc_fetched += 1
+        batch = super()._next_data()
+        before, self._lc_before = self._lc_before, None
+        self._lc_ledger.holding.random = before is not None and self._lc_ledger.watch.moved(before) is not None
+        return batch
 
-class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
+    def _next_index(self) -> Any:
+        index = super()._next_index()
+        if self._lc_fetched <= _LOOKED_AT:  # what a sampler draws does not make the samples random
+            self._lc_before = self._lc_ledger.watch.before()
+        return index
+
+    def _lc_fetch(self, passage: position.Pass) -> Any:
+        """A batch of a stream, made with what another incarnation found that it was made with, or watched."""
+        number = self._lc_fetched
+        made_with = passage.moved.get(number)
+        now = None
+        if made_with is not None:
+            now = rng.take_parts()
+            rng.put_parts(made_with)
+        watch = self._lc_ledger.watch
+        before = watch.before()
+        try:
+            batch = super()._next_data()
+            found = watch.moved(before) if number and made_with is None and not passage.moves_unseen else None
+        finally:
+            if now is not None:
+                rng.put_parts(now)
+        self._lc_fetched += 1
+        passage.glimpses.append((number, seen.glimpse(batch)))
+        if found is not None and not passage.remember(number, found):
+            self._lc_too_often(passage)
+        return batch
+
+    def _lc_too_often(self, passage: position.Pass) -> None:
+        """What is drawn for a sample that is handed out at once need not be drawn again. What waits in a buffer must be."""
+        kept = lazy.buffers(getattr(self._dataset_fetcher, "dataset_iter", None))
+        if self._lc_buffers is None:
+            self._lc_buffers = kept
+            return
+        passage.moves_unseen = True
+        if lazy.keeps(self._lc_buffers, kept):
+            self._lc_ledger.doubts.add(
+                f"`{passage.over}` keeps samples back (a shuffle buffer?) and draws from a global random generator all through the "
+                f"pass, mixed with what training draws from it, and only {lazy.MOST} such draws of a pass are saved",
+                "Give the dataset a generator of its own, or use num_workers=1, where it has the worker's generators to itself.",
+            )
+
+
+class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
     """Worker processes. `resumed`: the pass to continue. `meanwhile`: the generators to go back to before a first pass
     is begun with workers that, without the interruption, would have been there already."""
 
@@ -221,7 +385,7 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
         if self._lc_meanwhile is not None:
             rng.put(self._lc_meanwhile, self._lc_ledger.generators)
             self._lc_meanwhile = None
-        return new_pass(loader, rng.take(self._lc_ledger.generators), self._lc_pool)
+        return new_pass(loader, self._lc_ledger, rng.take(self._lc_ledger.generators), self._lc_pool)
 
     def _lc_drop_pass(self) -> None:
         """Workers finish what was prefetched before the next pass: their generators move on, delivered or not."""
@@ -236,7 +400,13 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
         batch = super()._lc_take()
         if type(batch) is workers.Envelope:
             self._lc_pool.absorb(batch)
-            return batch.batch
+            for reason, remedy in batch.report.doubts:
+                self._lc_ledger.doubts.add(reason, remedy)
+            batch = batch.batch
+        passage = self._lc_pass
+        if passage is not None and passage.iterable:
+            passage.glimpses.append((passage.taken_out, seen.glimpse(batch)))
+            passage.taken_out += 1
         return batch
 
     def _get_data(self) -> Any:
@@ -253,9 +423,9 @@ class FollowedMulti(_Followed, _Multi):  # type: ignore[misc]
         super()._try_put_index()
 
     def __del__(self) -> None:
-        _Followed.__del__(self)
+        Followed.__del__(self)
         if hasattr(self, "_workers_done_event"):  # otherwise __init__ failed before there was anything to shut down
-            super(_Followed, self).__del__()
+            super(Followed, self).__del__()
 
 
 class PassHandle:
@@ -264,6 +434,8 @@ class PassHandle:
     def __init__(self, iterator: FollowedMulti) -> None:
         self._iterator = iterator
         self._pass = iterator._lc_pass
+        if self._pass is not None:
+            self._pass.iterator = weakref.ref(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -284,9 +456,10 @@ class PassHandle:
             self._iterator._lc_ledger.leave(self._pass)
 
 
-def new_pass(loader: Any, begin: rng.State, pool: position.Pool | None) -> position.Pass:
+def new_pass(loader: Any, ledger: position.Ledger, begin: rng.State, pool: position.Pool | None) -> position.Pass:
     told, sampler = facts.sampler_epochs(loader), facts.sampler_facts(loader)
-    return position.Pass(facts.facts(loader), told, begin, pool=pool, sampler=sampler)
+    held = ledger.holding.begin(ledger.doubts)
+    return position.Pass(facts.facts(loader), told, begin, pool=pool, sampler=sampler, held=held)
 
 
 def missing() -> list[str]:

@@ -14,6 +14,7 @@ can be exact.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -22,16 +23,20 @@ from torch.utils import data as torch_data
 
 from lastcall import errors
 from lastcall.adapters.torch.data import classes as data_classes
-from lastcall.adapters.torch.data import facts, iterators, opening, position, rescaling
+from lastcall.adapters.torch.data import facts, iterators, opening, position, rescaling, sites
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
+from lastcall.core.doubts import Doubts
 
-__all__ = ["Followed", "LoaderTracker", "Noting", "StatefulTracker", "Tracker", "is_loader", "register", "track", "track_own"]
+__all__ = [
+    "Followed", "FollowedLoader", "LoaderTracker", "Noting", "StatefulTracker", "Tracker", "is_foreign", "is_loader", "register",
+    "track", "track_own",
+]  # fmt: skip
 
 log = logging.getLogger("lastcall")
 
 
-class _FollowedLoader(torch_data.DataLoader[Any]):
+class FollowedLoader(torch_data.DataLoader[Any]):
     """Stands right above DataLoader in the hierarchy, so that what a user's subclass overrides still comes first."""
 
     _lc_ledger: position.Ledger
@@ -42,7 +47,14 @@ class _FollowedLoader(torch_data.DataLoader[Any]):
         return opening.open_iterator(self, self._lc_ledger)
 
     def __iter__(self) -> Any:
-        iterator = super().__iter__()
+        ledger = self._lc_ledger
+        ledger.opening = ledger.opening or sites.here()
+        if ledger.resume_for(ledger.opening) is not None and self._iterator is not None:
+            self._iterator = None  # persistent workers of a peek: theirs are not the generators that were saved
+        try:
+            iterator = super().__iter__()
+        finally:
+            ledger.opening = ""
         if isinstance(iterator, iterators.FollowedMulti) and self.persistent_workers:
             return iterators.PassHandle(iterator)
         return iterator
@@ -71,15 +83,24 @@ class LoaderTracker:
                 "exact resume."
             )
 
+    @property
+    def doubts(self) -> Doubts:
+        return self._ledger.doubts
+
+    @doubts.setter
+    def doubts(self, doubts: Doubts) -> None:
+        self._ledger.doubts = doubts
+
     def attach(self) -> None:
         if self._attached:
             return
-        if isinstance(self.loader, _FollowedLoader):
+        if isinstance(self.loader, FollowedLoader):
             self._ledger = self.loader._lc_ledger  # another tracker follows it already: both report the same position
         else:
             self._adopt_persistent_iterator()
             object.__setattr__(self.loader, "__class__", _followed_class(type(self.loader), self._ledger))
         self._ledger.generators = rng.find_generators(self.loader)
+        self._ledger.source, self._ledger.name = weakref.ref(self.loader), f"DataLoader({type(self.loader.dataset).__name__})"
         self._ledger.followers += 1
         self._attached = True
 
@@ -89,12 +110,14 @@ class LoaderTracker:
             return
         self._attached = False
         self._ledger.followers -= 1
-        if self._ledger.followers == 0 and isinstance(self.loader, _FollowedLoader):
+        if self._ledger.followers == 0 and isinstance(self.loader, FollowedLoader):
             object.__setattr__(self.loader, "__class__", _own_class(type(self.loader)))
 
     def state(self) -> dict[str, Any]:
-        """The position: as many batches delivered as the training loop was given. Nothing in it changes afterwards."""
-        return position.state_of(self._ledger.note())
+        """The position: as many batches as the training loop has used. Nothing in it changes afterwards."""
+        if self._ledger.latest is not None:
+            self._ledger.holding.glance(self._ledger.doubts)
+        return self._ledger.position()
 
     def note(self) -> position.Noted:
         return self._ledger.note()
@@ -109,14 +132,51 @@ class LoaderTracker:
         self._ledger.generators = rng.find_generators(self.loader)
         self._warn_of_changes(state)
         rng.put_generators(state["generators"], self._ledger.generators)
+        self._ledger.holding.of(self.loader)
+        if state.get("held") is not None:
+            self._ledger.holding.resume(state["held"])
         self._ledger.begun = state["begun"]
+        self._ledger.site = str(state.get("site", ""))
         self._ledger.pending = None if state["phase"] == position.FRESH else position.Resume(dict(state))
         self._ledger.latest = None
         if getattr(self.loader, "_iterator", None) is not None:
             self.loader._iterator = None  # persistent workers of before: theirs are not the generators that were saved
 
     def iterate(self) -> Iterator[Any]:
-        return iter(self.loader)
+        return self.through(self.loader)
+
+    def through(self, source: Any) -> Iterator[Any]:
+        """iterate(), over something that shows or hands on what the loader delivers."""
+        self._ledger.opening = sites.BATCHES
+        iterator: Iterator[Any] = iter(source)
+        if source is not self.loader or isinstance(iterator, iterators.Followed | iterators.PassHandle):
+            return iterator
+        return self._counted(iterator)
+
+    def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """A subclass has put something between, which may read ahead on a thread of its own (DataLoaderX and the like)."""
+        ledger = self._ledger
+        ledger.used, ledger.noting = 0, ledger.step is not None
+        try:
+            for batch in iterator:
+                ledger.used += 1
+                yield batch
+        finally:
+            ledger.used = None
+
+    def attend(self, step: Callable[[], int], taken: Callable[[], None], moved: Callable[[], None]) -> None:
+        """A script's own loop draws from it, with boundaries."""
+        self._ledger.attend(step, taken, moved)
+
+    def loop_begins(self) -> None:
+        self._ledger.lead.begin(self._ledger.latest)
+
+    def boundary(self) -> None:
+        self._ledger.boundary()
+
+    @property
+    def ledger(self) -> position.Ledger:
+        return self._ledger
 
     @property
     def delivered(self) -> int:
@@ -150,8 +210,8 @@ class LoaderTracker:
     def _warn_of_changes(self, state: dict[str, Any]) -> None:
         if state["facts"] is None:
             return
-        length, batch_size, workers, _ = state["facts"]
-        length_now, batch_size_now, workers_now, _ = facts.facts(self.loader)
+        workers, workers_now = state["facts"][2], self.loader.num_workers
+        facts.compare_batches(self.loader, state, self.doubts)
         inside = state["phase"] == position.INSIDE
         if len(state["generators"]) != len(self._ledger.generators):
             log.warning(
@@ -169,28 +229,13 @@ class LoaderTracker:
                 workers_now,
                 workers,
             )
-        if inside and batch_size != batch_size_now:
-            log.warning(
-                "batch_size was %s and is now %s: the pass goes on at batch %d, which is at other samples, "
-                "so some will be repeated or missed.",
-                batch_size,
-                batch_size_now,
-                state["delivered"],
-            )
-        elif inside and length != length_now:
-            log.warning(
-                "A pass had %s batches and now has %s: the pass goes on at batch %d of another order, so "
-                "some samples will be repeated or missed.",
-                length,
-                length_now,
-                state["delivered"],
-            )
 
 
 class Followed(Protocol):
     """A place in the data that is saved and brought back. `worlds`: ranks of the run that saved the position, and of this one."""
 
     worlds: tuple[int, int] | None
+    doubts: Doubts  # where to say what cannot be brought back
 
     def attach(self) -> None: ...
 
@@ -239,6 +284,11 @@ def is_loader(obj: object) -> bool:
     return isinstance(obj, torch_data.DataLoader) or is_stateful(obj) or any(is_one(obj) for is_one, _ in _kinds)
 
 
+def is_foreign(loader: object) -> bool:
+    """Whether it is of another library's kind, wrapped around a loader of torch's."""
+    return any(is_one(loader) for is_one, _ in _kinds)
+
+
 def track(loader: object) -> Tracker:
     for is_one, make in _kinds:
         if is_one(loader):
@@ -266,7 +316,7 @@ def track_own(loader: object) -> Noting:
 
 
 def _followed_class(own: type[Any], ledger: position.Ledger) -> type[Any]:
-    bases = (_FollowedLoader,) if own is torch_data.DataLoader else (own, _FollowedLoader)
+    bases = (FollowedLoader,) if own is torch_data.DataLoader else (own, FollowedLoader)
     return data_classes.derive(own, bases, {"_lc_ledger": ledger, "_lc_own_class": own})
 
 

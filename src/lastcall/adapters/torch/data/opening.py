@@ -11,10 +11,16 @@ from lastcall.adapters.torch.data import randomness as rng
 def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
     """A new iterator over the loader: a fresh one, or the continuation of the pass that was loaded."""
     ledger.generators = rng.find_generators(loader)
-    resume = ledger.pending
+    ledger.holding.of(loader)
+    resume = ledger.resume_for(ledger.opening)
     if resume is None:
         return _open_fresh(loader, ledger)
     inside = resume.phase == position.INSIDE
+    if inside:
+        ledger.taken()
+        rng.put_generators(resume.state["generators"], ledger.generators)  # a peek at the loader may have moved them
+    elif ledger.step is not None and not resume.persistent:
+        ledger.taken()
     # Persistent workers that were there at the time of the interruption are made again, with the generators they had.
     same_workers = resume.persistent and loader.num_workers > 0 and loader.persistent_workers and _same_count(resume, loader)
     ledger.pending = None
@@ -23,23 +29,60 @@ def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
             return _open_inside(loader, ledger, resume)
         if resume.phase == position.BETWEEN and same_workers:
             return _open_between(loader, ledger, resume)
-        return _open_fresh(loader, ledger)
+        iterator = _open_fresh(loader, ledger)
+        iterator._lc_pass.moves = True
+        ledger.moved()
+        return iterator
     except BaseException:
         ledger.pending = resume
         raise
 
 
+def adopt(iterator: Any, loader: Any, ledger: position.Ledger, site: str) -> None:
+    """An iterator without workers that torch made before anybody followed its loader, and that nothing was drawn from: from now on it
+    is as one of ours."""
+    ledger.opening = site
+    try:
+        ledger.generators = rng.find_generators(loader)
+        ledger.holding.of(loader)
+        if ledger.pending is not None and ledger.pending.phase == position.INSIDE:
+            made = open_iterator(loader, ledger)
+            iterator.__dict__ = dict(made.__dict__)
+            made._lc_pass = None  # it is the other one's now
+        else:
+            ledger.pending = None
+            passage = iterators.new_pass(loader, ledger, rng.take(ledger.generators), None)
+            iterator._lc_ledger = ledger
+            ledger.begin(passage)
+        iterator.__class__ = iterators.FollowedSingle
+        if iterator._lc_pass is None:
+            iterator._lc_start(passage, loader)
+    finally:
+        ledger.opening = ""
+
+
 def _open_fresh(loader: Any, ledger: position.Ledger) -> Any:
     now = rng.take(ledger.generators)
     if loader.num_workers == 0:
-        return iterators.FollowedSingle(loader, ledger, iterators.new_pass(loader, now, None), resumed=False)
+        return iterators.FollowedSingle(loader, ledger, iterators.new_pass(loader, ledger, now, None), resumed=False)
     return iterators.FollowedMulti(loader, ledger, position.Pool(now, [None] * loader.num_workers, loader.persistent_workers))
 
 
 def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) -> Any:
     left = resume.phase == position.LEFT
-    told = facts.sampler_epochs(loader)
-    facts.set_sampler_epochs(loader, resume.state["epochs"], quiet=left)
+    holding, told = ledger.holding, facts.sampler_epochs(loader)
+    if not left:
+        facts.compare_epochs(loader, tuple(resume.state["epochs"]), ledger.doubts)
+    holding.put(resume.held_at("now"))  # the script may have come by here already, at the top of its epoch
+    facts.compare_length(loader, resume.state, ledger.doubts)
+    held_at_draw = None
+    if resume.held_at("draw"):
+        holding.put(resume.held_at("draw"))
+        held_at_draw = holding.begin(ledger.doubts)
+        holding.put(resume.held_at("now"))
+    holding.put(resume.held_at("begin"))
+    held = holding.begin(ledger.doubts)
+    facts.set_sampler_epochs(loader, resume.state["epochs"])
     saved = rng.take(ledger.generators)
     rng.put(resume.created, ledger.generators)
     iterator: Any
@@ -53,13 +96,18 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
             pool = position.Pool(resume.created, resume.workers(loader.num_workers), loader.persistent_workers)
             passage = resume.to_pass(facts.facts(loader), pool, facts.sampler_facts(loader))
             iterator = iterators.FollowedMulti(loader, ledger, pool, passage)
+        passage.held, passage.held_at_draw = held, held_at_draw
+        if tuple(resume.state["facts"])[: 4 if passage.iterable else 2] != passage.facts[: 4 if passage.iterable else 2]:
+            passage.seen = ()  # other batches, which was told
         if left and iterator._lc_replay:
             iterator._lc_make_again()
     finally:
-        rng.put(saved, ledger.generators)
+        anew = bool(resume.state.get("anew"))
+        rng.put(saved, () if anew else ledger.generators)
+        holding.put(() if anew else resume.held_at("now"))
     if left:
         # That pass was over; the workers only had to load what they had prefetched of it. Now comes the next one.
-        facts.set_sampler_epochs(loader, told, quiet=True)
+        facts.set_sampler_epochs(loader, told)
         iterator._reset(loader)
     return iterator
 

@@ -65,6 +65,7 @@ def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int)
         "facts": (length_now, batch_now, workers, iterable),
         "sampler": facts.sampler_facts(loader),
         "pool": _fresh_workers(state["pool"]),
+        "seen": (),  # the same batches are other ones now
     }
     if not repeated:
         return moved, ""

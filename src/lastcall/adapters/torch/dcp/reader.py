@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
@@ -25,12 +26,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lastcall import errors
 from lastcall.adapters.torch import cuda
-from lastcall.adapters.torch.dcp import engines, values
+from lastcall.adapters.torch.dcp import engines, folders, values
 from lastcall.adapters.torch.state import dtypes, tensors
 from lastcall.core.inventory import Inventory, Place
 from lastcall.types import Region
@@ -46,6 +48,7 @@ class Reader(StorageReader):
         super().__init__()
         if threads < 1:
             raise ValueError(f"threads={threads}: a reader needs one or more")
+        folders.teach()
         self.path = Path(path)
         self.threads = threads
         self._found: Inventory | None = None
@@ -69,6 +72,7 @@ class Reader(StorageReader):
 
     def read_metadata(self, *args: Any, **more: Any) -> Metadata:
         # `more` and not `kwargs`: by that name DCP would take it that each rank may have metadata of its own.
+        folders.check(self.path)
         found = self._found = Inventory(self.path)
         self._places = found.named()
         odd = _object(found.dcp, "dtypes")
@@ -120,6 +124,14 @@ class Reader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+
+def to_torch_save(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
+    """Write the whole state dict of a checkpoint, nested as it was saved, into one file for `torch.load()`: what
+    `torch.distributed.checkpoint.format_utils.dcp_to_torch_save` does for torch's own folders. It needs the memory for all of it."""
+    state: dict[str, Any] = {}
+    _load_state_dict(state, storage_reader=Reader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)  # type: ignore[no-untyped-call]
+    torch.save(state, file)
 
 
 class _Arrival:

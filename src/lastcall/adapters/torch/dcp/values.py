@@ -15,6 +15,7 @@ from lastcall.adapters.torch.state import dtypes, nodes, shelf
 from lastcall.formats import tree
 
 _ARRAY = "array"
+_BUFFER = "BytesIO"
 _TAGS = ("numpy", "torch.Size", "torch.dtype", "torch.device")
 
 
@@ -54,6 +55,8 @@ def _foreign(value: Any, path: str) -> object:
         return {tree.TAG: f"torch.{type(value).__name__}", "v": str(value)}
     if type(value) is torch.Size:
         return {tree.TAG: "torch.Size", "v": list(value)}
+    if type(value) is io.BytesIO and not value.closed:  # what people keep torch.save()d things in; an attribute of its own is not kept
+        return {tree.TAG: _BUFFER, "base64": base64.b64encode(value.getbuffer()).decode("ascii"), "at": value.tell()}
     return tree.refuse(value, path)
 
 
@@ -61,7 +64,21 @@ def _tagged(document: dict[str, object]) -> object:
     tag = document.get(tree.TAG)
     if tag in _TAGS:
         return nodes.of(document)
+    if tag == _BUFFER:
+        return _buffer(document)
     return _array(document) if tag == _ARRAY else tree.refuse_tag(document)
+
+
+def _buffer(document: dict[str, object]) -> io.BytesIO:
+    try:
+        found = io.BytesIO(base64.b64decode(str(document["base64"]), validate=True))
+        at = document["at"]
+        if type(at) is not int:
+            raise TypeError(f"it stands at {at!r:.50}")
+        found.seek(at)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise errors.CheckpointError(f"the document holds a broken BytesIO: {error!r:.200}") from error
+    return found
 
 
 def _array(document: dict[str, object]) -> object:

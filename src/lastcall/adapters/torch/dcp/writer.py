@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from lastcall import errors, types
 from lastcall.adapters.torch import cuda
-from lastcall.adapters.torch.dcp import engines, publishing, splitting, values
+from lastcall.adapters.torch.dcp import engines, folders, publishing, splitting, values
 from lastcall.adapters.torch.state import dtypes, tensors
 from lastcall.core import inventory, naming
 from lastcall.formats import manifest, safetensors
@@ -67,6 +67,7 @@ class Writer(StorageWriter):
         super().__init__()
         if threads < 1:
             raise ValueError(f"threads={threads}: a writer needs one or more")
+        folders.teach()
         self.path = _absolute(path)
         self.threads = threads
         self.sync = sync

@@ -21,6 +21,11 @@ class Found:
     chain: list[Scope]
     because: str = ""
 
+    @property
+    def looped(self) -> bool:
+        """Whether the optimizer has stepped in a loop of the script."""
+        return any(map(_in_loop, self.chain))
+
 
 @dataclass(frozen=True)
 class Stop:

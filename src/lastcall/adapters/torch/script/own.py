@@ -30,11 +30,12 @@ class Spot:
 
 
 class Script:
-    """`because`: why there are no points."""
+    """`because`: why there are no points. `looped`: whether the step was one of a loop."""
 
     def __init__(self, frame: FrameType | None, saves: Saves) -> None:
         self.points: list[Spot] = []
         self.because = ""
+        self.looped = False
         self._saves = saves
         self._entering: Entering | None = None
         self._replay = Replay()
@@ -99,6 +100,7 @@ class Script:
             log.debug("looking for the script's own save failed", exc_info=True)
             found = finding.Found([], [], f"looking for it failed: {error!r}")
         self._stops = finding.stops(found.chain)
+        self.looped = found.looped
         self._say(found)
         return found
 

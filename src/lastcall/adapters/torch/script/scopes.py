@@ -18,7 +18,7 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _LISTED = 32  # callbacks
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Their functions hold no save of the script's, and are many.
-_LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {
+LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {
     *("torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "ray", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
     *("transformers", "accelerate", "datasets", "peft", "lightning", "pytorch_lightning", "deepspeed", "safetensors", "sklearn"),
     *("fsspec", "lastcall", "_pytest", "pytest", "pluggy", "IPython", "ipykernel", "cloudpickle", "joblib", "hydra", "click"),
@@ -26,7 +26,7 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {
 
 
 def is_library(space: Mapping[str, Any]) -> bool:
-    return str(space.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    return str(space.get("__name__", "")).partition(".")[0] in LIBRARIES
 
 
 def below(node: ast.AST) -> Iterator[ast.AST]:

@@ -11,6 +11,7 @@ import torch
 from lastcall.adapters.torch import placement
 from lastcall.adapters.torch.state import parts, tensors
 
+_PLAIN = (np.generic, torch.dtype, torch.device, torch.Size, parts.Held)
 LARGE = 1 << 20  # a copy of less costs microseconds
 
 
@@ -21,6 +22,21 @@ class Copied(NamedTuple):
     copy: torch.Tensor
 
 
+class Failed(NamedTuple):
+    """What could not be copied, and why: it is left out of the checkpoint."""
+
+    because: str
+
+
+def failure(value: object, error: Exception) -> str:
+    return f"{type(value).__qualname__}.state_dict() raised {type(error).__name__}: {error}. Mend it: what it holds is not saved."
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether another thread was just changing what was read: it is tried again."""
+    return isinstance(error, RuntimeError) and "during iteration" in str(error)
+
+
 def tensor(value: torch.Tensor) -> torch.Tensor:
     """A copy with the same layout. An expanded tensor stays expanded: cloning it as it is would write it all out."""
     if 0 in value.stride():
@@ -28,8 +44,8 @@ def tensor(value: torch.Tensor) -> torch.Tensor:
     return value.detach().clone()
 
 
-def copier(known: parts.Parts) -> Callable[[Any], Any]:
-    """The `leaf` for tree.copy()."""
+def copier(known: parts.Parts, strange: Callable[[object], None] | None = None) -> Callable[[Any], Any]:
+    """The `leaf` for tree.copy(). `strange` is told of what cannot be saved."""
 
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -38,7 +54,20 @@ def copier(known: parts.Parts) -> Callable[[Any], Any]:
         if isinstance(value, np.ndarray):
             return np.array(value, copy=True, order="K") if value.nbytes < LARGE else value
         part = known.of(value)
-        return value if part is None else parts.Held(part, part.copy())
+        if part is None:
+            if strange is not None and not isinstance(value, _PLAIN):
+                strange(value)
+            return value
+        if part.tag != "object":
+            return parts.Held(part, part.copy())
+        try:
+            return parts.Held(part, part.copy())
+        except Exception as error:  # state_dict() is anybody's code
+            if isinstance(part.value, torch.optim.Optimizer) or is_passing(error):
+                raise
+            if strange is not None:
+                strange(value)
+            return Failed(failure(value, error))
 
     return leaf
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from lastcall import types
+from lastcall import errors, types
 from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import arrays, copies, parts, tensors
+from lastcall.adapters.torch.state import arrays, copies, nodes, parts, tensors
 from lastcall.adapters.torch.state.shelf import Place, Shelf, place_of, scalar
 from lastcall.formats import tree
 
@@ -28,21 +29,49 @@ class Encoder:
         owned: frozenset[int],
         cached: dict[int, Any],
         replicas: placement.Replicas | None = None,
+        unsaved: dict[str, str] | None = None,
     ) -> None:
+        """`unsaved`: takes what cannot be saved, by its path, and why; without it, that is a StateError."""
         self.known = known
+        self.unsaved = unsaved
         self.shelf = shelf
         self.owned = owned  # ids of the parameters that a given optimizer steps
         self.cached = cached
         self.replicas = placement.Replicas() if replicas is None else replicas
         self.seen: dict[int, tuple[parts.Part, str]] = {}
         self.ranks: dict[str, int] = {}
+        self.parameters: Callable[[], dict[str, torch.Tensor]] = dict  # all of the state, by name
+        self.checking = False  # nothing will be saved: it is looked whether it could be
         self._rank = 1
 
     def value(self, value: object, path: str) -> object:
         return tree.encode(value, path, self.foreign)
 
+    def whole(self, value: object, path: str) -> object:
+        """A value of protect(), whatever has become of it: what cannot be saved is left out, and noted."""
+        try:
+            return self.value(value, path)
+        except errors.StateError as error:
+            return self._left_out(value, path, error)
+
+    def _left_out(self, value: object, path: str, error: Exception) -> object:
+        part = value.part if type(value) is parts.Held else None
+        heavy = isinstance(value if part is None else part.value, torch.nn.Module | torch.optim.Optimizer)
+        if self.unsaved is None or heavy:  # a checkpoint without its weights is none
+            raise error
+        self.unsaved.setdefault(path, str(error))
+        return {tree.TAG: nodes.UNSAVED_TAG}
+
     def foreign(self, value: Any, path: str) -> object:
         """What tree.encode() does not know."""
+        try:
+            return self._foreign(value, path)
+        except errors.StateError as error:
+            return self._left_out(value, path, error)
+
+    def _foreign(self, value: Any, path: str) -> object:
+        if type(value) is copies.Failed:
+            raise errors.StateError(f"{path}: {value.because}")
         if type(value) is parts.Held:
             return self._part(value.part, path, value.copied)
         if type(value) is copies.Copied:
@@ -90,5 +119,9 @@ class Encoder:
         try:
             self._place(path)
             return part.encode(self, path, copied)
+        except Exception as error:  # state_dict() is anybody's code
+            if isinstance(error, errors.LastcallError) or self.unsaved is None or part.tag != "object" or copies.is_passing(error):
+                raise
+            raise errors.StateError(f"{path}: {copies.failure(part.value, error)}") from error
         finally:
             self._rank = outer

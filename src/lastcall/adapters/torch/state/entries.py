@@ -10,24 +10,36 @@ import contextlib
 import gc
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from lastcall import errors, types
 from lastcall.adapters.torch import cuda, placement
-from lastcall.adapters.torch.state import copies, gradients, modules, optimizers, parts, tensors
+from lastcall.adapters.torch.state import copies, gradients, modules, objects, optimizers, parts, structure, tensors
 from lastcall.adapters.torch.state.encoding import Encoder, Stale
 from lastcall.adapters.torch.state.restore import Build, Restorer
-from lastcall.adapters.torch.state.shelf import Shelf
+from lastcall.adapters.torch.state.shelf import Shelf, place_of
 from lastcall.formats import tree
 from lastcall.formats.safetensors import Stored
 
 log = logging.getLogger("lastcall")
-RESERVED = frozenset({gradients.GROUP, "lastcall", "state"})
+CARRIED = "carried"
+UNOWNED = "unowned"  # parameters that an optimizer steps and no model has
+RESERVED = frozenset({gradients.GROUP, CARRIED, UNOWNED, "lastcall", "state"})
 
 Seen = dict[int, tuple[parts.Part, str]]
+
+
+class Carried(Protocol):
+    """Values that nobody handed over and that belong to the run all the same: see `carry`."""
+
+    def read(self, *, thorough: bool) -> dict[str, Any]:
+        """As they are now; empty where there are none. `thorough`: whatever it costs."""
+
+    def load(self, saved: object) -> None:
+        """Those of a checkpoint."""
 
 
 class Index:
@@ -39,7 +51,8 @@ class Index:
         )
         self.shelf = Shelf()
         self.fragments: dict[int, Any] = {}
-        self._parts: list[modules.ModulePart | optimizers.OptimizerPart] = []
+        self._structures: list[tuple[modules.ModulePart, structure.Structure]] = []
+        self._optimizers: list[optimizers.OptimizerPart] = []
         encoder = Encoder(known, self.shelf, self.owned, {}, replicas)
         for part, path in sorted(seen.values(), key=lambda entry: entry[0].rank):  # weights get their own names first
             if isinstance(part, modules.ModulePart | optimizers.OptimizerPart):
@@ -49,10 +62,17 @@ class Index:
                     self.shelf.places, self.shelf.entries = mark.places, mark.entries
                 else:
                     self.fragments[id(part.value)] = fragment
-                    self._parts.append(part)
+                    if isinstance(part, modules.ModulePart):
+                        self._structures.append((part, part.structure))
+                    else:
+                        self._optimizers.append(part)
 
     def holds(self) -> bool:
-        return all(part.structure.holds() if isinstance(part, modules.ModulePart) else part.holds() for part in self._parts)
+        # A part may have found out before us that its tensors moved (`p.data = ...`), and look at the new ones: the addresses here are
+        # of those that it looked at then, and their memory may be somebody else's by now.
+        return all(part.structure is mine and mine.holds() for part, mine in self._structures) and all(
+            part.holds() for part in self._optimizers
+        )
 
 
 class StateSet:
@@ -61,9 +81,14 @@ class StateSet:
     def __init__(self, state: Mapping[str, object], trackers: Mapping[int, parts.Tracker] | None = None, *, check: bool = True) -> None:
         """With `check` False nothing is looked at: for a run that is switched off."""
         self.values: dict[str, object] = dict(state)
+        self.carried: Carried | None = None
         self._known = parts.Parts(trackers if trackers is not None else {})
-        self._leaf = copies.copier(self._known)
+        self.unsaved: dict[str, str] = {}  # what could not be saved since protect(), by path, and why
+        self.patient = False  # somebody will ask once more, where the loop begins, for what the script adds on its way there
+        self._strange = False
+        self._leaf = copies.copier(self._known, self._found_strange)
         self._seen: Seen = {}
+        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # of the models, as they were handed over
         self._index: Index | None = None
         self._replicas = placement.Replicas()
         if check:
@@ -74,6 +99,7 @@ class StateSet:
         """Refuse what cannot be saved now, all of it at once, and not when the machine dies."""
         problems = []
         encoder = Encoder(self._known, Shelf(), frozenset(), {})
+        encoder.checking = True
         for name, value in self.values.items():
             try:
                 encoder.value(value, name)
@@ -82,27 +108,65 @@ class StateSet:
         if problems:
             raise errors.StateError("\n".join(problems))
         self._seen = encoder.seen
+        self._shapes = {path: part.shapes() for part, path in self._seen.values() if isinstance(part, modules.ModulePart)}
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 
     def small(self) -> object:
         """The boundary copy: everything small that changes outside optimizer steps. Runs on the training thread."""
-        copied = {name: tree.copy(value, self._leaf) for name, value in self.values.items()}
+        self._strange = False
+        copied = {name: self._copied(value) for name, value in self._all(thorough=False).items()}
+        if self._strange and not self.unsaved:  # the first time: worth the time to name it
+            self._afresh(copied, frozenset())
         cuda.fence()  # copies of buffers on a device belong to it
         return copied
+
+    def _copied(self, value: object) -> object:
+        try:
+            return tree.copy(value, self._leaf)
+        except errors.StateError as error:
+            self._strange = True
+            return copies.Failed(str(error))
+
+    def _found_strange(self, _: object) -> None:
+        self._strange = True
 
     def capture(self, small: object = None) -> tuple[dict[str, object], tuple[types.Group, ...]]:
         """The document and the groups of tensors. With `small`, only what is large is read live."""
         with _without_gc():
-            return self._capture(self.values if small is None else small)
+            return self._capture(self._all(thorough=True) if small is None else small)
+
+    def _all(self, *, thorough: bool) -> dict[str, object]:
+        carried = self.carried.read(thorough=thorough) if self.carried is not None else None
+        return {**self.values, CARRIED: carried} if carried else self.values
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return gradients.named(self._seen.values())
+
+    def _unowned(self) -> dict[str, torch.Tensor]:
+        """Parameters that were handed over with an optimizer only: learned weights of losses, a latent code."""
+        found = [(part, path) for part, path in self._seen.values() if isinstance(part, optimizers.OptimizerPart)]
+        if not found:
+            return {}
+        known = {id(p) for part, _ in self._seen.values() if isinstance(part, modules.ModulePart) for p in part.parameters()}
+        known.update(id(tensor) for tensor in _tensors_in(self.values))
+        return {
+            f"{path}.{index}": parameter
+            for part, path in found
+            for index, parameter in enumerate(part.parameters())
+            if id(parameter) not in known and tensors.problem(parameter) is None
+        }
 
     def _capture(self, values: Any) -> tuple[dict[str, object], tuple[types.Group, ...]]:
+        if unowned := self._unowned():
+            values = {**values, UNOWNED: unowned}
         index = self._index
         if index is None or not index.holds():
             index = self._index = Index(self._known, self._seen, self._replicas)
-        encoder = Encoder(self._known, index.shelf.child(), index.owned, index.fragments, self._replicas)
+        encoder = Encoder(self._known, index.shelf.child(), index.owned, index.fragments, self._replicas, self.unsaved)
+        encoder.parameters = self._parameters
         try:
-            document = {name: encoder.value(value, name) for name, value in values.items()}
+            document = {name: encoder.whole(value, name) for name, value in values.items()}
         except Stale:
             return self._afresh(values, index.owned)
         if _heavy(encoder.seen) != _heavy(self._seen):  # a module came or went: what is kept is of others
@@ -111,8 +175,9 @@ class StateSet:
         return {"state": document}, _groups(encoder, values)
 
     def _afresh(self, values: Any, owned: frozenset[int]) -> tuple[dict[str, object], tuple[types.Group, ...]]:
-        encoder = Encoder(self._known, Shelf(), owned, {}, self._replicas)
-        document = {name: encoder.value(value, name) for name, value in values.items()}
+        encoder = Encoder(self._known, Shelf(), owned, {}, self._replicas, self.unsaved)
+        encoder.parameters = self._parameters
+        document = {name: encoder.whole(value, name) for name, value in values.items()}
         return {"state": document}, _groups(encoder, values)
 
     def replicated(self, replicas: placement.Replicas) -> None:
@@ -142,16 +207,30 @@ class StateSet:
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors that a rescue reads live: parameters, optimizer state, and large ones in containers. Among them are DTensors,
         whose bytes and addresses are those of placement.local()."""
-        found: dict[int, torch.Tensor] = {}
+        found = {id(tensor): tensor for _, tensor in self.live()}
         for part, _ in self._seen.values():
-            if isinstance(part, modules.ModulePart):
-                found.update((id(p), p) for p in part.refresh().parameters().values())
-                found.update((id(b), b) for b in part.live_buffers())
-            elif isinstance(part, optimizers.OptimizerPart):
+            if isinstance(part, optimizers.OptimizerPart):
                 found.update((id(p), p) for p in part.parameters())
-                found.update((id(t), t) for kept in part.value.state.values() for t in _tensors_in(kept))
-        found.update((id(t), t) for t in _tensors_in(self.values) if t.nbytes >= copies.LARGE)
         yield from found.values()
+
+    def versions(self) -> dict[str, list[int]]:
+        """By name: how often each of its tensors was written to, as torch counts it."""
+        found: dict[str, list[int]] = {}
+        for name, tensor in self.live():
+            found.setdefault(name, []).append(tensor._version)
+        return found
+
+    def live(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a rescue reads live, with the name of protect() that it belongs to."""
+        for part, path in self._seen.values():
+            name = place_of(path)[0]
+            if isinstance(part, modules.ModulePart):
+                yield from ((name, parameter) for parameter in part.refresh().parameters().values())
+                yield from ((name, buffer) for buffer in part.live_buffers())
+            elif isinstance(part, optimizers.OptimizerPart):
+                yield from ((name, tensor) for kept in part.value.state.values() for tensor in _tensors_in(kept))
+        for name, value in self.values.items():
+            yield from ((name, tensor) for tensor in _tensors_in(value) if tensor.nbytes >= copies.LARGE)
 
     def arrays(self) -> list[np.ndarray[Any, Any]]:
         """The numpy arrays that a rescue reads live."""
@@ -159,32 +238,71 @@ class StateSet:
 
     # ---- restoring ---------------------------------------------------------------------------------------------------
 
-    def prepare(self, document: Mapping[str, object], stored: Mapping[str, Mapping[str, Stored]]) -> Loading:
-        """Compare a checkpoint with the live state. Nothing live changes; MismatchError names what does not fit."""
+    def prepare(self, document: Mapping[str, object], stored: Mapping[str, Mapping[str, Stored]], *, lenient: bool = False) -> Loading:
+        """Compare a checkpoint with the live state. Nothing live changes; MismatchError names what does not fit. `lenient`: models and
+        optimizers that only one side knows are not refused."""
         saved = document.get("state")
         if not isinstance(saved, dict):
             raise errors.CheckpointError("the document has no state: it is damaged")
         with _without_gc():
-            loading = self._match(saved, stored)
+            loading = self._match(saved, stored, lenient)
         cuda.settle()
         return loading
 
-    def _match(self, saved: dict[str, object], stored: Mapping[str, Mapping[str, Stored]]) -> Loading:
-        restorer = Restorer(self._known, stored)
+    def prepare_again(
+        self, document: Mapping[str, Any], stored: Mapping[str, Mapping[str, Stored]], names: Iterable[str], *, last: bool
+    ) -> Loading:
+        """As prepare(), for a state that was restored before, and of which some names are wanted once more. Positions in data are left
+        alone: since then somebody may have begun to iterate. `last`: nothing is waited for any more."""
+        restorer = Restorer(self._known, stored, again=True)
+        restorer.patient, restorer.parameters = not last, self._parameters
+        saved = document["state"]
+        live = {**self.values, UNOWNED: self._unowned()}
+        builds = {
+            name: restorer.fill(live[name], restorer.decode(saved[name]), name) for name in names if name in saved and name in live
+        }
+        if gradients.GROUP in stored:
+            gradients.match(self._seen.values(), stored[gradients.GROUP], restorer)
+        cuda.settle()
+        return Loading(self, restorer, builds)
+
+    def reshaped(self) -> dict[str, list[str]]:
+        """The models, by path, whose parameters are others than when they were handed over (a layer was added), and which."""
+        now = {path: part.shapes() for part, path in self._seen.values() if isinstance(part, modules.ModulePart)}
+        return {
+            path: sorted({name for name, _ in shapes.items() ^ self._shapes[path].items()})
+            for path, shapes in now.items()
+            if path in self._shapes and shapes != self._shapes[path]
+        }
+
+    def sources(self) -> list[str]:
+        """The paths of what keeps a position in data by itself."""
+        return [path for part, path in self._seen.values() if isinstance(part, objects.SourcePart)]
+
+    def _match(self, saved: dict[str, object], stored: Mapping[str, Mapping[str, Stored]], lenient: bool) -> Loading:
+        restorer = Restorer(self._known, stored, lenient=lenient)
+        restorer.patient, restorer.parameters = self.patient, self._parameters
         builds: dict[str, Build] = {}
+        restorer.left_over = sorted(saved.keys() - self.values.keys() - {CARRIED, UNOWNED})
         for name, value in self.values.items():
             if name in saved:
                 builds[name] = restorer.fill(value, restorer.decode(saved[name]), name)
             else:
-                log.warning("the checkpoint holds nothing called %r: it stays as it is", name)
-        for name in saved.keys() - self.values.keys():
-            log.warning("the checkpoint holds %r, which protect() was not given: it is ignored", name)
+                restorer.new(value, name)
+        if self.carried is not None and CARRIED in saved:
+            builds[CARRIED] = restorer.fill(None, restorer.decode(saved[CARRIED]), CARRIED, fresh=True)
+        if UNOWNED in saved:
+            builds[UNOWNED] = restorer.fill(self._unowned(), restorer.decode(saved[UNOWNED]), UNOWNED)
+        for name in restorer.left_over:
+            restorer.dropped(restorer.decode(saved[name]), name)
         if gradients.GROUP in stored:
             gradients.match(self._seen.values(), stored[gradients.GROUP], restorer)
         return Loading(self, restorer, builds)
 
     def restored(self, values: dict[str, object]) -> None:
-        self.values.update(values)
+        if self.carried is not None and CARRIED in values:
+            self.carried.load(values[CARRIED])
+        self.values.update((name, value) for name, value in values.items() if name not in (CARRIED, UNOWNED))
         self._index = None
 
 
@@ -194,6 +312,8 @@ class Loading:
     def __init__(self, state: StateSet, restorer: Restorer, builds: dict[str, Build]) -> None:
         self.targets: dict[str, dict[str, tensors.Aim]] = restorer.targets
         self.values: dict[str, object] = {}
+        self.unmatched = restorer.unmatched
+        self.owed = restorer.owed
         self._state = state
         self._restorer = restorer
         self._builds = builds

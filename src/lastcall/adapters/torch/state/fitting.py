@@ -100,6 +100,8 @@ def match_optimizer(
 ) -> None:
     """State tensors are read in place where they exist already; load_state_dict() gets the whole."""
     restorer.same_class(optimizer, document, path)
+    document = _with_added(optimizer, restorer, document, path)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if document.get("sizes") != sizes:
         raise errors.MismatchError(
@@ -122,6 +124,35 @@ def match_optimizer(
     restorer.later(0, path, lambda: _load_optimizer(optimizer, parameters, sizes, groups, state))
 
 
+def _with_added(optimizer: Any, restorer: Restorer, document: dict[str, Any], path: str) -> dict[str, Any]:
+    """The document for the groups that are there now, where the script had added others inside its loop. A resumed script may come to
+    that again, on its way to the loop: until the loop begins they are left out, and then added if they are still missing."""
+    sizes, groups = document.get("sizes"), document.get("groups")
+    live = [len(group["params"]) for group in optimizer.param_groups]
+    if not isinstance(sizes, list) or not isinstance(groups, list) or not len(live) < len(sizes) or live != sizes[: len(live)]:
+        return document
+    missing = _named(document.get("added"), len(sizes) - len(live), restorer.parameters())
+    if missing is None:
+        return document  # refused, as a model of another form is
+    if restorer.patient:
+        restorer.owed.add(path)
+        rows = [[index, row] for index, row in nodes.pairs(document, "state") if type(index) is int and index < sum(live)]
+        return {**document, "sizes": live, "groups": groups[: len(live)], "state": rows}
+    if restorer.again:
+        for parameters in missing:
+            optimizer.add_param_group({"params": parameters})
+    return document
+
+
+def _named(added: object, count: int, known: dict[str, torch.Tensor]) -> list[list[torch.Tensor]] | None:
+    """The last groups of those that were added, by the names of their parameters; None if one of them is not there."""
+    if not isinstance(added, list) or len(added) < count or not all(isinstance(names, list) for names in added):
+        return None
+    found = [[known.get(name) if isinstance(name, str) else None for name in names] for names in added[-count:]]
+    complete = [[parameter for parameter in group if parameter is not None] for group in found]
+    return complete if [*map(len, complete)] == [*map(len, found)] else None
+
+
 def _check_moments(row: dict[str, Build], parameter: torch.Tensor, path: str, index: int) -> None:
     """Moments have the shape of their parameter. Reordered parameters would otherwise be found only by a worse loss."""
     for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
@@ -140,9 +171,21 @@ def _load_optimizer(optimizer: Any, parameters: list[torch.Tensor], sizes: list[
         group["params"] = list(range(start, start + size))
         start += size
     saved = {index: {key: build() for key, build in row.items()} for index, row in state.items()}
+    live = optimizer.param_groups
     optimizer.load_state_dict({"state": {index: dict(row) for index, row in saved.items()}, "param_groups": built})
+    _keep(live, optimizer)
     for index, row in saved.items():
         _undo_casts(optimizer.state[parameters[index]], row)
+
+
+def _keep(live: list[dict[str, Any]], optimizer: Any) -> None:
+    """load_state_dict() makes new groups. The script may hold the old ones (`group = optimizer.param_groups[0]`), and so may an
+    optimizer inside this one: they stay, with the new contents."""
+    for group, loaded in zip(live, optimizer.param_groups, strict=True):
+        if group is not loaded:
+            group.clear()
+            group.update(loaded)
+    optimizer.param_groups = live
 
 
 def _undo_casts(loaded: dict[str, Any], saved: dict[str, Any]) -> None:

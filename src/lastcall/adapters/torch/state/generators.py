@@ -48,14 +48,14 @@ class GeneratorPart:
                 f"{self._kind()!r} now. Use the same kind of generator, or another name."
             )
         build = restorer.fill(None, restorer.decode(document.get("v")), path)
-        restorer.later(1, path, lambda: self._set(build()))
+        restorer.later(1, path, lambda: self.put(build()))
 
     def _kind(self) -> str:
         if isinstance(self.value, torch.Generator):
             return f"torch.{self.value.device.type}"
         return "python" if isinstance(self.value, random.Random) else f"numpy.{type(self.value).__name__}"
 
-    def _set(self, state: Any) -> None:
+    def put(self, state: Any) -> None:
         value: Any = self.value
         if isinstance(value, torch.Generator):
             value.set_state(state)

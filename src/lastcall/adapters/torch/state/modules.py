@@ -71,6 +71,14 @@ class ModulePart:
         others = {name: tree.copy(owner.get_extra_state()) for name, owner in found.extras} if found.extras else {}
         return Copy(names, lease, others)
 
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self.refresh().parameters().values())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of its parameters. Those that have no shape yet are refused elsewhere."""
+        found = self.refresh().parameters().items()
+        return {name: tuple(parameter.shape) for name, parameter in found if not torch.nn.parameter.is_lazy(parameter)}
+
     def live_buffers(self) -> list[torch.Tensor]:
         """Those that are too large to be copied at a boundary."""
         return [buffer for _, buffer, copied in self._budgeted(self.structure) if not copied] if self.structure.plain else []

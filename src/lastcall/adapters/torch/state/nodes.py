@@ -14,6 +14,8 @@ from lastcall.adapters.torch.state import dtypes
 from lastcall.adapters.torch.state.shelf import Place
 from lastcall.formats import tree
 
+UNSAVED_TAG = "unsaved"
+UNSAVED = object()  # stands for what could not be saved
 PARTS = ("module", "optimizer", "object", "generator", "loader")
 
 
@@ -66,6 +68,8 @@ def of(document: dict[str, object]) -> object:
         if isinstance(error, errors.LastcallError):
             raise
         raise errors.CheckpointError(f"the document holds a broken {tag}: {error!r:.200}") from error
+    if tag == UNSAVED_TAG:
+        return UNSAVED
     if isinstance(tag, str) and tag in PARTS:
         return Node(tag, document)
     return tree.refuse_tag(document)

@@ -54,6 +54,20 @@ class ObjectPart:
         restorer.later(1, path, lambda: self.value.load_state_dict(build()))
 
 
+class SourcePart(ObjectPart):
+    """Something to iterate over that keeps its own position: torchdata's nodes, streaming data sets. To be asked for its state it may
+    begin a pass, and use up its sampler's generator: so it is not asked before it was loaded."""
+
+    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+        return super().encode(encoder, path, {} if encoder.checking else copied)
+
+    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+        if restorer.again:
+            return
+        build = restorer.fill(None, restorer.decode(document.get("v")), f"{path}.state_dict()", fresh=True)
+        restorer.later(1, path, lambda: self.value.load_state_dict(build()))
+
+
 class ScalerPart(ObjectPart):
     """GradScaler. Its state_dict() waits for the device; the copy at a boundary must not."""
 
@@ -96,6 +110,8 @@ class LoaderPart:
         return {tree.TAG: self.tag, "v": encoder.value(state, f"{path}.state")}
 
     def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+        if restorer.again:
+            return
         saved = restorer.decode(document.get("v"))
         if not isinstance(saved, dict):
             raise errors.CheckpointError(f"{path}: the saved position of the loader is no dict: it is damaged")

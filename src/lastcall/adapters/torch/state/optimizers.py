@@ -40,6 +40,7 @@ class OptimizerPart:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.value = optimizer
+        self._groups = len(optimizer.param_groups)  # those that the script makes before protect()
         self._watch: Watch | None = None
 
     def parameters(self) -> list[torch.Tensor]:
@@ -61,13 +62,17 @@ class OptimizerPart:
         rows = encoder.cached.get(id(self.value))
         if rows is None:
             rows = self._rows(encoder, path)
-        return {
+        document = {
             tree.TAG: self.tag,
             "class": type(self.value).__qualname__,
             "sizes": [len(group["params"]) for group in self.value.param_groups],
             "groups": encoder.value(groups, f"{path}.param_groups"),
             "state": rows,
         }
+        if added := self.value.param_groups[self._groups :]:  # by add_param_group(), inside the loop: which parameters are they?
+            names = {id(parameter): name for name, parameter in encoder.parameters().items()}
+            document["added"] = [[names.get(id(parameter)) for parameter in group["params"]] for group in added]
+        return document
 
     def fragment(self, encoder: Encoder, path: str) -> list[object] | None:
         """What may be cached: the state, if it is made of nothing but tensors."""

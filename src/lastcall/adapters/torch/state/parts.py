@@ -95,5 +95,5 @@ class Parts:
         if isinstance(value, (torch.Generator, random.Random, *numpy_kinds)):
             return generators.GeneratorPart(value)
         if callable(getattr(value, "state_dict", None)):
-            return objects.ObjectPart(value, self)
+            return (objects.SourcePart if hasattr(type(value), "__iter__") else objects.ObjectPart)(value, self)
         return None

@@ -8,6 +8,7 @@ applies what is not tensors: load_state_dict() of optimizers and schedulers, con
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from lastcall.formats.safetensors import Stored
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+log = logging.getLogger("lastcall")
 Build = Callable[[], Any]  # makes a value, after the bytes have arrived
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 
@@ -31,9 +33,20 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.def
 class Restorer:
     """Collects the targets and the things to be done afterwards, for one checkpoint."""
 
-    def __init__(self, known: parts.Parts, stored: Mapping[str, Mapping[str, Stored]]) -> None:
+    def __init__(
+        self, known: parts.Parts, stored: Mapping[str, Mapping[str, Stored]], *, lenient: bool = False, again: bool = False
+    ) -> None:
+        """`lenient`: a model or an optimizer that only one side knows is no reason to stop. `again`: it was all restored before, and
+        positions in data stay as they are."""
+        self.again = again
+        self.patient = False  # groups of parameters that an optimizer does not have yet may come later
+        self.owed: set[str] = set()  # ... and the optimizers that wait for them
+        self.parameters: Callable[[], dict[str, torch.Tensor]] = dict  # all of the live state, by name
         self.known = known
         self.stored = stored
+        self.unmatched: list[tuple[str, str]] = []  # what only one side knows, and what to do about it
+        self.left_over: list[str] = []  # names of the checkpoint that protect() was not given
+        self._lenient = lenient
         self.targets: dict[str, dict[str, tensors.Aim]] = {}
         self._actions: list[tuple[int, str, Callable[[], object]]] = []
         self._aimed: dict[tuple[object, ...], Place] = {}  # which place each memory is filled from
@@ -67,12 +80,47 @@ class Restorer:
                 "give it another name, or start in another directory."
             )
 
+    # ---- names that do not match -------------------------------------------------------------------------------------
+
+    def new(self, value: object, path: str) -> None:
+        """protect() was given what the checkpoint does not hold."""
+        part = self.known.of(value)
+        if part is None:
+            log.warning("the checkpoint holds nothing called %r: it stays as it is", path)
+            return
+        kind = "model" if part.tag == "module" else "optimizer"
+        holds = f" (it holds {', '.join(f'`{name}`' for name in self.left_over)})" if self.left_over else ""
+        if (part.tag == "module" or isinstance(value, torch.optim.Optimizer)) and not self._lenient:
+            raise errors.MismatchError(
+                f"{path}: the checkpoint holds nothing of this name{holds}, and the {kind} would go on with fresh values. "
+                "Give it the name that it was saved under. To let it begin anew: LASTCALL_UNMATCHED=allow. To start over: use another "
+                "directory."
+            )
+        self.unmatched.append((f"the checkpoint held nothing called `{path}`, which began anew", "Nothing can be done about it now."))
+
+    def dropped(self, saved: object, path: str) -> None:
+        """The checkpoint holds what protect() was not given."""
+        if not isinstance(saved, nodes.Node):
+            log.warning("the checkpoint holds %r, which protect() was not given: it is ignored", path)
+            return
+        if saved.tag in ("module", "optimizer") and not self._lenient:
+            raise errors.MismatchError(
+                f"{path}: the checkpoint holds {_article(saved.tag)} of this name, and protect() was not given one. Pass it: "
+                f"protect(..., {path}={path}). To go on without it: LASTCALL_UNMATCHED=allow. To start over: use another directory."
+            )
+        self.unmatched.append(
+            (f"the checkpoint holds `{path}`, which protect() was not given", f"Pass it: protect(..., {path}={path}).")
+        )
+
     # ---- values ------------------------------------------------------------------------------------------------------
 
     def fill(self, live: Any, saved: Any, path: str, fresh: bool = False, like: torch.Tensor | None = None) -> Build:
         """What makes the saved value, using the live one where that can be changed in place. `fresh` containers are new
         ones, for those that are handed to load_state_dict(), but tensors in them are still read in place. `like`: the parameter
         that the value belongs to."""
+        if saved is nodes.UNSAVED:
+            log.warning("%s was not saved with this checkpoint: it stays as it is", path)
+            return lambda: live
         if isinstance(saved, nodes.Ref):
             tensor = self.tensor(saved, live, like)
             return lambda: tensor
@@ -116,8 +164,12 @@ class Restorer:
 
     def _mapping(self, live: Any, saved: Any, path: str, fresh: bool) -> Build:
         old = live if live is not None else {}
-        builds = {key: self.fill(old.get(key), item, f"{path}[{key!r}]", fresh) for key, item in saved.items()}
+        there = {key: item for key, item in saved.items() if item is not nodes.UNSAVED or key in old}
+        builds = {key: self.fill(old.get(key), item, f"{path}[{key!r}]", fresh) for key, item in there.items()}
         kept = {key: item for key, item in old.items() if key not in builds and self.known.of(item) is not None}
+        if not fresh:
+            for key, item in kept.items():
+                self.new(item, f"{path}[{key!r}]")
         into = saved if live is None or fresh else live  # `saved` is our own, with the right type and attributes
 
         def build() -> Any:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lastcall import settings
-from lastcall.doctor import scripts
-from lastcall.launch import processes
+from lastcall.launch import processes, scripts
 
 _FLAGS = ("--guard", "--no-auto", "-h", "--help")  # options of `lastcall run` without a value
 _DEEPEST = 6
@@ -44,7 +43,8 @@ class Launch:
         return shlex.join(self.given)
 
 
-def understand(command: tuple[str, ...], environ: Mapping[str, str]) -> Launch:
+def understand(command: tuple[str, ...], environ: Mapping[str, str], *, files: bool = True) -> Launch:
+    """`files`: scripts may be opened. Not those of a command that is meant for another machine."""
     wrapped = settings.registry_folder(environ) is not None
     options: dict[str, str] = {}
     shells: list[scripts.Script] = []
@@ -56,7 +56,7 @@ def understand(command: tuple[str, ...], environ: Mapping[str, str]) -> Launch:
             found, words = _of_run(rest[1:])
             options, wrapped = {**found, **options}, True
             continue
-        script = scripts.of_command(words)
+        script = scripts.of_command(words, files=files)
         if script is None:
             break
         if not wrapped:

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lastcall.doctor import outline
-from lastcall.doctor.outline import Statement
+from lastcall.launch import outline
+from lastcall.launch.outline import Statement
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh"})
 _LARGEST = 1024 * 1024
@@ -106,14 +106,15 @@ def _calls(statement: Statement) -> bool:
     return words[0].endswith(".sh") or (os.path.basename(words[0]) in SHELLS and not is_interactive(words))
 
 
-def of_command(words: Sequence[str]) -> Script | None:
-    """The script that a command runs. None if it is none, an interactive shell, or a file that cannot be read."""
+def of_command(words: Sequence[str], *, files: bool = True) -> Script | None:
+    """The script that a command runs. None if it is none, an interactive shell, or a file that cannot be read, or must not be
+    (`files`): one that is meant for another machine."""
     if not words:
         return None
     shell = os.path.basename(words[0]).lstrip("-")
     if shell in SHELLS:
-        return _of_shell(words[0], words[1:])
-    if outline.TRAINS.fullmatch(shell):
+        return _of_shell(words[0], words[1:], files=files)
+    if not files or outline.TRAINS.fullmatch(shell):
         return None  # a wrapper of pyenv or the like, which execs
     path = words[0] if os.sep in words[0] else shutil.which(words[0]) or ""
     text = _read(path)
@@ -152,13 +153,13 @@ def _arguments(words: Sequence[str]) -> tuple[str, list[str], bool]:
     return letters, left, "c" in letters
 
 
-def _of_shell(shell: str, words: Sequence[str]) -> Script | None:
+def _of_shell(shell: str, words: Sequence[str], *, files: bool) -> Script | None:
     options, operands, inline = _arguments(words)
     if not operands:
         return None
     if inline:
         return Script(f"{os.path.basename(shell)} -c", None, shell, options, tuple(outline.read(operands[0])))
-    text = _read(operands[0])
+    text = _read(operands[0]) if files else None
     return None if text is None else Script(operands[0], operands[0], shell, options, tuple(outline.read(text)))
 
 

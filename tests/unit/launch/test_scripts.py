@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from helpers.nursery import until
-from lastcall.doctor import commands, outline, scripts
+from lastcall.launch import commandline, outline, scripts
 
 
 def of(text: str, shell: str = "bash", options: str = "") -> scripts.Script:
@@ -175,37 +175,37 @@ def test_what_is_no_script_is_none(tmp_path: Path) -> None:
 def test_a_command_is_understood_down_to_the_program(tmp_path: Path) -> None:
     inner = tmp_path / "inner.sh"
     inner.write_text("torchrun --nproc-per-node 8 --shutdown-timeout=90 train.py\n")
-    launch = commands.understand(("env", "A=1", "bash", "-c", f"exec bash {inner}"), {})
+    launch = commandline.understand(("env", "A=1", "bash", "-c", f"exec bash {inner}"), {})
     assert launch.words[0] == "torchrun" and launch.torchrun and not launch.wrapped
     assert [script.path for script in launch.shells] == [None, str(inner)]
     assert launch.option("--shutdown-timeout") == "90" and launch.option("--nproc-per-node") == "8" and launch.option("--rdzv") is None
 
 
 def test_shells_below_lastcall_run_are_not_in_the_way(tmp_path: Path) -> None:
-    launch = commands.understand(
+    launch = commandline.understand(
         ("python", "-m", "lastcall", "run", "--grace=60", "--guard", "--", "bash", "-c", "python x.py || true"), {}
     )
     assert launch.wrapped and launch.shells == () and launch.words == ("python", "x.py")
     assert dict(launch.options) == {"--grace": "60", "--guard": ""}
-    outside = commands.understand(("bash", "-c", "lastcall run -- python x.py || true"), {})
+    outside = commandline.understand(("bash", "-c", "lastcall run -- python x.py || true"), {})
     assert outside.wrapped and len(outside.shells) == 1 and outside.words == ("python", "x.py")
 
 
 def test_a_doctor_below_lastcall_run_knows_it(tmp_path: Path) -> None:
-    assert commands.understand(("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path)}).wrapped
-    assert not commands.understand(("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path / "gone")}).wrapped
+    assert commandline.understand(("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path)}).wrapped
+    assert not commandline.understand(("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path / "gone")}).wrapped
 
 
 def test_no_command_is_understood_too() -> None:
-    assert commands.understand((), {}) == commands.Launch()
-    assert commands.understand(("lastcall", "run"), {}).words == ()
+    assert commandline.understand((), {}) == commandline.Launch()
+    assert commandline.understand(("lastcall", "run"), {}).words == ()
 
 
 def test_a_script_that_calls_itself_ends(tmp_path: Path) -> None:
     path = tmp_path / "again.sh"
     path.write_text(f"#!/bin/sh\nexec lastcall run -- {path}\n")
     path.chmod(0o755)
-    assert commands.understand((str(path),), {}).wrapped
+    assert commandline.understand((str(path),), {}).wrapped
 
 
 _PIECES = [
@@ -255,7 +255,7 @@ _PIECES += [
 @hypothesis.given(st.lists(st.sampled_from(_PIECES), max_size=16))
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_no_text_whatever_makes_it_fail(pieces: list[str]) -> None:
-    launch = commands.understand(("sh", "-c", " ".join(pieces)), {})
+    launch = commandline.understand(("sh", "-c", " ".join(pieces)), {})
     for script in launch.shells:
         assert script.stays in (True, False) and script.traps in (True, False)
         assert script.swallows() is None or script.training is not None

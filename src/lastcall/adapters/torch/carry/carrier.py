@@ -1,0 +1,460 @@
+"""Finds what the script's loop carries, saves it with the state, and puts it back where the resumed loop begins.
+
+What a local is for is read from the source (`places`). Attributes, globals and containers are watched: what is another at a boundary
+than where the loop began is carried. Values are read at boundaries that are looked at, on the training thread, and never in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from lastcall.adapters.torch.carry import frames, movers, owners, places, values
+from lastcall.adapters.torch.carry.handed import Handed
+from lastcall.adapters.torch.carry.kept import Kept
+from lastcall.core.doubts import Doubts
+
+log = logging.getLogger("lastcall")
+_TOLD = 8  # names in a log line
+_REMEDY = "Hand it to protect(), or keep it in `state = run.carry(...)`."
+
+_OFTEN = 8
+_NOTHING: frozenset[str] = frozenset()
+
+Saved = dict[str, Any]
+
+
+class Carrier:
+    """`state`: what was handed over. `doubts`: where it says what it can not save. `is_ahead`: whether a value is a batch that was read
+    ahead, which belongs to the loader's position: the resumed script draws it again. None: nobody knows yet. `reads_ahead`: whether
+    the script has drawn such batches."""
+
+    def __init__(
+        self,
+        state: Callable[[], Mapping[str, object]],
+        doubts: Doubts,
+        is_ahead: Callable[[object], bool | None] = lambda _: False,
+        reads_ahead: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._state = state
+        self._doubts = doubts
+        self._is_ahead = is_ahead
+        self._reads_ahead = reads_ahead
+        self._ahead: set[tuple[str, str]] = set()  # names that held such a batch last
+        self._left: set[str] = set()  # ... and of them, what the last look has left to the loader's position
+        self._undecided = False  # whether all that a loop with tick() carries can be put back
+        self._handed = Handed({})
+        self._thread: int | None = None
+        self._entered: FrameType | None = None
+        self._owners: list[owners.Owner] = []
+        self._looked_at: tuple[int, ...] = ()  # the frames in which they were found
+        self._marks: dict[str, dict[str, Any]] = {}  # by owner: what each name was when it was first seen
+        self._moving: dict[str, set[str]] = {}  # by owner: names that have changed since
+        self._remade = False  # there are objects that a pass replaces by others of the same name
+        self._reads = 0
+        self._learned = 0.0
+        self._read: Saved = {}  # what was read last
+        self._told: dict[str, set[str]] = {}
+        self.kept = Kept()
+        self.pending: Saved = {}  # of the checkpoint, until the loop that it was saved in has begun
+
+    # ---- the run ---------------------------------------------------------------------------------------------------------------
+
+    def enter(self, frame: FrameType | None) -> None:
+        """The block begins: what is reachable from here is looked at for the first time."""
+        self._thread = threading.get_ident()
+        frames.belongs(frame)
+        self._entered = next(frames.of_script(frame), None)
+        self._handed = Handed(self._state())
+        if self.pending.get("tick"):
+            self._put_back(list(self._chain(frame)), final=False, early=True)
+        self._scan(list(self._chain(frame)), anew=True)
+
+    def leave(self) -> None:
+        self._entered, self._thread = None, None
+        self._read, self._marks, self._owners = {}, {}, []
+
+    def begin(self, frame: FrameType | None, *, final: bool) -> None:
+        """A loop begins. `final`: it is the innermost one of those that the checkpoint was saved in."""
+        self._thread = threading.get_ident()
+        chain = list(self._chain(frame))
+        self._handed = Handed(self._state())
+        if self.pending:
+            self._put_back(chain, final=final)
+            if final:
+                self.pending = {}
+        self._scan(chain, anew=True)
+
+    def ticked(self, frame: FrameType | None) -> None:
+        """The first step of a loop of the script's own is over."""
+        self.pending = {}
+        self._ticking = True
+        if self._thread is not None:
+            self._check_tick(list(self._chain(frame)))
+
+    _ticking = False
+
+    def asked(self, frame: FrameType | None) -> bool:
+        """The script asks where to go on. In the head of its own loop (`range(run.step, n)`), what the loop carries can be put back.
+        Says whether it is there."""
+        chain = list(self._chain(frame))
+        place = places.of(chain[0]) if chain else None
+        at_head = place is not None and bool(place.loops) and places.asks(place.loops[-1], place.line)
+        if at_head and self.pending.get("tick"):
+            self._put_back(chain, final=True)
+        return at_head
+
+    def read(self, *, thorough: bool) -> Saved:
+        """All that is carried now. On another thread, what was carried at the last boundary. `thorough`: also look for what has begun
+        to change; otherwise that is done now and then, since it costs more than the rest."""
+        found = self.pending
+        if not found:
+            if self._thread == threading.get_ident():
+                self._reads += 1
+                thorough = thorough or self._reads <= _OFTEN or not self._reads & (self._reads - 1)
+                began = time.perf_counter()
+                chain = list(self._chain(sys._getframe(1)))
+                self._read = self._scan(chain, thorough=thorough)
+                if self._undecided:
+                    self._check_tick(chain)
+                self._learned += (time.perf_counter() - began) * thorough
+            found = self._read
+        kept = self._kept()
+        return {**found, "kept": kept} if kept else found
+
+    def learned(self) -> float:
+        """Seconds of looking for what changes since this was last asked: few looks of a whole run, that its copies need not pay for."""
+        learned, self._learned = self._learned, 0.0
+        return learned
+
+    def unseen(self) -> str:
+        """For who saves what was read at the last boundary: what has begun to change, and was not read there."""
+        for owner in self._owners:
+            marks, moving = self._marks.get(owner.key, {}), self._moving.get(owner.key, _NOTHING)
+            for name, value in list(owner.read().items()):
+                if name not in moving and values.is_value(value) and name in marks and not _is_same(marks[name], _mark(value)):
+                    return f"`{owner.shown(name)}` has begun to change since the loop's variables were last looked at"
+        return ""
+
+    def _kept(self) -> Saved:
+        found = {}
+        for name, value in self.kept._read().items():
+            try:
+                found[name] = values.savable(value, lambda _: False)
+            except values.Unsavable as why:
+                self._doubts.add(
+                    f"`{name}` of run.carry() is not saved: {why}", "Carry numbers, text, tensors, lists and dicts of them."
+                )
+        return found
+
+    def load(self, saved: object) -> None:
+        if isinstance(saved, dict) and isinstance(kept := saved.pop("kept", None), dict):
+            self.kept._load(kept)
+        if isinstance(saved, dict) and all(isinstance(part, dict) for part in (saved.get("frames"), saved.get("owners"))):
+            self.pending = saved
+            self._moving.update({key: set(named) for key, named in saved["owners"].items() if isinstance(named, dict)})
+
+    # ---- reading ---------------------------------------------------------------------------------------------------------------
+
+    def _chain(self, frame: FrameType | None) -> Iterator[FrameType]:
+        """The script's frames up to the one that entered the block."""
+        for each in frames.of_script(frame):
+            yield each
+            if each is self._entered:
+                return
+
+    def _scan(self, chain: list[FrameType], *, anew: bool = False, thorough: bool = True) -> Saved:
+        """`anew`: look for owners everywhere, and not only where names have got other values since the last look."""
+        named: Saved = {}
+        roots: list[tuple[str, Any]] = []
+        looped = self._ticking
+        self._left.clear()
+        anew = anew or tuple(map(id, chain)) != self._looked_at
+        quick = not anew and not thorough and not self._remade
+        for frame in chain:
+            place, own = places.of(frame), frames.variables(frame)
+            if place.node is None and place.key not in named:
+                looped = True
+                named[place.key] = self._unread(place, own, anew)
+            if place.loops:
+                looped = True
+                if place.key not in named and place.node is not None:
+                    named[place.key] = self._locals(place, own, frame)
+            if quick:
+                continue
+            names = own if anew else place.remade
+            roots += [(f"{place.key}: {name}", own[name]) for name in names if name in own and not place.is_left(name)]
+        if anew:
+            self._owners = self._find(roots, chain)
+            self._looked_at = tuple(map(id, chain))
+        found: Saved = {}
+        if quick:
+            for owner in self._owners:
+                self._take(owner, found)
+        elif self._look(roots, found, anew=anew):  # there are objects that were not there before
+            return self._scan(chain, anew=True)
+        for key in self._left & found.keys():
+            del found[key]
+        named = {key: values_ for key, values_ in named.items() if values_}
+        if not looped or not (named or found):
+            return {}
+        self._tell(named, found, chain)
+        return {"frames": named, "owners": found, **({"tick": True} if self._ticking else {})}
+
+    def _look(self, roots: list[tuple[str, Any]], found: Saved, *, anew: bool) -> bool:
+        known = {id(owner.value) for owner in self._owners}
+        remade = [] if anew or not roots else [owner for owner in self._find(roots, []) if id(owner.value) not in known]
+        self._remade = bool(remade)
+        stale = False
+        for owner in (*self._owners, *remade):
+            stale = self._watch(owner, found) or stale
+        return stale and not anew
+
+    def _find(self, roots: list[tuple[str, Any]], chain: list[FrameType]) -> list[owners.Owner]:
+        walk = owners.Walk(self._handed)
+        if chain:  # a model may be kept where no frame leads to it
+            for name, value in self._state().items():
+                if isinstance(value, torch.nn.Module):
+                    walk.below(f"protect: {name}", value)
+        for key, value in roots:
+            walk.below(key, value)
+        spaces = {id(frame.f_globals): frame for frame in chain}
+        for frame in spaces.values():
+            space = frame.f_globals
+            module = str(space.get("__name__", ""))
+            changed = places.rebound(space, frame.f_code)
+            if changed is not None and changed[0]:
+                walk.found.append(owners.Globals(f"{module}: ", space, *changed))
+            if not any(each.f_globals is space and frames.is_module(each) for each in chain):
+                for name, value in list(space.items()):
+                    if not name.startswith("__"):
+                        walk.below(f"{module}: {name}", value)
+        return walk.found
+
+    def _locals(self, place: places.Place, own: Mapping[str, Any], frame: FrameType) -> Saved:
+        named = {}
+        for name in place.asked:
+            if name not in own:
+                continue
+            value = own[name]
+            if type(value) is float and place.is_time(name, value):
+                continue
+            if self._drawn_again(place.key, name, value):
+                self._left.add(f"{place.key}: {name}")
+                continue
+            if type(value) in values.PLAIN:
+                named[name] = value
+                continue
+            if values.is_silent(value) or place.is_time(name, value):
+                continue
+            try:
+                named[name] = values.savable(value, self._handed)
+            except values.Unsavable as why:
+                if name in place.carried and why.matters and not owners.is_object(value):
+                    self._doubt(f"`{name}` ({places.shown(place)})", why)
+        if named and not frames.is_module(frame) and not frames.writable():
+            self._doubts.add(f"the loop carries {_listed(named)} ({places.shown(place)}), which this Python cannot put back", _REMEDY)
+        return named
+
+    def _unread(self, place: places.Place, own: Mapping[str, Any], anew: bool) -> Saved:
+        """Of a frame whose source nobody has (a notebook's cell, exec()): what is another value than when the loop began."""
+        marks = self._marks.setdefault(place.key, {})
+        if anew:
+            marks.clear()
+        moving = self._moving.setdefault(place.key, set())
+        found = {}
+        for name, value in own.items():
+            if name.startswith("__") or not values.is_value(value):
+                continue
+            mark = _mark(value)
+            if name not in moving and _is_same(marks.setdefault(name, mark if anew else _NOTHING), mark):
+                continue
+            moving.add(name)
+            if self._drawn_again(place.key, name, value):
+                continue
+            try:
+                found[name] = values.savable(value, self._handed)
+            except values.Unsavable:
+                continue  # as likely as not the script makes it anew in each pass
+        return found
+
+    def _drawn_again(self, key: str, name: str, value: Any) -> bool:
+        """Whether it is for the loader's position to bring back: a batch that was read ahead, or the None behind the last one."""
+        if value is None:
+            return (key, name) in self._ahead
+        if type(value) in values.PLAIN:
+            return False
+        if self._is_ahead(value):
+            self._ahead.add((key, name))
+            return True
+        self._ahead.discard((key, name))
+        return False
+
+    def _watch(self, owner: owners.Owner, found: Saved) -> bool:
+        """Take what has changed. Says whether there are objects in it that nobody has looked at."""
+        marks = self._marks.get(owner.key)
+        new = marks is None
+        if marks is None:
+            marks = self._marks[owner.key] = {}
+        moving = self._moving.get(owner.key, _NOTHING)
+        stale = False
+        for name, value in list(owner.read().items()):
+            if name in moving:
+                continue
+            if not values.is_value(value):
+                stale = stale or (owner.open and id(value) != marks.setdefault(name, id(value)) and owners.is_object(value))
+                marks[name] = id(value)
+                continue
+            mark = _mark(value)
+            if not _is_same(marks.setdefault(name, mark if new else _NOTHING), mark):
+                self._moving.setdefault(owner.key, set()).add(name)
+                del marks[name]
+        self._take(owner, found)
+        return stale
+
+    def _take(self, owner: owners.Owner, found: Saved) -> None:
+        moving = self._moving.get(owner.key)
+        if not moving:
+            return
+        taken = {}
+        for name, value in owner.some(moving).items():
+            if type(value) is float and owner.is_time(name, value):
+                continue
+            if self._drawn_again(owner.key, name, value):
+                found.pop(owner.key, None)  # what its name stood for when the loop began
+                continue
+            try:
+                taken[name] = value if type(value) in values.PLAIN else values.savable(value, self._handed)
+            except values.Unsavable as why:
+                if why.matters and values.is_value(value):
+                    self._doubt(f"`{owner.shown(name)}`", why)
+        if taken:
+            found[owner.key] = taken
+
+    # ---- telling ---------------------------------------------------------------------------------------------------------------
+
+    def _doubt(self, what: str, why: Exception) -> None:
+        self._doubts.add(f"the loop carries {what}, which is not saved: {why}", _REMEDY)
+
+    def _tell(self, named: Saved, found: Saved, chain: list[FrameType]) -> None:
+        new = []
+        for key, each in (*named.items(), *found.items()):
+            told: set[str] = self._told.setdefault(key, set())
+            if told.issuperset(each):
+                continue
+            owner = next((owner for owner in self._owners if owner.key == key), None) if key in found else None
+            new += [name if owner is None else owner.shown(name) for name in each if name not in told]
+            told.update(each)
+        if new:
+            place = next((each for each in map(places.of, chain) if each.loops), None)
+            where = f" ({places.shown(place)})" if place is not None else ""
+            log.info("Also saving what the loop carries: %s%s", _listed(new), where)
+
+    def _check_tick(self, chain: list[FrameType]) -> None:
+        """Nothing tells when the first step of a loop with tick() begins, unless its head asks for `run.step`. What the script sets
+        between the block's begin and the loop is then lost."""
+        self._undecided = False
+        if any(_asks(place) for place in map(places.of, chain)):
+            return
+        for frame in chain:
+            place = places.of(frame)
+            if not place.loops or place.node is None:
+                continue
+            late = [
+                name for name in sorted(place.carried & place.needed) if frame is not self._entered or places.set_between(place, name)
+            ]
+            own = frames.variables(frame)
+            late = [name for name in late if name in own and _saves(own[name], self._handed) and not place.is_time(name, own[name])]
+            ahead = {name: self._is_ahead(own[name]) for name in late}
+            self._undecided = self._undecided or None in ahead.values()
+            late = [name for name in late if ahead[name] is False]
+            if late:
+                self._doubts.add(
+                    f"the loop carries {_listed(late)} ({places.shown(place)}), set where tick() cannot put it back",
+                    "Loop over `run.steps(n)` or `range(run.step, n)`, or keep it in `state = run.carry(...)`.",
+                )
+
+    # ---- putting back ----------------------------------------------------------------------------------------------------------
+
+    def _put_back(self, chain: list[FrameType], *, final: bool, early: bool = False) -> None:
+        """`final`: the script does not move iterators any more on its way to the loop, and they cannot be moved back."""
+        saved: dict[str, Any] = self.pending["frames"]
+        done: set[str] = set()
+        roots: list[tuple[str, Any]] = []
+        for frame in chain:
+            place, own = places.of(frame), frames.variables(frame)
+            named = saved.get(place.key)
+            if isinstance(named, dict) and place.key not in done:
+                done.add(place.key)
+                wanted = set(own) if early or place.node is None else place.needed
+                self._write(frame, {name: each for name, each in named.items() if name in wanted and (final or _rests(each))}, own)
+            roots += [(f"{place.key}: {name}", value) for name, value in frames.variables(frame).items()]
+        for owner in self._find(roots, chain):
+            named = self.pending["owners"].get(owner.key)
+            if isinstance(named, dict):
+                for name, value in named.items():
+                    if final or _rests(value):
+                        self._fill(owner, name, value)
+
+    def _write(self, frame: FrameType, named: Saved, own: Mapping[str, Any]) -> None:
+        made = {name: _like(own.get(name), value) for name, value in named.items()}
+        frames.write(frame, made)
+
+    def _fill(self, owner: owners.Owner, name: str, value: Any) -> None:
+        live = owner.some((name,)).get(name)
+        if value is None and type(live) not in values.PLAIN and values.is_value(live) and self._is_prefetcher(owner):
+            return  # it has drawn again, and moved to a device, what came behind the end of the last pass
+        if type(value) in values.MUTABLE and values.put(live, value):
+            return
+        if isinstance(live, torch.nn.Module | torch.optim.Optimizer):
+            return
+        owner.write(name, _like(live, value))
+
+    def _is_prefetcher(self, owner: owners.Owner) -> bool:
+        return self._reads_ahead() and any(hasattr(type(each), "__next__") for each in owner.read().values())
+
+
+def _rests(value: Any) -> bool:
+    return not movers.is_state(value) or value[movers.TAG] == "generator"
+
+
+def _like(live: Any, value: Any) -> Any:
+    """As the script would have it: values that are changed in place belong to it alone."""
+    if movers.is_state(value):
+        movers.put(live, value)
+        return live
+    if values.is_named(live) and type(value) is tuple and len(value) == len(live):
+        return type(live)(*value)
+    return value
+
+
+def _mark(value: Any) -> Any:
+    return value if type(value) in values.PLAIN else values.mark(value)
+
+
+def _is_same(before: Any, mark: Any) -> bool:
+    return before is mark or (type(before) is type(mark) and (before == mark or (mark != mark and before != before)))
+
+
+def _saves(value: Any, handed: Handed) -> bool:
+    try:
+        values.savable(value, handed)
+    except values.Unsavable:
+        return False
+    return True
+
+
+def _asks(place: places.Place) -> bool:
+    return any(places.head_reads(loop, places.READ_AGAIN) for loop in place.loops)
+
+
+def _listed(names: Any) -> str:
+    told = [f"`{name}`" for name in names]
+    return ", ".join(told[:_TOLD]) + (f" and {len(told) - _TOLD} more" if len(told) > _TOLD else "")

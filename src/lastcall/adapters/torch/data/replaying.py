@@ -1,0 +1,39 @@
+"""What cannot be entered in the middle is made again from its beginning and thrown away: said beforehand, with how long it will take,
+and shown while it goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("lastcall")
+_EVERY = 5.0  # seconds between two lines of progress
+
+
+def replay(what: str, count: int, seconds: float, draw: Callable[[], object], now: Callable[[], float] = time.monotonic) -> int:
+    """Draw `count` times; `seconds` is what that took the last time, 0 if nobody knows. Returns how many there were."""
+    log.info(
+        "%s: its first %d batches are replayed and thrown away%s",
+        what,
+        count,
+        f", which took {_told(seconds)} the last time" if seconds else "",
+    )
+    began = shown = now()
+    for done in range(count):
+        try:
+            draw()
+        except StopIteration:
+            return done
+        at = now()
+        if at - shown >= _EVERY:
+            shown = at
+            left = (at - began) / (done + 1) * (count - done - 1)
+            log.info("%s: %d of %d batches replayed, about %s left", what, done + 1, count, _told(left))
+    return count
+
+
+def _told(seconds: float) -> str:
+    if seconds < 1:
+        return "less than a second"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

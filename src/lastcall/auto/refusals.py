@@ -1,0 +1,29 @@
+"""Tells `lastcall run` that a program could not start: a module that is missing, a line that is no Python. Trying again is no help
+then, and torchrun, which may stand in between, says 1 whatever it was.
+
+Standard library only; imported when it is needed (bootstrap).
+"""
+
+import json
+import os
+
+
+def tell(why: str) -> None:
+    """At the end of a program, before which it has not trained."""
+    folder = os.environ.get("LASTCALL_REGISTRY", "")
+    try:
+        if _has_trained(os.path.join(folder, f"member-{os.getpid()}.json")):
+            return
+        with open(os.path.join(folder, f"refused-{os.getpid()}.json"), "w") as file:
+            json.dump({"because": why}, file)
+    except OSError:
+        return
+
+
+def _has_trained(path: str) -> bool:
+    try:
+        with open(path) as file:
+            member = json.load(file)
+        return bool(member["step"] > (member["resumed"] or 0))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

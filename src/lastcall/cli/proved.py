@@ -1,0 +1,65 @@
+"""What `lastcall drill --prove` prints: the verdict, and what led to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lastcall.cli import output
+
+if TYPE_CHECKING:
+    from lastcall.drill.proof import Difference, Verdict
+
+_SHOWN = 5
+
+
+def lines(verdict: Verdict) -> Iterator[str]:
+    from lastcall.drill import causes
+
+    if verdict.problem is not None:
+        yield f"Nothing was proved: {verdict.problem}"
+    elif verdict.identical:
+        compared = output.plural(verdict.compared, "step")
+        yield f"Identical after {verdict.steps} steps: {verdict.names} names compared at {compared} after the resume"
+        yield from _not_exact(verdict)
+    else:
+        first = verdict.differences[0]
+        yield f"DIFFERENT from step {first.step} on{_of_rank(verdict, first)}:"
+        for one in verdict.differences[:_SHOWN]:
+            yield f"  {one.name} is {causes.shown(one.resumed)}; without the preemption it is {causes.shown(one.undisturbed)}"
+        if (more := len(verdict.differences) - _SHOWN) > 0:
+            yield f"  ... and {more} more"
+        yield f"Probably missing: {verdict.cause}"
+    if verdict.uncertain and verdict.problem is None:
+        told = ", ".join(verdict.uncertain[:_SHOWN]) + (" ..." if len(verdict.uncertain) > _SHOWN else "")
+        yield f"Not compared, since it differs from run to run: {told}"
+    if verdict.log is not None:
+        yield f"The command's output is in {verdict.log}"
+
+
+def _not_exact(verdict: Verdict) -> Iterator[str]:
+    for checkpoint in verdict.resumed:
+        if not checkpoint.exact:
+            yield f"{checkpoint.name} is marked as not exact all the same ({checkpoint.because}): it may show in later steps"
+
+
+def _of_rank(verdict: Verdict, one: Difference) -> str:
+    return f" (rank {one.rank})" if one.rank else ""
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "identical": verdict.identical,
+        "problem": verdict.problem,
+        "command": list(verdict.options.command),
+        "steps": verdict.steps,
+        "compared": verdict.compared,
+        "names": verdict.names,
+        "resumed": [dataclasses.asdict(one) for one in verdict.resumed],
+        "differences": [dataclasses.asdict(one) for one in verdict.differences],
+        "cause": verdict.cause or None,
+        "uncertain": verdict.uncertain,
+        "log": None if verdict.log is None else str(verdict.log),
+    }

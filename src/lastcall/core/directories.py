@@ -1,0 +1,78 @@
+"""The directory of a run, before anything is in it: it can be made, its paths are short enough, and its whole group may use it.
+What cannot be is said at the start, as a wrong setting, and not at the notice."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from lastcall import errors, settings
+from lastcall.storage import errnos
+
+_BELOW = len("/staging/checkpoint-/") + 20 + 2 * 255  # bytes of the longest path in our part of the directory: a file, its folder
+_CANNOT_BEGIN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)  # no restart changes these
+
+
+def make(root: Path, private: Path) -> int:
+    """Make both, as any rank may. Returns the device that they are on. ConfigError where they cannot be."""
+    _check_length(root, private)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        new = not private.is_dir()
+        private.mkdir(exist_ok=True)
+        if new:
+            share(root, private)
+        return os.stat(root).st_dev
+    except (FileExistsError, NotADirectoryError) as error:
+        settings.fail(f"{error.filename} is a file where a directory belongs. Move it away, or give protect() another directory.")
+    except OSError as error:
+        if error.errno not in _CANNOT_BEGIN:
+            raise
+        settings.fail(f"{error.filename} cannot be made ({errnos.named(error)}), and without it nothing can be saved. {whose(root)}")
+
+
+def _check_length(root: Path, private: Path) -> None:
+    """A path that is too long would be found out at the first save, which may be the last one."""
+    try:
+        longest = os.pathconf("/", "PC_PATH_MAX")
+    except (OSError, ValueError):
+        longest = 4096
+    if len(os.fsencode(private)) + _BELOW > longest:
+        settings.fail(
+            f"{root!s:.60}... has {len(os.fsencode(root))} bytes, and the files of a checkpoint in it would have paths of more than "
+            f"the {longest} that the system allows. Give protect() a directory with a shorter path."
+        )
+
+
+def share(root: Path, path: Path) -> None:
+    """What a group may write in the directory, it may write below it, whatever the umask: a second user resumes the run."""
+    if os.stat(root).st_mode & stat.S_IWGRP:
+        with contextlib.suppress(OSError):  # somebody else's, or a file system without modes
+            os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IWGRP)
+
+
+def check_device(root: Path, device: int) -> None:
+    """SaveError where the directory would be made again on another file system than the one that it was on."""
+    there = next(path for path in (root, *root.parents) if path.is_dir())
+    if os.stat(there).st_dev != device:
+        raise errors.SaveError(
+            f"{root} is gone, and so is the file system that it was on: {there} is on another one now. Mount it again (see findmnt)."
+        )
+
+
+def whose(path: Path) -> str:
+    """Who may write here, and what to do about it."""
+    there = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
+    try:
+        info = os.stat(there)
+    except OSError:
+        return "Give protect() another directory."
+    return (
+        f"{there} belongs to user {info.st_uid} and group {info.st_gid} (mode {stat.S_IMODE(info.st_mode):o}); this is user "
+        f"{os.getuid()}. Let the group write: chmod -R g+rwX {shlex.quote(str(there))}, and run with umask 002; or give protect() "
+        "another directory."
+    )

@@ -1,0 +1,50 @@
+"""Folders that a rename does not move. overlayfs (the root of a container) refuses to rename a folder that comes from a lower layer, an
+image or a read-only base: EXDEV, though both names lie in one directory. Files can be moved there, one by one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from lastcall.storage import files as storage
+from lastcall.storage.files import Files
+
+
+def stuck(error: OSError) -> bool:
+    """Whether a rename failed because of where the folder comes from, and not because of the disk."""
+    return error.errno == errno.EXDEV
+
+
+def move(files: Files, old: Path, new: Path) -> None:
+    """Rename, in one step where that goes, otherwise piece by piece. Only for what nobody relies on: a kill in the middle leaves two
+    halves."""
+    try:
+        files.rename(old, new)
+        return
+    except OSError as error:
+        if not stuck(error):
+            raise
+    files.mkdir(new)
+    for entry in list(os.scandir(old)):
+        if entry.is_dir(follow_symlinks=False):
+            move(files, Path(entry.path), new / entry.name)
+        else:
+            files.rename(Path(entry.path), new / entry.name)
+    files.rmdir(old)
+
+
+def remove_in_place(files: Files, folder: Path, sentinel: str, record: str) -> None:
+    """Remove a checkpoint where it is. The sentinel comes first and the record goes first: a kill in the middle leaves what the next
+    start knows to be incomplete."""
+    storage.write_small(files, folder / sentinel, b"lastcall is removing this checkpoint\n")
+    files.unlink(folder / record)
+    files.sync_directory(folder)
+    for entry in list(os.scandir(folder)):
+        if entry.name != sentinel:
+            if entry.is_dir(follow_symlinks=False):
+                storage.remove_tree(files, Path(entry.path))
+            else:
+                files.unlink(Path(entry.path))
+    files.unlink(folder / sentinel)
+    files.rmdir(folder)

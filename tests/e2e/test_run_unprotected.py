@@ -1,0 +1,96 @@
+"""`lastcall run` around what is not protected, what is left behind, and a closed stdout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.scripts.launch_harness import MEMBER, Launched
+from helpers.nursery import environment
+
+WARNING = "Nothing below this launcher is protected: no training process has joined, so a notice saves nothing."
+HANDLES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(1000)"
+
+
+def test_b11_no_0_for_what_a_notice_has_interrupted(tmp_path: Path) -> None:
+    with Launched(tmp_path, [sys.executable, "-c", HANDLES]) as launched:
+        launched.expect("up")
+        launched.send()
+        assert launched.wait() == 143, launched.log()
+    assert launched.log().count(WARNING) == 1
+    assert "Exit code 143: SIGTERM came, and nothing below was protected" in launched.log()
+
+
+def test_b11_an_unprotected_torchrun_job_is_143(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(1000)\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", tmp_path / "work.py"]
+    with Launched(tmp_path, torchrun) as launched:
+        launched.expect("up")
+        launched.send()
+        assert launched.wait() == 143, launched.log()
+    assert WARNING in launched.log()
+
+
+def remarked(folder: Path, *command: object, **env: str) -> str:
+    """What is logged of a command that outlives the minute, which is half a second here."""
+    source = "import sys\nfrom lastcall.launch import supervisor\nfrom lastcall.cli.main import main\nsupervisor._REMARK = 0.5\n"
+    words = [sys.executable, "-c", source + "sys.exit(main())", "run", "--cloud", "none", "--", *map(str, command)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(**env), cwd=folder, check=False, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_b11_after_a_minute_it_says_that_nothing_is_protected(tmp_path: Path) -> None:
+    assert remarked(tmp_path, "sleep", "1.5").count(WARNING) == 1
+    assert WARNING not in remarked(tmp_path, "sleep", "1", LASTCALL_ENABLED="0")
+
+
+@pytest.mark.parametrize("ending", ["& exit 0", "& disown; true"])
+def test_h3_a_command_that_ends_before_its_training_has_joined_is_waited_for(tmp_path: Path, ending: str) -> None:
+    with Launched(tmp_path, ["bash", "-c", f"{' '.join(MEMBER)} run --late go {ending}"]) as launched:
+        launched.expect("started")
+        launched.expect_log("The command has ended (exit code 0), but process")
+        (tmp_path / "go").touch()
+        launched.expect("joined")
+        launched.send()
+        assert launched.wait() == 75, launched.log()
+        assert "left saved" in launched.lines()
+
+
+DAEMON = """
+import os, runpy, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0])
+"""
+
+
+def test_h3_a_double_fork_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    with Launched(tmp_path, [sys.executable, tmp_path / "daemon.py", MEMBER[1], "run", "--late", "go"]) as launched:
+        pid = int(launched.expect("started"))
+        launched.expect_log("The command has ended (exit code 0), but process")
+        (tmp_path / "go").touch()
+        launched.expect("joined")
+        subprocess.run(["kill", str(pid)], check=True)
+        assert launched.wait() == 75, launched.log()
+
+
+def test_h3_what_dies_before_it_has_joined_is_no_success(tmp_path: Path) -> None:
+    with Launched(tmp_path, ["bash", "-c", f"{sys.executable} -c 'import time; time.sleep(1); 1 / 0' & exit 0"]) as launched:
+        assert launched.wait() == 1, launched.log()
+    assert "the command ended with exit code 0, but process" in launched.log()
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_h1_a_closed_stdout_changes_no_exit_code(tmp_path: Path, closed: str) -> None:
+    for command, code in (("true", 0), ("bash -c 'exit 75'", 75), ("bash -c 'kill -TERM $$'", 143), ("no-such-command", 127)):
+        line = f"exec {sys.executable} -m lastcall run --cloud none -- {command} {closed}"
+        assert subprocess.run(["bash", "-c", line], env=environment(), cwd=tmp_path, check=False, timeout=60).returncode == code

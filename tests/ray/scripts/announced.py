@@ -1,0 +1,67 @@
+"""The complete example of the announcement, word for word; `train_step` is what it leaves to the reader."""
+
+import tempfile
+import time
+
+import torch
+from ray import train
+from ray.train import Checkpoint, RunConfig, ScalingConfig
+from ray.train._internal.jit_checkpoint_config import JITCheckpointConfig
+from ray.train.torch import TorchTrainer
+
+
+def train_step(model, optimizer):
+    time.sleep(0.05)
+    loss = model(torch.ones(4, 10)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+# fmt: off
+def train_func(config):
+    model = torch.nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    # Load from checkpoint if resuming
+    checkpoint = train.get_checkpoint()
+    start_epoch = 0
+
+    if checkpoint:
+        with checkpoint.as_directory() as checkpoint_dir:
+            model.load_state_dict(
+                torch.load(f"{checkpoint_dir}/model.pt")
+            )
+            start_epoch = torch.load(f"{checkpoint_dir}/epoch.pt") + 1
+
+    # Training loop
+    for epoch in range(start_epoch, config["num_epochs"]):
+        # Training code here...
+        loss = train_step(model, optimizer)
+
+        # Regular checkpoint every 10 epochs
+        if epoch % 10 == 0:
+            with tempfile.TemporaryDirectory() as tmpdir:
+                torch.save(model.state_dict(), f"{tmpdir}/model.pt")
+                torch.save(epoch, f"{tmpdir}/epoch.pt")
+
+                checkpoint = Checkpoint.from_directory(tmpdir)
+                train.report({"epoch": epoch, "loss": loss},
+                            checkpoint=checkpoint)
+        else:
+            train.report({"epoch": epoch, "loss": loss})
+
+
+# Configure trainer with JIT checkpointing
+trainer = TorchTrainer(
+    train_func,
+    train_loop_config={"num_epochs": 100},
+    scaling_config=ScalingConfig(num_workers=4),
+    run_config=RunConfig(
+        jit_checkpoint_config=JITCheckpointConfig(enabled=True),
+    ),
+)
+
+result = trainer.fit()
+# fmt: on

@@ -1,0 +1,425 @@
+"""Loops as people write them: how they count, and what they hand over."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from helpers.pipelines import BATCHES, learn, loader, parts, protect, samples, shape
+
+EPOCH_KILLS = (5, BATCHES - 1, (3, BATCHES + 5))
+
+
+@shape(kills=EPOCH_KILLS)
+def index_of_the_run() -> None:
+    """A3: run.batch is right in a resumed epoch: the last accumulation window, a learning rate by the index, and a break."""
+    data = loader()
+    _, optimizer = parts()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for batch in run.batches(data):
+                for group in optimizer.param_groups:
+                    group["lr"] = 1e-2 / (1 + run.batch)
+                learn(batch, update=(run.batch + 1) % 2 == 0 or run.batch + 1 == len(data))
+                if run.batch >= 8:
+                    break
+
+
+@shape(kills=EPOCH_KILLS)
+def epochs_from_one() -> None:
+    """E9: run.epochs(n, start=1), as in range(1, n)."""
+    data = loader()
+    _, optimizer = parts()
+    with protect() as run:
+        for epoch in run.epochs(4, start=1):
+            assert epoch == run.epoch >= 1
+            for batch in run.batches(data):
+                for group in optimizer.param_groups:
+                    group["lr"] = 1e-2 / epoch
+                learn(batch)
+        assert run.epoch == 4
+
+
+@shape()
+def two_loops_in_an_epoch() -> None:
+    """A3: each batches() loop counts for itself."""
+    first, second = loader(), loader()
+    with protect() as run:
+        for _ in run.epochs(2):
+            for batch in run.batches(first):
+                learn(batch, scale=1.0 + run.batch)
+                if run.batch == 6:
+                    break
+            for batch in run.batches(second):
+                learn(torch.stack(list(batch)), scale=2.0 + run.batch)
+
+
+def counted(i: int, batch: Any, last: int = BATCHES) -> None:
+    """A learning rate and an accumulation window by the index."""
+    for group in parts()[1].param_groups:
+        group["lr"] = 1e-2 / (1 + i)
+    learn(batch, update=(i + 1) % 2 == 0 or i + 1 == last)
+
+
+@shape(kills=EPOCH_KILLS)
+def enumerated() -> None:
+    """A3: plain enumerate, with accumulation windows and timm's learning rate."""
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for i, batch in enumerate(run.batches(data)):
+                assert i == run.batch
+                counted(i, batch)
+
+
+@shape(kills=EPOCH_KILLS)
+def enumerated_and_left() -> None:
+    """A3: `if i >= k: break`."""
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for i, batch in enumerate(run.batches(data), start=1):
+                if i > 9:
+                    break
+                counted(i, batch)
+
+
+@shape(kills=EPOCH_KILLS)
+def enumerated_progress_bar() -> None:
+    """A3: enumerate(tqdm(run.batches(...)))."""
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for i, batch in enumerate(tqdm(run.batches(data), total=len(data), disable=None)):
+                counted(i, batch)
+
+
+@shape(kills=EPOCH_KILLS)
+def progress_bar_of_enumerated() -> None:
+    """A3: tqdm(enumerate(run.batches(...)))."""
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for i, batch in tqdm(enumerate(run.batches(data)), total=len(data), disable=None):
+                counted(i, batch)
+
+
+@shape(kills=(5, 6, 7, 8, (2, 7, 12)))
+def some_batches_of_an_epoch() -> None:
+    """A3: islice(run.batches(...), k), killed at its last batch, too."""
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for i, batch in enumerate(itertools.islice(run.batches(data), 7)):
+                counted(i, batch, 7)
+
+
+@shape(kills=EPOCH_KILLS)
+def enumerated_elsewhere() -> None:
+    """A3: the count is made in a function that the batches are handed to."""
+
+    def logged(batches: Any) -> Iterator[Any]:
+        for batch in batches:
+            yield [part.clone() for part in batch]
+
+    def train_one_epoch(batches: Any) -> None:
+        for i, (batch,) in enumerate(logged(batches)):
+            counted(i, batch)
+
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            train_one_epoch(run.batches(data))
+
+
+@shape(kills=(5,), warned="the count of enumerate around run.batches()")
+def enumerated_pairs() -> None:
+    """A3: an index that is not that of the batches cannot be set: warned of in the first steps."""
+
+    def pairs(batches: Any) -> Iterator[Any]:
+        for batch in batches:
+            yield batch, next(batches)
+
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for i, batch in enumerate(pairs(run.batches(data))):
+                counted(i, batch)
+
+
+@shape(kills=(5,), warned="the islice around run.batches()")
+def batches_from_the_middle() -> None:
+    """A3: islice(run.batches(...), 2, None)."""
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(2):
+            for batch in itertools.islice(run.batches(data), 2, None):
+                learn(batch)
+
+
+# ---- epochs of the script's own --------------------------------------------------------------------------------------------------
+
+
+@shape(kills=(5,), warned="`for epoch in range(3)`")
+def own_epochs_with_tick() -> None:
+    """A6."""
+    data = loader()
+    with protect(data=data) as run:
+        for epoch in range(3):
+            for batch in data:
+                learn(batch, scale=1.0 + epoch)
+                run.tick()
+
+
+@shape(kills=(5,), warned="`for _ in range(30)`")
+def own_steps_with_tick() -> None:
+    """A6: 30 more steps after each resume."""
+    data = loader()
+    with protect(data=data) as run:
+        batches = iter(data)
+        for _ in range(30):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(data)
+                batch = next(batches)
+            learn(batch)
+            run.tick()
+
+
+@shape(kills=EPOCH_KILLS)
+def own_steps_that_ask_the_run() -> None:
+    """A6: range(run.step, n) goes on where the run is."""
+    with protect() as run:
+        for step in range(run.step, 30):
+            learn(torch.randn(4) + step)
+            run.tick()
+
+
+@shape(kills=EPOCH_KILLS)
+def while_the_run_has_steps_left() -> None:
+    """A6: the guide's third loop."""
+    data = loader()
+    with protect(data=data) as run:
+        while run.step < 30:
+            for batch in data:
+                learn(batch)
+                run.tick()
+                if run.step >= 30:
+                    break
+
+
+@shape(kills=(5, BATCHES - 2))
+def one_pass_with_tick() -> None:
+    """A6: a single pass has no epochs to begin anew."""
+    data = loader()
+    with protect(data=data) as run:
+        for batch in data:
+            learn(batch)
+            run.tick()
+
+
+@shape(kills=(5,), warned="`for epoch in range(3)`")
+def own_epochs_around_batches() -> None:
+    """A6."""
+    data = loader()
+    with protect() as run:
+        for epoch in range(3):
+            for batch in run.batches(data):
+                learn(batch, scale=1.0 + epoch)
+            print("epoch", epoch, "is over")
+
+
+@shape(kills=(5,), warned="`for epoch in range(3)`")
+def own_epochs_with_a_scheduler() -> None:
+    """A6: ... but what else is done in an epoch is done again."""
+    data = loader()
+    scheduler = torch.optim.lr_scheduler.StepLR(parts()[1], 1, 0.5)
+    with protect(scheduler=scheduler) as run:
+        for epoch in range(3):
+            for batch in run.batches(data):
+                learn(batch, scale=1.0 + epoch)
+            scheduler.step()
+
+
+@shape(kills=(5,), warned="`for epoch in range(1, epochs + 1)`")
+def own_epochs_around_a_function() -> None:
+    """A6: the loop over batches is in a function, as in pytorch/examples' mnist."""
+    data = loader()
+    epochs = 2
+
+    def train(run: Any, epoch: int) -> None:
+        parts()[0].train()
+        for batch_idx, batch in enumerate(run.batches(data)):
+            learn(batch, scale=1.0 + epoch + batch_idx)
+
+    with protect() as run:
+        for epoch in range(1, epochs + 1):
+            train(run, epoch)
+
+
+@shape(kills=EPOCH_KILLS)
+def phases_of_an_epoch() -> None:
+    """A6: a loop inside of run.epochs() is no loop of epochs."""
+    loaders = {"train": loader(), "more": loader()}
+    with protect() as run:
+        for _ in run.epochs(2):
+            for phase in ("train", "more"):
+                for batch in run.batches(loaders[phase]):
+                    learn(batch)
+
+
+# ---- as public scripts write them ------------------------------------------------------------------------------------------------
+
+
+class AverageMeter:
+    """As in pytorch/examples' imagenet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reset()
+
+    def reset(self) -> None:
+        self.value = self.average = self.total = 0.0
+        self.count = 0
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.value, self.total, self.count = value, self.total + value * n, self.count + n
+        self.average = self.total / self.count
+
+
+@shape(kills=EPOCH_KILLS)
+def as_mnist() -> None:
+    """train() and test() in functions, StepLR, epochs from 1."""
+    train_loader, test_loader = loader(), loader(shuffle=False)
+    model, optimizer = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+
+    def train(run: Any, epoch: int) -> None:
+        model.train()
+        for batch_idx, data in enumerate(run.batches(train_loader)):
+            loss = learn(data)
+            if batch_idx % 10 == 0:
+                print(f"Train Epoch: {epoch} [{batch_idx * 4}/{len(train_loader) * 4}] Loss: {loss:.6f}")
+
+    def test() -> None:
+        model.eval()
+        test_loss = 0.0
+        with torch.no_grad():
+            for (data,) in test_loader:
+                test_loss += model(data).sum().item()
+        print(f"Average loss: {test_loss / len(test_loader):.4f}")
+
+    with protect(scheduler=scheduler) as run:
+        for epoch in run.epochs(4, start=1):
+            train(run, epoch)
+            test()
+            scheduler.step()
+
+
+@shape(kills=EPOCH_KILLS)
+def as_imagenet() -> None:
+    """Meters that are made in each epoch, times, a best accuracy, validation."""
+    train_loader, val_loader = loader(), loader(shuffle=False)
+    model, optimizer = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.1)
+
+    def train(run: Any) -> None:
+        batch_time, losses = AverageMeter("Time"), AverageMeter("Loss")
+        model.train()
+        end = time.time()
+        for i, batch in enumerate(run.batches(train_loader)):
+            losses.update(learn(batch), 4)
+            batch_time.update(time.time() - end)
+            end = time.time()
+            if i % 10 == 0:
+                print(losses.average, batch_time.average)
+
+    def validate() -> float:
+        found = AverageMeter("Acc")
+        model.eval()
+        with torch.no_grad():
+            for (batch,) in val_loader:
+                found.update(model(batch).mean().item())
+        return found.average
+
+    best = 0.0
+    with protect(scheduler=scheduler) as run:
+        for _ in run.epochs(3, start=0):
+            train(run)
+            acc1 = validate()
+            scheduler.step()
+            best = max(acc1, best)
+
+
+@shape(kills=EPOCH_KILLS)
+def as_nanogpt() -> None:
+    """while True, iterations counted by hand, a learning rate from the number, random batches, accumulation."""
+    tokens = torch.arange(200.0)
+    optimizer = parts()[1]
+
+    def get_batch() -> torch.Tensor:
+        ix = torch.randint(len(tokens) - 4, (2,))
+        return torch.stack([tokens[i : i + 4] for i in ix.tolist()])
+
+    with protect() as run:
+        for iter_num in run.steps(30):
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 * (iter_num + 1) / 10 if iter_num < 10 else 1e-2
+            for micro_step in range(2):
+                learn(get_batch(), update=micro_step == 1, scale=0.5)
+
+
+@shape(kills=EPOCH_KILLS)
+def as_mingpt() -> None:
+    """A Trainer class with self.iter_num, callbacks, and an iterator that is made anew when it ends."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.loader = loader(sampler=torch.utils.data.RandomSampler(samples(), replacement=True, num_samples=48), shuffle=None)
+            self.callbacks: list[Any] = []
+            self.iter_num = 0
+
+        def run(self) -> None:
+            with protect(data=self.loader) as run:
+                self.iter_num = run.step
+                data_iter = iter(self.loader)
+                while run.step < 30:
+                    try:
+                        batch = next(data_iter)
+                    except StopIteration:
+                        data_iter = iter(self.loader)
+                        batch = next(data_iter)
+                    self.loss = learn(batch)
+                    for callback in self.callbacks:
+                        callback(self)
+                    self.iter_num += 1
+                    run.tick()
+
+    trainer = Trainer()
+    trainer.callbacks.append(lambda trainer: print(trainer.iter_num, trainer.loss) if trainer.iter_num % 10 == 0 else None)
+    trainer.run()
+
+
+@shape(kills=EPOCH_KILLS)
+def as_word_language_model() -> None:
+    """Batches cut from one tensor by position, a learning rate that is divided when validation does not improve."""
+    corpus = torch.arange(96.0).reshape(-1, 4)
+    optimizer = parts()[1]
+    state = {"lr": 1e-2, "best": float("inf")}
+    with protect(schedule=state) as run:
+        for step in run.steps(36):
+            i = step % 12
+            for group in optimizer.param_groups:
+                group["lr"] = state["lr"]
+            loss = learn(corpus[2 * i : 2 * i + 2])
+            if i == 11:
+                if loss < state["best"]:
+                    state["best"] = loss
+                else:
+                    state["lr"] /= 4.0
