@@ -129,9 +129,10 @@ class Run:
     @property
     def step(self) -> int:
         """The number of completed steps."""
-        if self._prelude is not None and self._prelude.waiting and self._carrier is not None:
-            if self._carrier.asked(sys._getframe(1)) and self._resumed is not None:
-                self._prelude.loop_begins(final=False)
+        prelude, carrier = self._prelude, self._carrier
+        waits = prelude is not None and carrier is not None and prelude.waiting and carrier.asked(sys._getframe(1))
+        if waits and prelude is not None and self._resumed is not None:
+            prelude.loop_begins(final=False)
         return self._subject.step
 
     @property
@@ -475,6 +476,8 @@ class Run:
         self._continues = self._subject.inside
         self._subject.put_randomness_back()
         if self._carrier is not None:
+            if self._again:  # the script has its variables as the first run left them, or as it has changed them since
+                self._carrier.pending = {}
             self._carrier.enter(sys._getframe(1))
         if type(self._subject) is TorchSubject:
             self._prelude = Prelude(self._subject, session, entry)

@@ -200,7 +200,8 @@ class Carrier:
                 self._take(owner, found)
         elif self._look(roots, found, anew=anew):  # there are objects that were not there before
             return self._scan(chain, anew=True)
-        for key in self._left & found.keys():
+        written = {f"{key}: {name}" for key, variables in named.items() for name in variables}  # with its frame
+        for key in (self._left | written) & found.keys():
             del found[key]
         named = {key: values_ for key, values_ in named.items() if values_}
         if not looped or not (named or found):
@@ -350,7 +351,7 @@ class Carrier:
             if told.issuperset(each):
                 continue
             owner = next((owner for owner in self._owners if owner.key == key), None) if key in found else None
-            new += [name if owner is None else owner.shown(name) for name in each if name not in told]
+            new += [_shown(key, name, owner) if key in found else name for name in each if name not in told]
             told.update(each)
         if new:
             place = next((each for each in map(places.of, chain) if each.loops), None)
@@ -449,6 +450,13 @@ def _saves(value: Any, handed: Handed) -> bool:
     except values.Unsavable:
         return False
     return True
+
+
+def _shown(key: str, name: str, owner: owners.Owner | None) -> str:
+    """`owner`: None for one that a pass has made, and that is gone by now."""
+    if owner is None:
+        owner = owners.Owner(key, None) if name else owners.Items(key, None)
+    return owner.shown(name)
 
 
 def _asks(place: places.Place) -> bool:

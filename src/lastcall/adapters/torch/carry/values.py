@@ -205,7 +205,7 @@ def _refill(live: Any, saved: Any) -> None:
     container itself: a class of the script's may have its own, with effects."""
     if isinstance(live, dict):
         kept = {key: _same(dict.get(live, key), item) for key, item in saved.items()}
-        dict.clear(live)
+        _mapping(live).clear(live)
         _filled(live, kept, getattr(saved, "__dict__", {}))
     elif isinstance(live, set):
         set.clear(live)
@@ -226,11 +226,17 @@ def _same(live: Any, saved: Any) -> Any:
 
 
 def _filled(into: Any, items: dict[Any, Any], attributes: dict[str, Any]) -> Any:
+    kind = _mapping(into)
     for key, item in items.items():
-        dict.__setitem__(into, key, item)  # and not update(): a Counter's would add
+        kind.__setitem__(into, key, item)  # and not update(): a Counter's would add
     if attributes:
         vars(into).update(attributes)
     return into
+
+
+def _mapping(value: Any) -> Any:
+    """Whose methods fill it: a dict's leave an OrderedDict without an order, and it seems empty."""
+    return collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
 
 
 def _as(value: Any, kind: Any) -> Any:
@@ -240,7 +246,7 @@ def _as(value: Any, kind: Any) -> Any:
     if kind is collections.deque:
         return collections.deque(collections.deque.__iter__(value), value.maxlen)
     if issubclass(kind, dict):
-        return _filled(kind(), dict(dict.items(value)), {})
+        return _filled(kind(), dict(_mapping(value).items(value)), {})
     return kind(kind.__iter__(value))
 
 
