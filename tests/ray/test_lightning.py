@@ -1,8 +1,7 @@
-"""Lightning under Ray is never worse with lastcall than without. Needs lightning, which no make target installs."""
+"""Lightning under Ray is never worse with lastcall than without."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,7 @@ from helpers.ray_runs import Run, one_worker
 
 LONG = {"LASTCALL_GRACE_SECONDS": "60"}
 SHORT = {"LASTCALL_GRACE_SECONDS": "4"}  # less than an epoch
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="pip install lightning"),
-]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +22,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
     return {end["digest"] for end in run.lives()[-1].ends}
 
 
-@pytest.mark.parametrize("grace", [LONG, SHORT], ids=["long", "short"])
+@pytest.mark.parametrize("grace", [pytest.param(LONG, id="long"), pytest.param(SHORT, id="short", marks=pytest.mark.slow)])
 def test_b5_a_run_of_lightning_goes_on_from_its_own_checkpoint_and_ends_as_ever(
     cluster: Cluster, tmp_path: Path, grace: dict[str, str], undisturbed: set[str]
 ) -> None:
