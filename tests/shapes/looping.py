@@ -293,6 +293,16 @@ class AverageMeter:
         self.average = self.total / self.count
 
 
+class ProgressMeter:
+    """As there: it holds meters in a list."""
+
+    def __init__(self, batches: int, meters: list[AverageMeter], prefix: str = "") -> None:
+        self.batches, self.meters, self.prefix = batches, meters, prefix
+
+    def display(self, batch: int) -> None:
+        print(self.prefix, f"[{batch}/{self.batches}]", *(each.average for each in self.meters))
+
+
 @shape(kills=EPOCH_KILLS)
 def as_mnist() -> None:
     """train() and test() in functions, StepLR, epochs from 1."""
@@ -329,8 +339,9 @@ def as_imagenet() -> None:
     model, optimizer = parts()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.1)
 
-    def train(run: Any) -> None:
+    def train(run: Any, epoch: int) -> None:
         batch_time, losses = AverageMeter("Time"), AverageMeter("Loss")
+        progress = ProgressMeter(len(train_loader), [batch_time, losses], prefix=f"Epoch: [{epoch}]")
         model.train()
         end = time.time()
         for i, batch in enumerate(run.batches(train_loader)):
@@ -338,7 +349,7 @@ def as_imagenet() -> None:
             batch_time.update(time.time() - end)
             end = time.time()
             if i % 10 == 0:
-                print(losses.average, batch_time.average)
+                progress.display(i + 1)
 
     def validate() -> float:
         found = AverageMeter("Acc")
@@ -350,11 +361,57 @@ def as_imagenet() -> None:
 
     best = 0.0
     with protect(scheduler=scheduler) as run:
-        for _ in run.epochs(3, start=0):
-            train(run)
+        for epoch in run.epochs(3, start=0):
+            train(run, epoch)
             acc1 = validate()
             scheduler.step()
             best = max(acc1, best)
+
+
+@shape(kills=EPOCH_KILLS)
+def meters_in_containers_made_in_each_epoch() -> None:
+    """Beside the loop and handed to a function: other objects in each epoch, and nothing that the loop carries."""
+    data = loader()
+
+    def train(run: Any, meters: dict[str, AverageMeter]) -> None:
+        own = [AverageMeter(name) for name in ("Time", "Loss")]
+        for batch in run.batches(data):
+            own[1].update(learn(batch))
+            meters["loss"].update(own[1].average)
+
+    with protect() as run:
+        for epoch in run.epochs(3):
+            meters = {"loss": AverageMeter("Loss"), "epoch": AverageMeter("Epoch")}
+            train(run, meters)
+            progress = ProgressMeter(len(data), [*meters.values()], prefix=f"Epoch: [{epoch}]")
+            for batch in run.batches(data):
+                learn(batch, scale=1.0 + meters["loss"].average / 100)
+                progress.meters[0].update(1.0)
+
+
+class Member:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+
+@shape(kills=(BATCHES + 5,), warned="population.members")
+def objects_in_a_list_replaced_between_epochs() -> None:
+    """A list of objects that is another one in each epoch, made from the one before."""
+    data = loader()
+
+    class Population:
+        def __init__(self) -> None:
+            self.members = [Member(1.0), Member(2.0)]
+
+    def train(run: Any, population: Population) -> None:
+        for batch in run.batches(data):
+            learn(batch, scale=sum(each.weight for each in population.members))
+
+    population = Population()
+    with protect() as run:
+        for _ in run.epochs(3):
+            train(run, population)
+            population.members = [Member(each.weight * 0.9) for each in population.members] + [Member(0.1)]
 
 
 @shape(kills=EPOCH_KILLS)

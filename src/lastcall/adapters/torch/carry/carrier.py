@@ -19,6 +19,7 @@ import torch
 from lastcall.adapters.torch.carry import frames, movers, owners, places, values
 from lastcall.adapters.torch.carry.handed import Handed
 from lastcall.adapters.torch.carry.kept import Kept
+from lastcall.adapters.torch.carry.remade import Remade
 from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
@@ -57,6 +58,7 @@ class Carrier:
         self._looked_at: tuple[int, ...] = ()  # the frames in which they were found
         self._marks: dict[str, dict[str, Any]] = {}  # by owner: what each name was when it was first seen
         self._moving: dict[str, set[str]] = {}  # by owner: names that have changed since
+        self._made = Remade()
         self._remade = False  # there are objects that a pass replaces by others of the same name
         self._reads = 0
         self._learned = 0.0
@@ -90,6 +92,8 @@ class Carrier:
             self._put_back(chain, final=final)
             if final:
                 self.pending = {}
+        for key in self._made.keys(chain, self._entered):
+            self._marks.pop(key, None)
         self._scan(chain, anew=True)
 
     def ticked(self, frame: FrameType | None) -> None:
