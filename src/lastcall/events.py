@@ -9,11 +9,13 @@ fork, and a directory that is moved away or unmounted under the run costs lines,
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import itertools
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +29,7 @@ _LONGEST_LINE = 64 * 1024
 _DEPTH = 8
 _CLOSE_SECONDS = 1.0  # how long close() waits for a flush that hangs on a dead disk
 _AVERAGE_SECONDS = 30.0  # what the speed is averaged over
+_OURS = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 T = TypeVar("T")
 Hearer = Callable[[float, str, Mapping[str, object]], None]
 
@@ -202,7 +205,10 @@ class Progress:
         }
         self._folder.make()
         temporary = self.path.with_name(f"{self.path.name}.tmp")
-        temporary.write_text(json.dumps(_plain(self.document)) + "\n", encoding="utf-8")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # left behind by a killed one, or a link to something of somebody's
+        with open(os.open(temporary, _OURS | os.O_WRONLY | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(self.document)) + "\n")
         os.replace(temporary, self.path)
 
     def _measure(self, step: int) -> tuple[float | None, float | None]:
@@ -258,10 +264,14 @@ def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, object]]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with open(path, "rb") as file:
-            yield from file
-    except FileNotFoundError:
-        return
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+            return
+        raise
+    with open(fd, "rb") as file:
+        while stat.S_ISREG(os.fstat(fd).st_mode) and (line := file.readline(2 * _LONGEST_LINE)):
+            yield line
 
 
 def _rotated(path: Path) -> Path:
@@ -282,7 +292,7 @@ def _newest(lines: list[bytes], limit: int) -> list[bytes]:
 def _append(path: Path, data: bytes, limit: int) -> None:
     if path.exists() and path.stat().st_size + len(data) > limit:
         os.replace(path, _rotated(path))
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = _log_file(path)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -292,6 +302,22 @@ def _append(path: Path, data: bytes, limit: int) -> None:
         os.close(fd)
     if written < len(data):
         raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written", str(path))
+
+
+def _log_file(path: Path) -> int:
+    """A plain file of its own. A link in its place would have us write into what it points to, and a pipe would block us."""
+    try:
+        fd = os.open(path, _OURS | os.O_RDWR | os.O_APPEND, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+    else:
+        info = os.fstat(fd)
+        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:
+            return fd
+        os.close(fd)
+    os.unlink(path)
+    return os.open(path, _OURS | os.O_RDWR | os.O_APPEND | os.O_EXCL, 0o644)
 
 
 def _line(at: float, kind: str, fields: Mapping[str, object]) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +97,48 @@ def test_h1_a_closed_stdout_changes_no_exit_code(tmp_path: Path, closed: str) ->
     for command, code in (("true", 0), ("bash -c 'exit 75'", 75), ("bash -c 'kill -TERM $$'", 143), ("no-such-command", 127)):
         line = f"exec {sys.executable} -m lastcall run --cloud none -- {command} {closed}"
         assert subprocess.run(["bash", "-c", line], env=environment(), cwd=tmp_path, check=False, timeout=60).returncode == code
+
+
+TRAINS = """
+import time, torch, lastcall
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with lastcall.protect("run", model=model, optimizer=optimizer) as run:
+    for step in run.steps(10**6):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        print("step", step, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_h9_nohup_keeps_no_sighup_from_a_launcher_that_is_configured_for_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    with Launched(tmp_path, [sys.executable, "train.py"], before=["nohup"], LASTCALL_SIGNALS="SIGTERM,SIGHUP") as launched:
+        launched.expect("step 3")
+        launched.send(signal.SIGHUP)
+        assert launched.wait() == 75, launched.log()
+
+
+def test_d4_three_hundred_idle_connections_do_not_keep_a_launcher_from_its_75(tmp_path: Path) -> None:
+    """On 7dc1fbe the launcher ran out of descriptors, and left with 1."""
+    with Launched(tmp_path, [*MEMBER, "run"], before=["prlimit", "--nofile=256:256"]) as launched:
+        launched.expect("joined")
+        address = ("127.0.0.1", listening(launched.pid))
+        idle = [socket.create_connection(address, timeout=10) for _ in range(300)]
+        try:
+            launched.send()
+            assert launched.wait() == 75, launched.log()
+        finally:
+            for link in idle:
+                link.close()
+
+
+def listening(pid: int) -> int:
+    """The port on which this process listens, as the kernel's tables have it."""
+    own = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(link)}
+    for line in (Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()).splitlines():
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+            return int(fields[1].rpartition(":")[2], 16)
+    raise AssertionError(f"process {pid} does not listen")

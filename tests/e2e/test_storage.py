@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,15 @@ TRAIN = """
         while not run._session.latch.raised:
             time.sleep(0.001)
 
+    def deny(code):
+        opened = os.open
+        def refuse(path, flags, *more, **options):
+            if str(path).endswith("/lock") and flags & os.O_RDWR:
+                raise OSError(code, os.strerror(code), str(path))
+            return opened(path, flags, *more, **options)
+        os.open = refuse
+
+    exec(os.environ.get("BEFORE", ""))
     files = testing.FaultyFiles(*eval(os.environ.get("FAULTS", "()")))
     model, optimizer = training.parts()
     with lastcall.protect(os.environ.get("WHERE", training.DIRECTORY), files=files, model=model, optimizer=optimizer) as run:
@@ -215,3 +225,25 @@ def test_h9_a_path_that_is_too_long_is_refused_at_the_start(case: Case, name: st
     child = case(WHERE=name)
     assert child.code == 78 and child.lines() == [], child.log()
     assert "shorter path" in child.log() or "ENAMETOOLONG" in child.log()
+
+
+def test_a_dangling_link_is_called_a_link(case: Case, tmp_path: Path) -> None:
+    """Wrong words of section F: it was "a file where a directory belongs"."""
+    (tmp_path / "link").symlink_to(tmp_path / "not mounted")
+    child = case(WHERE=str(tmp_path / "link"))
+    assert child.code == 78 and f"is a link to {tmp_path / 'not mounted'}, which does not exist" in child.log()
+
+
+def test_a_disk_that_became_read_only_is_one_clear_error(case: Case) -> None:
+    """Rough edges of section F: it was a bare OSError."""
+    assert case().code == 0
+    child = case(BEFORE="import errno; deny(errno.EROFS)")
+    assert child.code == 78 and "Traceback" not in child.log(), child.log()
+    assert "lock cannot be opened (Read-only file system (EROFS))" in child.log() and "remount,rw" in child.log()
+
+
+def test_a_small_checkpoint_has_a_size(case: Case) -> None:
+    """Wrong words of section F: "0 MB"."""
+    case()
+    child = case(STEPS="9")
+    assert re.search(r"digests hold; [0-9.]+ kB in", child.log()), child.log()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -62,6 +64,8 @@ def manifest(args: argparse.Namespace) -> int:
 
     if args.format != "yaml" and args.output is None:
         settings.fail(f"--format {args.format} writes several files. Say where: --output webhook")
+    if args.format == "yaml" and args.output is not None:
+        settings.fail("--output is for several files. Say which: --format kustomize, or --format helm; plain yaml goes to stdout")
     if len(args.namespace) > 63 or not _NAMESPACE.fullmatch(args.namespace):
         settings.fail(f"--namespace {args.namespace!r} is not the name of a namespace. For example: --namespace lastcall")
     _check_image(args.image)
@@ -215,7 +219,10 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # one that others may read would stay theirs
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(content)
 
 
 def _formats() -> Any:

@@ -161,9 +161,11 @@ class Catalog:
         new = not path.exists()
         try:
             fd = _lock_file(path)
-        except PermissionError as error:
+        except OSError as error:
+            if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
+                raise
             what = f"{path} cannot be opened ({errnos.named(error)}), and without the lock this run might meet another"
-            settings.fail(f"{what}. {directories.whose(path)}")
+            settings.fail(f"{what}. {directories.whose(path, error)}")
         try:
             if new:
                 directories.share(self.root, path)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors
+from lastcall.core import telling
 from lastcall.core.catalog import MIRRORING, Catalog, Entry, Keep
 from lastcall.core.mirrored import Mirrored
 from lastcall.core.telling import Telling
@@ -245,7 +246,7 @@ class Copying:
         seconds = self._clock.now() - began
         if sent >= _WORTH_MEASURING and seconds > 0:
             self._speed = sent / seconds
-        log.info("Copied %s to %s in %.1fs (%.0f MB)", entry.path.name, self._there.url, seconds, sent / 1e6)
+        log.info("Copied %s to %s in %.1fs (%s)", entry.path.name, self._there.url, seconds, telling.amount(sent))
         self._events.emit("copied", path=entry.path.name, step=entry.record.step, bytes=sent, seconds=seconds, place=self._there.url)
 
     def _same(self) -> dict[tuple[str, int, str], str]:

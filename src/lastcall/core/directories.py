@@ -28,11 +28,20 @@ def make(root: Path, private: Path) -> int:
             share(root, private)
         return os.stat(root).st_dev
     except (FileExistsError, NotADirectoryError) as error:
-        settings.fail(f"{error.filename} is a file where a directory belongs. Move it away, or give protect() another directory.")
+        settings.fail(in_the_way(Path(error.filename)))
     except OSError as error:
         if error.errno not in _CANNOT_BEGIN:
             raise
-        settings.fail(f"{error.filename} cannot be made ({errnos.named(error)}), and without it nothing can be saved. {whose(root)}")
+        what = f"{error.filename} cannot be made ({errnos.named(error)}), and without it nothing can be saved"
+        settings.fail(f"{what}. {whose(root, error)}")
+
+
+def in_the_way(path: Path) -> str:
+    """What is where a directory belongs."""
+    if path.is_symlink() and not path.exists():
+        there = os.readlink(path)
+        return f"{path} is a link to {there}, which does not exist. Make or mount that, or remove the link: rm {shlex.quote(str(path))}"
+    return f"{path} is a file where a directory belongs. Move it away, or give protect() another directory."
 
 
 def _check_length(root: Path, private: Path) -> None:
@@ -64,8 +73,10 @@ def check_device(root: Path, device: int) -> None:
         )
 
 
-def whose(path: Path) -> str:
+def whose(path: Path, error: OSError) -> str:
     """Who may write here, and what to do about it."""
+    if error.errno == errno.EROFS:
+        return "Mount it for writing (mount -o remount,rw; in a pod: readOnly: false), or give protect() another directory."
     there = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
     try:
         info = os.stat(there)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core import record as records
-from lastcall.core import restore
+from lastcall.core import restore, telling
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.core.mirrored import Mirrored
 from lastcall.core.record import Record
@@ -108,8 +108,8 @@ class Fetching:
         catalog, began = self._catalog, self._clock.now()
         self._there.check_whole(name)
         if catalog.files.free_bytes(catalog.root) < record.size:
-            raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._there.url}: {record.size / 1e6:.0f} MB")
-        log.info("Fetching %s from %s (%.0f MB)", name, self._there.url, record.size / 1e6)
+            raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._there.url}: {telling.amount(record.size)}")
+        log.info("Fetching %s from %s (%s)", name, self._there.url, telling.amount(record.size))
         with catalog.arriving(name) as folder:
             self._bring_files(name, record, folder, told)
             self._check(Entry(folder, record))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import errors, memory
-from lastcall.core import digest
+from lastcall.core import digest, telling
 from lastcall.core import record as records
 from lastcall.core.gate import Gate
 from lastcall.core.snapshot import available_memory
@@ -194,7 +194,7 @@ class Guard:
             self._area = area
         self._next_at = 0.0
         self.on_area(str(area.path))
-        log.info("Guarded: copies of the state go to %s (%.0f MB)", area.path, needed / 1e6)
+        log.info("Guarded: copies of the state go to %s (%s)", area.path, telling.amount(needed))
 
     # ---- at boundaries ---------------------------------------------------------------------------------------------------------
 

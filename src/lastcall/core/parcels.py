@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import errors
-from lastcall.core import digest, fetching, naming, receipts, wires
+from lastcall.core import digest, fetching, naming, receipts, telling, wires
 from lastcall.core import record as records
 from lastcall.core.catalog import Catalog
 from lastcall.core.receipts import Part
@@ -107,7 +107,7 @@ class Parcels:
                 if answer.get("error"):
                     raise errors.StorageError(str(answer["error"]))
                 record = records.parse(json.dumps(answer["record"]).encode())
-                log.info("Fetching checkpoint-%d from rank %d (%.0f MB)", record.step, rank, record.size / 1e6)
+                log.info("Fetching checkpoint-%d from rank %d (%s)", record.step, rank, telling.amount(record.size))
                 self._take_in(wire, folder, record.files)
                 storage.write_small(self._files, folder / records.NAME, record.to_json())
                 self._files.sync_directory(folder)

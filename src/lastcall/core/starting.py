@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lastcall import errors
 from lastcall.core import catalog as catalogs
-from lastcall.core import exits, fetching, joining, recovery, restore, supplying
+from lastcall.core import exits, fetching, joining, recovery, restore, supplying, telling
 from lastcall.core.fencing import Fence
 from lastcall.core.gathering import Gathering
 from lastcall.core.joint import Joint
@@ -208,10 +208,11 @@ class Starting:
         if entry is not None:
             record = entry.record
             exact = "exact" if record.exact else f"not exact: {record.because}"
+            read = telling.amount(record.size)
             others = f", {len(entries) - 1} other(s)" if len(entries) > 1 else ""
             log.info(
-                "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %.0f MB in %.2fs): the newest valid checkpoint%s",
-                entry.path.name, record.step, record.kind.value, record.reason or "none", exact, record.size / 1e6, seconds, others,
+                "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %s in %.2fs): the newest valid checkpoint%s",
+                entry.path.name, record.step, record.kind.value, record.reason or "none", exact, read, seconds, others,
             )  # fmt: skip
             session.had_finished = record.kind is Kind.FINAL
             if record.whole and record.complete and record.world == session.world.size:

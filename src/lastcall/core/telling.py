@@ -11,12 +11,21 @@ log = logging.getLogger("lastcall")
 _TELL = 10.0  # seconds between two lines
 
 
+def amount(nbytes: float) -> str:
+    if nbytes < 1000:
+        return f"{nbytes:.0f} bytes"
+    units = ["TB", "GB", "MB", "kB"]
+    while (nbytes := nbytes / 1000) >= 1000 and len(units) > 1:
+        units.pop()
+    return f"{nbytes:.0f} {units[-1]}" if nbytes >= 100 else f"{nbytes:.1f} {units[-1]}"
+
+
 class Telling:
     """Told of bytes by any thread."""
 
     def __init__(self, what: str, clock: clocks.Clock, size: int = 0) -> None:
         self._what = what
-        self._of = f" of {size / 1e6:.0f}" if size else ""
+        self._of = f" of {amount(size)}" if size else ""
         self._clock = clock
         self._next = clock.now() + _TELL
         self._done = 0
@@ -30,4 +39,4 @@ class Telling:
     def at(self, done: int) -> None:
         if self._clock.now() >= self._next:
             self._next = self._clock.now() + _TELL
-            log.info("%s: %.0f%s MB so far", self._what, done / 1e6, self._of)
+            log.info("%s: %s%s so far", self._what, amount(done), self._of)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lastcall import settings
 from lastcall.core import snapshot
+from lastcall.core.telling import amount
 from lastcall.doctor import finding
 from lastcall.doctor.finding import Finding
 
@@ -33,14 +34,14 @@ def check_shared(jit: settings.JITCheckpointConfig, state: int | None) -> Findin
     facts = {"folder": str(folder), "total": total, "free": free, "needed": needed}
     docker = " (64 MB is what Docker gives unless asked)" if total <= _DOCKER else ""
     if needed is not None and needed > free:
-        room = f"{finding.size(free)} are free{docker}"
-        says = f"two copies of the state need {finding.size(needed)} in {folder}, {room}: the run is not guarded"
+        room = f"{amount(free)} are free{docker}"
+        says = f"two copies of the state need {amount(needed)} in {folder}, {room}: the run is not guarded"
         return finding.risk("shared-memory", says, _more(needed), **facts)
     if needed is None and docker:
-        says = f"{folder} has {finding.size(total)}{docker}: it holds states of up to {finding.size(free // _COPIES)}"
+        says = f"{folder} has {amount(total)}{docker}: it holds states of up to {amount(free // _COPIES)}"
         return finding.warning("shared-memory", says, _more(8 * 10**9), **facts)
-    against = f"holds states of up to {finding.size(free // _COPIES)}" if needed is None else f"two copies need {finding.size(needed)}"
-    return finding.ok("shared-memory", f"{finding.size(free)} are free in {folder}, {against}", **facts)
+    against = f"holds states of up to {amount(free // _COPIES)}" if needed is None else f"two copies need {amount(needed)}"
+    return finding.ok("shared-memory", f"{amount(free)} are free in {folder}, {against}", **facts)
 
 
 def _more(needed: int) -> str:
@@ -82,9 +83,9 @@ def check_memory(state: int | None, periodic: bool) -> Finding:
     if periodic and state is not None and state > _SHARE * left:
         return finding.warning(
             "memory",
-            f"periodic saves copy the state first ({finding.size(state)}), but only {finding.size(left)} of memory are left: "
+            f"periodic saves copy the state first ({amount(state)}), but only {amount(left)} of memory are left: "
             "training waits for the disk at each of them",
             "raise the memory limit of the container, or save less often: export LASTCALL_SAVE_STEPS=1000",
             **facts,
         )
-    return finding.ok("memory", f"{finding.size(left)} of memory can still be used", **facts)
+    return finding.ok("memory", f"{amount(left)} of memory can still be used", **facts)

@@ -46,14 +46,5 @@ class Case:
     guard: bool = False
 
 
-def size(nbytes: float) -> str:
-    if nbytes < 1000:
-        return f"{nbytes:.0f} bytes"
-    units = ["TB", "GB", "MB", "kB"]
-    while (nbytes := nbytes / 1000) >= 1000 and len(units) > 1:
-        units.pop()
-    return f"{nbytes:.0f} {units[-1]}" if nbytes >= 100 else f"{nbytes:.1f} {units[-1]}"
-
-
 def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 or value == int(value) else f"{value:.1f} s"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lastcall import clock as clocks
 from lastcall import settings
 from lastcall.core import budget
+from lastcall.core.telling import amount
 from lastcall.doctor import finding
 from lastcall.doctor.finding import Case, Finding
 from lastcall.doctor.rundir import Directory
@@ -50,7 +51,7 @@ def expect(case: Case, known: Directory | None, speed: Speed | None) -> Expected
         guess.observe(speed.nbytes, speed.seconds)
         how = f"at the measured {guess.bandwidth / 1e6:.0f} MB/s"
     if case.size is not None:
-        return Expected(case.size, guess.seconds(case.size), f"{finding.size(case.size)} {how}")
+        return Expected(case.size, guess.seconds(case.size), f"{amount(case.size)} {how}")
     if not saves:
         return Expected(None, None, "no checkpoint has been saved yet")
     slowest = max(saves, key=lambda record: record.seconds)
@@ -64,7 +65,7 @@ def check_grace(jit: settings.JITCheckpointConfig, expected: Expected, speed: Sp
         fits = (
             ""
             if speed is None
-            else f"; about {finding.size(max(jit.grace - jit.kill_wait - 1, 0) * speed.bandwidth / budget.SAFETY)} fit into it"
+            else f"; about {amount(max(jit.grace - jit.kill_wait - 1, 0) * speed.bandwidth / budget.SAFETY)} fit into it"
         )
         return finding.ok("grace", f"{grace}, of which the kill wait takes {wait}; what a save needs is not known yet{fits}", **facts)
     needs = finding.seconds(expected.seconds)

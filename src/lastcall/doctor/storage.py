@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lastcall import memory
 from lastcall.core import writer
+from lastcall.core.telling import amount
 from lastcall.doctor import finding
 from lastcall.doctor.finding import Finding
 from lastcall.storage import files as storage
@@ -109,6 +110,9 @@ def check_place(directory: Path, mount: Mount | None) -> Finding:
 
 def check_writable(directory: Path, mount: Mount | None) -> Finding:
     path = nearest(directory)
+    if directory.is_symlink() and not directory.exists():
+        there = os.readlink(directory)
+        return finding.risk("writable", f"{directory} is a link to {there}, which does not exist", f"mkdir -p {there}; or mount it")
     if directory.exists() and not directory.is_dir():
         return finding.risk("writable", f"{directory} is a file where a directory belongs", f"mv {directory} {directory}.old")
     if mount is not None and mount.read_only:
@@ -148,20 +152,20 @@ def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Find
     if needed is not None and needed + 1024 * 1024 > free:
         yield finding.risk(
             "space",
-            f"the next checkpoint needs {finding.size(needed)} in {directory}, but only {finding.size(free)} are free",
+            f"the next checkpoint needs {amount(needed)} in {directory}, but only {amount(free)} are free",
             f"lastcall prune {directory} --keep 2; or make room: du -xh {path} | sort -h | tail",
             **facts,
         )
     elif needed is not None and 2 * needed > free:
         yield finding.warning(
             "space",
-            f"{finding.size(free)} are free in {directory}: room for one checkpoint of {finding.size(needed)}, not for two",
+            f"{amount(free)} are free in {directory}: room for one checkpoint of {amount(needed)}, not for two",
             f"lastcall prune {directory} --keep 2",
             **facts,
         )
     else:
-        against = "" if needed is None else f", a checkpoint needs {finding.size(needed)}"
-        yield finding.ok("space", f"{finding.size(free)} are free{against}", **facts)
+        against = "" if needed is None else f", a checkpoint needs {amount(needed)}"
+        yield finding.ok("space", f"{amount(free)} are free{against}", **facts)
 
 
 def measure(directory: Path, threads: int, nbytes: int = TEST_BYTES) -> Speed | None:
@@ -199,5 +203,5 @@ def check_speed(directory: Path, threads: int) -> tuple[Finding, Speed | None]:
         return finding.risk("write-test", f"a test file in {nearest(directory)} failed: {error.strerror}", _ELSEWHERE), None
     if speed is None:
         return finding.ok("write-test", f"not measured: too little room in {nearest(directory)}"), None
-    says = f"{finding.size(speed.nbytes)} written and made durable in {speed.seconds:.2f} s: {speed.bandwidth / 1e6:.0f} MB/s"
+    says = f"{amount(speed.nbytes)} written and made durable in {speed.seconds:.2f} s: {speed.bandwidth / 1e6:.0f} MB/s"
     return finding.ok("write-test", says, bytes=speed.nbytes, seconds=speed.seconds, bandwidth=speed.bandwidth), speed

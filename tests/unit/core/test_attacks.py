@@ -20,7 +20,7 @@ import torch
 
 import lastcall
 from lastcall import clock as clocks
-from lastcall import errors
+from lastcall import errors, events
 from lastcall.core import contents, digest, guard, keys, leaving, mailbox, recovery, succession
 from lastcall.core import record as records
 from lastcall.core.catalog import Catalog
@@ -101,6 +101,32 @@ def test_d2_a_link_under_a_name_that_was_known_beforehand_is_not_written_through
     (directory / ".lastcall" / name).symlink_to(precious)
     train(directory)
     assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["events-0.jsonl", "progress.json.tmp", "progress.json"])
+@pytest.mark.parametrize("make", [os.symlink, os.link])
+def test_d2_a_log_that_is_a_link_is_made_anew(directory: Path, tmp_path: Path, make: object, name: str) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    make(precious, directory / ".lastcall" / name)  # type: ignore[operator]
+    train(directory)
+    assert precious.read_text() == "mine"
+    assert '"outcome": "finished"' in (directory / ".lastcall" / "events-0.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", ["events-0.jsonl", "progress.json.tmp", "progress.json"])
+def test_d2_a_pipe_in_the_place_of_a_log_hangs_nobody(directory: Path, name: str) -> None:
+    os.mkfifo(directory / ".lastcall" / name)
+    assert list(events.read(directory / ".lastcall" / "events-0.jsonl")) == []
+    train(directory)
+    assert [event for event in events.read(directory / ".lastcall" / "events-0.jsonl") if event["kind"] == "start"]
+
+
+def test_d2_a_log_without_lines_costs_a_reader_no_memory(directory: Path) -> None:
+    path = directory / ".lastcall" / "events-0.jsonl"
+    with open(path, "wb") as file:
+        file.truncate(64 << 20)
+    assert max(len(line) for line in events._lines(path)) <= 2 * events._LONGEST_LINE
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link])

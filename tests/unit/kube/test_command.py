@@ -5,6 +5,7 @@ import io
 import json
 import signal
 import ssl
+import stat
 import subprocess
 import sys
 import urllib.request
@@ -205,6 +206,16 @@ def test_several_files_go_into_a_directory(kube: Any, tmp_path: Path, form: str)
     assert code == 0 and sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.yaml")) == files
     code, _, err = kube("manifest", "--format", form)
     assert code == 78 and "--output webhook" in err
+
+
+def test_the_key_of_the_authority_is_for_this_user_alone(kube: Any, tmp_path: Path) -> None:
+    """Rough edges of section F: files with the key were 0644, and `--output` without `--format` printed it."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "secret.yaml").write_text("an earlier one")
+    kube("manifest", "--format", "kustomize", "--output", tmp_path / "out")
+    assert stat.S_IMODE((tmp_path / "out" / "secret.yaml").stat().st_mode) == 0o600
+    code, out, err = kube("manifest", "--output", tmp_path / "more")
+    assert (code, out) == (78, "") and "--format kustomize" in err and not (tmp_path / "more").exists()
 
 
 def test_a_wrong_authority_is_refused_with_78(kube: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What run.batches() returns: an iterator that knows how many batches a whole pass has."""
+"""What run.batches(), run.steps() and run.epochs() return: iterators that know how long they are."""
 
 from __future__ import annotations
 
@@ -25,3 +25,27 @@ class Batches(Iterator[Any]):
 
     def close(self) -> None:
         self._batches.close()
+
+
+class Numbers(Iterator[int]):
+    """Of the steps or the epochs that are left: `tqdm(run.steps(n))` has a total."""
+
+    def __init__(self, left: int, numbers: Generator[int, None, None]) -> None:
+        self._left = left
+        self._numbers = numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return self._numbers
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+    def __len__(self) -> int:
+        """When it was made. One that is empty is no reason to skip the loop: the end is reached in it."""
+        return self._left
+
+    def __bool__(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._numbers.close()

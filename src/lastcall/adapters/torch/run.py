@@ -25,7 +25,7 @@ import torch
 from lastcall import errors, settings
 from lastcall.adapters.torch import arguments, collecting, endings, hooks, pinned, repeats
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.batches import Batches
+from lastcall.adapters.torch.batches import Batches, Numbers
 from lastcall.adapters.torch.carry.carrier import Carrier
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.counting import Counting, Itself
@@ -203,9 +203,12 @@ class Run:
 
     # ---- loops -----------------------------------------------------------------------------------------------------------------
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: int) -> Numbers:
         """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a boundary."""
         arguments.check_total(total, "steps")
+        return Numbers(max(total - self._subject.step, 0), self._numbered_steps(total))
+
+    def _numbered_steps(self, total: int) -> Generator[int, None, None]:
         self._stepping, self._steps = True, total
         self._begin(total)
         subject, gate = self._subject, self._gate
@@ -236,11 +239,14 @@ class Run:
         finally:
             self._stepping = False
 
-    def epochs(self, total: int, start: int = 0) -> Iterator[int]:
+    def epochs(self, total: int, start: int = 0) -> Numbers:
         """The numbers of the epochs that are left, as `range(start, total)` has them. An epoch that was interrupted comes again, and
         batches() goes on inside it."""
         arguments.check_total(total, "epochs")
         arguments.check_total(start, "epochs")
+        return Numbers(max(total - max(self._subject.epoch, start), 0), self._numbered_epochs(total, start))
+
+    def _numbered_epochs(self, total: int, start: int) -> Generator[int, None, None]:
         subject = self._subject
         self._epochs = total
         subject.epoch = max(subject.epoch, start)  # a resumed run goes on where it was, whatever the script has found out by itself

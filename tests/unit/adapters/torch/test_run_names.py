@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import tqdm
 
 import lastcall
 from lastcall import errors
@@ -194,6 +195,24 @@ def test_f22_epochs_report_a_total_and_a_percentage(tmp_path: Path) -> None:
                     break
     assert said[0] == (0, None, 0) and said[3] == (3, 24, 12)
     assert said[-1][1] == 19 and session.progress.total_epochs == 4  # 6 + 4 + 4 of three epochs, so 18.7 of four
+
+
+def test_steps_and_epochs_have_a_length_for_a_bar(tmp_path: Path) -> None:
+    """Rough edges of section F: `tqdm(run.steps(n))` had no total."""
+    model, optimizer = parts()
+    with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
+        bar = tqdm.tqdm(run.steps(5), disable=True)
+        assert len(bar) == 5
+        seen = []
+        for step in bar:
+            seen.append(step)
+            learn(model, optimizer)
+        assert seen == [0, 1, 2, 3, 4]
+    with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
+        assert len(run.steps(7)) == 2 and len(run.steps(3)) == 0 and run.steps(3)
+        assert list(run.steps(6)) == [5] and next(run.steps(9)) == 6
+    with lastcall.protect(tmp_path / "epochs", model=model, optimizer=optimizer) as run:
+        assert len(run.epochs(7, start=3)) == 4
 
 
 def test_f13_an_early_stop_is_not_called_finished_and_the_next_start_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

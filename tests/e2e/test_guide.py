@@ -1,0 +1,60 @@
+"""The loops of docs/guide.md, copied as they stand: preempted, resumed, and the same as undisturbed."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from helpers import chain
+from helpers.nursery import ROOT, Child, Nursery
+
+LOOPS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL)[:3]
+SETTING = """
+import copy, os, signal, torch, lastcall
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+opt = torch.optim.Adam(model.parameters(), 1e-2)
+loader = DataLoader(TensorDataset(torch.arange(24.0).reshape(-1, 1)), batch_size=4, shuffle=True)
+ema = {"mean": torch.zeros(())}
+counters = {"seen": 0}
+
+def work():
+    loss = model(torch.rand(4, 1)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if run.step == int(os.environ.get("STOP", -1)) and run.resumed is None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not run._session.serving.open:
+            pass
+
+"""
+END = """
+print("rate", opt.param_groups[0]["lr"])
+print("weights", [value.tolist() for value in model.parameters()])
+"""
+
+
+def lived(nursery: Nursery, folder: Path, block: str, **env: str) -> Child:
+    folder.mkdir(exist_ok=True)
+    setting = SETTING + ("sched = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)\n" if "sched" in block else "")
+    body = block.replace("10_000", "12").replace("runs/exp1", str(folder / "run"))
+    body = re.sub(r"^( *)\.\.\.$", r"\1work()", body, flags=re.MULTILINE)
+    child = nursery.run(folder, nursery.write(folder, textwrap.dedent(setting + body + END)), LASTCALL_KILL_WAIT_SECONDS="0", **env)
+    assert child.code == (chain.SAVED if "STOP" in env else 0), child.log()
+    return child
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_f4_a_loop_of_the_guide_copied_as_it_stands_resumes_the_same(nursery: Nursery, tmp_path: Path, number: int) -> None:
+    """F4: the second one stepped a scheduler that it did not hand over."""
+    whole = lived(nursery, tmp_path / "whole", LOOPS[number])
+    lived(nursery, tmp_path / "cut", LOOPS[number], STOP="8")
+    again = lived(nursery, tmp_path / "cut", LOOPS[number])
+    assert again.lines() == whole.lines()
+    assert "WARNING" not in again.log() + whole.log()
