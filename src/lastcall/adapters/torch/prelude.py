@@ -12,6 +12,7 @@ that one changes before its loop is part of the checkpoint, and what only a resu
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 
 from lastcall.adapters.torch.state import gradients
@@ -34,6 +35,7 @@ class Prelude:
         self._look: Callable[[Source], str] = pieces.glance if entry is not None else lambda _: ""
         self._mark: dict[str, str] | None = subject.glance(self._look)
         self._outside = True  # the loop has not begun yet
+        self._thread = threading.get_ident()  # the one that trains
         self._last = False
 
     @property
@@ -42,8 +44,9 @@ class Prelude:
         return self._mark is not None
 
     def taken(self) -> None:
-        """The script has taken up the position in its data: in a loop of its own, its steps begin here."""
-        if self._entry is not None:
+        """The script has taken up the position in its data: in a loop of its own, its steps begin here. A thread that reads ahead says
+        nothing about them."""
+        if self._entry is not None and threading.get_ident() == self._thread:
             self.loop_begins(final=False)
 
     def loop_begins(self, *, final: bool) -> None:

@@ -318,7 +318,9 @@ class TorchSubject:
             self.refresh(time.perf_counter())
 
     def refresh(self, now: float) -> None:
-        """Take the boundary copy, and say when the next may be taken."""
+        """Take the boundary copy, and say when the next may be taken. Its cost is the thread's own time: on a busy machine the clock
+        would count what others do, and short steps would be left without a copy."""
+        began = time.thread_time()
         self._copy = Copy(
             self.boundary,
             (self.inside, self.loops),
@@ -335,8 +337,8 @@ class TorchSubject:
             self.step_seconds = usual if self.step_seconds is None else 0.7 * self.step_seconds + 0.3 * usual
         self._timed = (now, self.step)
         if self._broken_off is None:  # a boundary that may not be one is not for others to rely on
-            now -= self.together.post(self._copy)
-        cost = time.perf_counter() - now - (self.carrier.learned() if self.carrier is not None else 0.0)
+            began -= self.together.post(self._copy)
+        cost = time.thread_time() - began - (self.carrier.learned() if self.carrier is not None else 0.0)
         self._credit -= cost
         rich = self._credit > 0
         self._copy_at = now if rich else now + _SHARE * cost

@@ -123,12 +123,12 @@ class Carrier:
             if self._thread == threading.get_ident():
                 self._reads += 1
                 thorough = thorough or self._reads <= _OFTEN or not self._reads & (self._reads - 1)
-                began = time.perf_counter()
+                began = time.thread_time()
                 chain = list(self._chain(sys._getframe(1)))
                 self._read = self._scan(chain, thorough=thorough)
                 if self._undecided:
                     self._check_tick(chain)
-                self._learned += (time.perf_counter() - began) * thorough
+                self._learned += (time.thread_time() - began) * thorough
             found = self._read
         kept = self._kept()
         return {**found, "kept": kept} if kept else found
