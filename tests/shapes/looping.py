@@ -214,6 +214,44 @@ def while_the_run_has_steps_left() -> None:
                     break
 
 
+@shape(kills=EPOCH_KILLS)
+def first_batch_drawn_in_the_block_before_a_loop_that_asks() -> None:
+    """nanoGPT with tick(): the random numbers of the first batch are drawn after the block has put the generators back."""
+    with protect() as run:
+        batch = torch.randn(4)
+        while run.step < 30:
+            ahead = torch.randn(4)
+            learn(batch)
+            batch = ahead
+            run.tick()
+
+
+@shape(kills=(5,), warned="`batch`")
+def first_batch_drawn_in_the_block_before_a_loop_that_does_not_ask() -> None:
+    with protect() as run:
+        batch = torch.randn(4)
+        while True:
+            ahead = torch.randn(4)
+            learn(batch)
+            batch = ahead
+            run.tick()
+            if run.step >= 30:
+                break
+
+
+@shape(kills=(6, 11, (6, 17)))
+def passes_without_a_tick_come_to_the_head_again() -> None:
+    """An accumulation by `continue`: what the loop carries is put back at the first pass of a resumed run, and not at the second."""
+    with protect() as run:
+        windows = 0
+        while run.step < 15:
+            windows += 1
+            learn(torch.randn(4), update=windows % 3 == 0, scale=1.0 + windows)
+            if windows % 3:
+                continue
+            run.tick()
+
+
 @shape(kills=(5, BATCHES - 2))
 def one_pass_with_tick() -> None:
     """A6: a single pass has no epochs to begin anew."""

@@ -133,6 +133,7 @@ class Run:
         waits = prelude is not None and carrier is not None and prelude.waiting and carrier.asked(sys._getframe(1))
         if waits and prelude is not None and self._resumed is not None:
             prelude.loop_begins(final=False)
+            self._subject.put_randomness_back()  # the script has drawn between the block's begin and here, as it did the first time
         return self._subject.step
 
     @property

@@ -19,6 +19,7 @@ import torch
 from lastcall.adapters.torch.carry import frames, movers, owners, places, values
 from lastcall.adapters.torch.carry.handed import Handed
 from lastcall.adapters.torch.carry.kept import Kept
+from lastcall.adapters.torch.script.scopes import Loop
 from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
@@ -49,6 +50,7 @@ class Carrier:
         self._reads_ahead = reads_ahead
         self._ahead: set[tuple[str, str]] = set()  # names that held such a batch last
         self._left: set[str] = set()  # ... and of them, what the last look has left to the loader's position
+        self._begun: set[Loop] = set()  # of the script's own that have asked where to go on
         self._undecided = False  # whether all that a loop with tick() carries can be put back
         self._handed = Handed({})
         self._thread: int | None = None
@@ -103,13 +105,15 @@ class Carrier:
 
     def asked(self, frame: FrameType | None) -> bool:
         """The script asks where to go on. In the head of its own loop (`range(run.step, n)`), what the loop carries can be put back.
-        Says whether it is there."""
+        Says whether it is there, for the first time: a pass that ends without a tick() comes to the head again."""
         chain = list(self._chain(frame))
         place = places.of(chain[0]) if chain else None
-        at_head = place is not None and bool(place.loops) and places.asks(place.loops[-1], place.line)
-        if at_head and self.pending.get("tick"):
+        if place is None or not place.loops or not places.asks(place.loops[-1], place.line) or place.loops[-1] in self._begun:
+            return False
+        self._begun.add(place.loops[-1])
+        if self.pending.get("tick"):
             self._put_back(chain, final=True)
-        return at_head
+        return True
 
     def read(self, *, thorough: bool) -> Saved:
         """All that is carried now. On another thread, what was carried at the last boundary. `thorough`: also look for what has begun
