@@ -35,14 +35,14 @@ Saved = dict[str, Any]
 class Carrier:
     """`state`: what was handed over. `doubts`: where it says what it can not save. `is_ahead`: whether a value is a batch that was read
     ahead, which belongs to the loader's position: the resumed script draws it again. None: nobody knows yet. `reads_ahead`: whether
-    the script has drawn such batches."""
+    the script has drawn such batches. None, too."""
 
     def __init__(
         self,
         state: Callable[[], Mapping[str, object]],
         doubts: Doubts,
         is_ahead: Callable[[object], bool | None] = lambda _: False,
-        reads_ahead: Callable[[], bool] = lambda: False,
+        reads_ahead: Callable[[], bool | None] = lambda: False,
     ) -> None:
         self._state = state
         self._doubts = doubts
@@ -262,7 +262,7 @@ class Carrier:
             try:
                 named[name] = values.savable(value, self._handed)
             except values.Unsavable as why:
-                if name in place.carried and why.matters and not owners.is_object(value):
+                if name in place.carried and why.matters and not owners.is_object(value) and not movers.is_room(value):
                     self._doubt(f"`{name}` ({places.shown(place)})", why)
         if named and not frames.is_module(frame) and not frames.writable():
             self._doubts.add(f"the loop carries {_listed(named)} ({places.shown(place)}), which this Python cannot put back", _REMEDY)
@@ -296,6 +296,8 @@ class Carrier:
             return (key, name) in self._ahead
         if type(value) in values.PLAIN:
             return False
+        if movers.is_room(value):
+            return self._reads_ahead() is not False or self._is_ahead(movers.waiting(value)) is not False
         if self._is_ahead(value):
             self._ahead.add((key, name))
             return True
@@ -345,8 +347,8 @@ class Carrier:
 
     # ---- telling ---------------------------------------------------------------------------------------------------------------
 
-    def _doubt(self, what: str, why: Exception) -> None:
-        self._doubts.add(f"the loop carries {what}, which is not saved: {why}", _REMEDY)
+    def _doubt(self, what: str, why: values.Unsavable) -> None:
+        self._doubts.add(f"the loop carries {what}, which is not saved: {why}", why.remedy or _REMEDY)
 
     def _tell(self, named: Saved, found: Saved, chain: list[FrameType]) -> None:
         new = []
@@ -423,7 +425,7 @@ class Carrier:
         owner.write(name, _like(live, value))
 
     def _is_prefetcher(self, owner: owners.Owner) -> bool:
-        return self._reads_ahead() and any(hasattr(type(each), "__next__") for each in owner.read().values())
+        return bool(self._reads_ahead()) and any(hasattr(type(each), "__next__") for each in owner.read().values())
 
 
 def _rests(value: Any) -> bool:
