@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -160,6 +161,19 @@ def batches_from_the_middle() -> None:
         for _ in run.epochs(2):
             for batch in itertools.islice(run.batches(data), 2, None):
                 learn(batch)
+
+
+@shape(kills=(5, BATCHES + 5))
+def epochs_that_begin_where_a_snapshot_of_the_scripts_own_ends() -> None:
+    """minGPT-ddp: range(self.epochs_run, n). The snapshot may be newer than the checkpoint whose weights are trained."""
+    data = loader()
+    with protect(data=data) as run:
+        snapshot = Path(run.directory).with_name("epochs-run")
+        begun = int(snapshot.read_text()) if run.resumed is not None and snapshot.exists() else 0
+        for epoch in run.epochs(3, start=begun):
+            snapshot.write_text(str(epoch + 1))
+            for batch in run.batches(data):
+                learn(batch, scale=1.0 + epoch)
 
 
 # ---- epochs of the script's own --------------------------------------------------------------------------------------------------

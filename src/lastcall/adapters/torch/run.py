@@ -244,7 +244,8 @@ class Run:
         arguments.check_total(start, "epochs")
         subject = self._subject
         self._epochs = total
-        subject.epoch = max(subject.epoch, start)  # a resumed run goes on where it was, whatever the script has found out by itself
+        if self._resumed is None or subject.loop + 1 != subject.saved_loop:
+            subject.epoch = max(subject.epoch, start)  # a resumed loop goes on where it was, whatever the script has found out
         if self._session is not None:
             self._first_epoch = min(start, total)
             self._session.progress.total_epochs = total - self._first_epoch
