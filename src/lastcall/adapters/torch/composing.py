@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from lastcall import errors
 from lastcall.adapters.torch import letters
+from lastcall.adapters.torch.state.entries import CARRIED
 from lastcall.core import mailbox
 from lastcall.formats import tree
 from lastcall.types import Group, Source, TensorEntry
@@ -136,7 +137,8 @@ def _unlike(mail: Sequence[mailbox.Record], own: Sequence[mailbox.Record], docum
     assert theirs is not None and ours is not None
     for name in document["state"]:
         if name in theirs.names and not _same(name, theirs, ours):
-            return f"{name!r} was not the same on the other ranks at step {step}"
+            called = "what the loop carries" if name == CARRIED else repr(name)
+            return f"{called} was not the same on the other ranks at step {step}"
     return ""
 
 
