@@ -30,6 +30,23 @@ with lastcall.protect("runs/mine", **state) as run:
             scheduler.step()
             run.report(loss=loss)
 """
+TICKS = """
+import torch
+import lastcall
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+with lastcall.protect("runs/mine", model=model, optimizer=optimizer) as run:
+    batch = torch.randn(4, 8)
+    while run.step < 100:
+        loss = model(batch).square().mean()
+        batch = torch.randn(4, 8)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.tick()
+"""
 RANKS = """
 import torch
 import torch.distributed as dist
@@ -76,6 +93,11 @@ def test_a_scheduler_that_was_not_handed_over_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIFFERENT from step" in done.stdout and "optimizer.groups.0.lr is" in done.stdout
     assert "Probably missing" in done.stdout and "scheduler" in done.stdout.partition("Probably missing")[2]
+
+
+def test_a_loop_of_the_scripts_own_with_a_batch_fetched_ahead_is_identical(tmp_path: Path) -> None:
+    done = prove(tmp_path, TICKS, options=("--steps", 8))
+    assert done.returncode == 0 and "Identical after 8 steps" in done.stdout, done.stdout + done.stderr
 
 
 def test_two_ranks_under_torchrun_are_identical(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import copy
 import itertools
 import math
+import queue
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -539,3 +541,66 @@ def what_people_keep_besides() -> None:
             elapsed = time.time() - started
             assert elapsed < 60
             next(counter)
+
+
+# ---- batches that wait where nobody can look ---------------------------------------------------------------------------------------
+
+
+@shape(kills=(7,), warned="`ahead`")
+def next_batch_waits_in_a_queue() -> None:
+    ahead: queue.Queue[torch.Tensor] = queue.Queue()
+    ahead.put(torch.randn(4))
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            batch = ahead.get()
+            ahead.put(torch.randn(4))
+            learn(batch)
+
+
+@shape(kills=(7,), warned="`trainer.ahead`")
+def next_batch_waits_in_a_simple_queue_of_an_object() -> None:
+    trainer = SimpleNamespace(ahead=queue.SimpleQueue())
+    trainer.ahead.put([torch.randn(4)])
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            batch = trainer.ahead.get()
+            trainer.ahead.put([torch.randn(4)])
+            learn(batch)
+
+
+@shape(kills=(7,), warned="`ahead`")
+def next_batch_waits_in_a_future() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, protect() as run:
+        ahead = pool.submit(torch.randn, 4)
+        for _ in run.steps(STEPS):
+            batch = ahead.result()
+            ahead = pool.submit(torch.randn, 4)
+            concurrent.futures.wait([ahead])
+            learn(batch)
+
+
+@shape(kills=(7,))
+def batches_of_a_loader_wait_in_a_queue() -> None:
+    """They are drawn again by the resumed script."""
+    data = loader()
+    with protect(data=data) as run:
+        batches, ahead = forever(data), queue.Queue[Any]()
+        ahead.put(next(batches))
+        for _ in run.steps(STEPS):
+            batch = ahead.get()
+            ahead.put(next(batches))
+            learn(batch)
+
+
+@shape(kills=(7,))
+def numbers_to_be_written_wait_in_a_queue() -> None:
+    """For who writes them down: no trajectory depends on them. So with what a job in the background has done."""
+    written: queue.Queue[float] = queue.Queue()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, protect() as run:
+        job = pool.submit(int, "7")
+        for step in run.steps(STEPS):
+            written.put(learn(torch.randn(4)))
+            if step % 5 == 4:
+                assert job.result() == 7
+                job = pool.submit(int, "7")
+                written.get()

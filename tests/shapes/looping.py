@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -162,6 +163,19 @@ def batches_from_the_middle() -> None:
                 learn(batch)
 
 
+@shape(kills=(5, BATCHES + 5))
+def epochs_that_begin_where_a_snapshot_of_the_scripts_own_ends() -> None:
+    """minGPT-ddp: range(self.epochs_run, n). The snapshot may be newer than the checkpoint whose weights are trained."""
+    data = loader()
+    with protect(data=data) as run:
+        snapshot = Path(run.directory).with_name("epochs-run")
+        begun = int(snapshot.read_text()) if run.resumed is not None and snapshot.exists() else 0
+        for epoch in run.epochs(3, start=begun):
+            snapshot.write_text(str(epoch + 1))
+            for batch in run.batches(data):
+                learn(batch, scale=1.0 + epoch)
+
+
 # ---- epochs of the script's own --------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +226,44 @@ def while_the_run_has_steps_left() -> None:
                 run.tick()
                 if run.step >= 30:
                     break
+
+
+@shape(kills=EPOCH_KILLS)
+def first_batch_drawn_in_the_block_before_a_loop_that_asks() -> None:
+    """nanoGPT with tick(): the random numbers of the first batch are drawn after the block has put the generators back."""
+    with protect() as run:
+        batch = torch.randn(4)
+        while run.step < 30:
+            ahead = torch.randn(4)
+            learn(batch)
+            batch = ahead
+            run.tick()
+
+
+@shape(kills=(5,), warned="`batch`")
+def first_batch_drawn_in_the_block_before_a_loop_that_does_not_ask() -> None:
+    with protect() as run:
+        batch = torch.randn(4)
+        while True:
+            ahead = torch.randn(4)
+            learn(batch)
+            batch = ahead
+            run.tick()
+            if run.step >= 30:
+                break
+
+
+@shape(kills=(6, 11, (6, 17)))
+def passes_without_a_tick_come_to_the_head_again() -> None:
+    """An accumulation by `continue`: what the loop carries is put back at the first pass of a resumed run, and not at the second."""
+    with protect() as run:
+        windows = 0
+        while run.step < 15:
+            windows += 1
+            learn(torch.randn(4), update=windows % 3 == 0, scale=1.0 + windows)
+            if windows % 3:
+                continue
+            run.tick()
 
 
 @shape(kills=(5, BATCHES - 2))

@@ -14,7 +14,8 @@ _LONG = 64  # items of a list whose items have names of their own
 _DEEP = 8
 _PIECE = 8 * 1024 * 1024
 _GLANCE = 256  # bytes
-_UNTOLD = ("doubts", "loaders", "buckets", "world", "step", "epoch", "inside", "loops")  # positions, in other words after a resume
+# Positions, in other words after a resume, and what lastcall has noted for itself.
+_UNTOLD = ("doubts", "loaders", "buckets", "world", "step", "epoch", "inside", "loops", "prelude")
 
 
 def named(capture: Capture, digested: Callable[[Source], str]) -> dict[str, str]:

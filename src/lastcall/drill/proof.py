@@ -254,8 +254,12 @@ def _differing(known: Sequence[Statement], said: Statement, *, fresh: bool) -> l
 
 
 def _unrepeatable(one: Difference) -> str:
+    begun = (
+        ". Where it begins from a file that the first run has left (a snapshot of its own), have that removed each time: "
+        "-- sh -c 'rm -f FILE; exec COMMAND'"
+    )
     return (
         f"the command does not repeat itself: at step {one.step}, before any preemption, {one.name} is "
         f"{causes.shown(one.resumed)} and was {causes.shown(one.undisturbed)} in the first run. Seed everything it draws from "
-        "(torch, numpy, random), use deterministic algorithms, and prove it again"
+        f"(torch, numpy, random), use deterministic algorithms, and prove it again{begun if one.step == 0 else ''}"
     )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from lastcall import errors
 from lastcall.adapters.torch import letters
+from lastcall.adapters.torch.state.entries import CARRIED
 from lastcall.core import mailbox
 from lastcall.formats import tree
 from lastcall.types import Group, Source, TensorEntry
@@ -52,8 +53,9 @@ def compose(
             return draft.finish(step, _left(after) or _unlike(mail, own, document) or _moved(document, groups, own, step))
         last = min(mail, key=lambda record: (abs(record.step - step), -record.sequence), default=None)
         if last is not None:
-            draft.take_forward(letters.read(last.data))
-            return draft.finish(step, f"its randomness and data position are those of step {last.step}, the newest in its mail")
+            draft.take_randomness(letters.read(last.data))
+            because = f"its randomness is that of step {last.step}, the newest in its mail, and its data position that of another rank"
+            return draft.finish(step, because)
     except errors.CheckpointError as error:
         return _Draft(document, groups).finish(step, f"{error}; its small state is that of another rank")
     return draft.finish(step, "it has left no mail on this host; its small state is that of another rank")
@@ -87,6 +89,11 @@ class _Draft:
             if name in state:
                 state[name] = _grafted(state[name], fragment)
         self._take(letter)
+
+    def take_randomness(self, letter: letters.Received) -> None:
+        """Of another step than the survivor's. Where that stands in its data, this one must stand too: ranks with other numbers of
+        batches before them would wait for each other at the end, for ever."""
+        self.document["run"].update(randomness=letter.randomness)
 
     def _take(self, letter: letters.Received) -> None:
         self.document["run"].update(randomness=letter.randomness, loaders=letter.loaders)
@@ -136,7 +143,8 @@ def _unlike(mail: Sequence[mailbox.Record], own: Sequence[mailbox.Record], docum
     assert theirs is not None and ours is not None
     for name in document["state"]:
         if name in theirs.names and not _same(name, theirs, ours):
-            return f"{name!r} was not the same on the other ranks at step {step}"
+            called = "what the loop carries" if name == CARRIED else repr(name)
+            return f"{called} was not the same on the other ranks at step {step}"
     return ""
 
 

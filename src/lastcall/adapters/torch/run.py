@@ -133,6 +133,7 @@ class Run:
         waits = prelude is not None and carrier is not None and prelude.waiting and carrier.asked(sys._getframe(1))
         if waits and prelude is not None and self._resumed is not None:
             prelude.loop_begins(final=False)
+            self._subject.put_randomness_back()  # the script has drawn between the block's begin and here, as it did the first time
         return self._subject.step
 
     @property
@@ -249,7 +250,8 @@ class Run:
     def _numbered_epochs(self, total: int, start: int) -> Generator[int, None, None]:
         subject = self._subject
         self._epochs = total
-        subject.epoch = max(subject.epoch, start)  # a resumed run goes on where it was, whatever the script has found out by itself
+        if self._resumed is None or subject.loop + 1 != subject.saved_loop:
+            subject.epoch = max(subject.epoch, start)  # a resumed loop goes on where it was, whatever the script has found out
         if self._session is not None:
             self._first_epoch = min(start, total)
             self._session.progress.total_epochs = total - self._first_epoch

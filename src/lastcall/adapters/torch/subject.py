@@ -117,8 +117,9 @@ class TorchSubject:
         self.carrier = self.state.carried = Carrier(lambda: self.state.values, self.doubts, self._is_ahead, self._reads_ahead)
         return self.carrier
 
-    def _reads_ahead(self) -> bool:
-        return any(tracker.ledger.lead.held for tracker in self._attended())
+    def _reads_ahead(self) -> bool | None:
+        leads = [tracker.ledger.lead for tracker in self._attended()]
+        return any(lead.held for lead in leads) or (None if any(lead.undecided for lead in leads) else False)
 
     def _is_ahead(self, value: object) -> bool | None:
         """Whether it is a batch that the loop has read ahead: the resumed script draws it again."""

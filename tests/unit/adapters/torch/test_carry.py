@@ -16,7 +16,7 @@ import torch
 
 import lastcall
 from lastcall import errors
-from lastcall.adapters.torch.carry import flow, frames, values
+from lastcall.adapters.torch.carry import flow, frames, owners, values
 from lastcall.adapters.torch.overlooked import Overlooked
 from lastcall.core.catalog import Catalog, Entry
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -229,3 +229,18 @@ def test_a4_marks_tell_changes() -> None:
         change(before)  # type: ignore[no-untyped-call]
         assert values.mark(before) != mark
     assert values.mark(math.nan) == values.mark(math.nan) and values.mark(1) != values.mark(True)
+
+
+def test_a4_what_a_wrapper_of_torch_notes_of_its_own_process_is_not_carried() -> None:
+    """DDP's `_lazy_init_ran`: put back into a new process, its set-up before the first forward would never run."""
+
+    class Mine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.1)
+            self._seen = 0
+
+    model = Mine()
+    model.drop._noted = True  # type: ignore[assignment]
+    assert {name for name in owners.Inside("model", model).read() if "_" in name} == {"_seen"}
+    assert "drop.p" in owners.Inside("model", model).read()

@@ -228,6 +228,11 @@ def test_without_the_step_in_the_mail_the_newest_record_serves_and_is_told(ranks
     assert "step 2, the newest in its mail" in composed.because
     assert composed.document["run"]["randomness"] == earlier["randomness"]
     assert composed.document["run"]["step"] == 4
+    # The ranks have the same number of batches before them: otherwise one of them is at the end first, and the other waits for it.
+    assert (composed.document["run"]["loaders"], composed.document["state"]) == (
+        other.document["run"]["loaders"],
+        other.document["state"],
+    )
 
 
 def test_without_mail_the_part_is_that_of_the_survivor_and_is_told(ranks: Any) -> None:

@@ -20,6 +20,7 @@ from lastcall.adapters.torch.carry import frames, movers, owners, places, values
 from lastcall.adapters.torch.carry.handed import Handed
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.carry.remade import Remade
+from lastcall.adapters.torch.script.scopes import Loop
 from lastcall.core.doubts import Doubts
 
 log = logging.getLogger("lastcall")
@@ -35,14 +36,14 @@ Saved = dict[str, Any]
 class Carrier:
     """`state`: what was handed over. `doubts`: where it says what it can not save. `is_ahead`: whether a value is a batch that was read
     ahead, which belongs to the loader's position: the resumed script draws it again. None: nobody knows yet. `reads_ahead`: whether
-    the script has drawn such batches."""
+    the script has drawn such batches. None, too."""
 
     def __init__(
         self,
         state: Callable[[], Mapping[str, object]],
         doubts: Doubts,
         is_ahead: Callable[[object], bool | None] = lambda _: False,
-        reads_ahead: Callable[[], bool] = lambda: False,
+        reads_ahead: Callable[[], bool | None] = lambda: False,
     ) -> None:
         self._state = state
         self._doubts = doubts
@@ -50,6 +51,7 @@ class Carrier:
         self._reads_ahead = reads_ahead
         self._ahead: set[tuple[str, str]] = set()  # names that held such a batch last
         self._left: set[str] = set()  # ... and of them, what the last look has left to the loader's position
+        self._begun: set[Loop] = set()  # of the script's own that have asked where to go on
         self._undecided = False  # whether all that a loop with tick() carries can be put back
         self._handed = Handed({})
         self._thread: int | None = None
@@ -107,13 +109,15 @@ class Carrier:
 
     def asked(self, frame: FrameType | None) -> bool:
         """The script asks where to go on. In the head of its own loop (`range(run.step, n)`), what the loop carries can be put back.
-        Says whether it is there."""
+        Says whether it is there, for the first time: a pass that ends without a tick() comes to the head again."""
         chain = list(self._chain(frame))
         place = places.of(chain[0]) if chain else None
-        at_head = place is not None and bool(place.loops) and places.asks(place.loops[-1], place.line)
-        if at_head and self.pending.get("tick"):
+        if place is None or not place.loops or not places.asks(place.loops[-1], place.line) or place.loops[-1] in self._begun:
+            return False
+        self._begun.add(place.loops[-1])
+        if self.pending.get("tick"):
             self._put_back(chain, final=True)
-        return at_head
+        return True
 
     def read(self, *, thorough: bool) -> Saved:
         """All that is carried now. On another thread, what was carried at the last boundary. `thorough`: also look for what has begun
@@ -262,7 +266,7 @@ class Carrier:
             try:
                 named[name] = values.savable(value, self._handed)
             except values.Unsavable as why:
-                if name in place.carried and why.matters and not owners.is_object(value):
+                if name in place.carried and why.matters and not owners.is_object(value) and not movers.is_room(value):
                     self._doubt(f"`{name}` ({places.shown(place)})", why)
         if named and not frames.is_module(frame) and not frames.writable():
             self._doubts.add(f"the loop carries {_listed(named)} ({places.shown(place)}), which this Python cannot put back", _REMEDY)
@@ -296,6 +300,8 @@ class Carrier:
             return (key, name) in self._ahead
         if type(value) in values.PLAIN:
             return False
+        if movers.is_room(value):
+            return self._reads_ahead() is not False or self._is_ahead(movers.waiting(value)) is not False
         if self._is_ahead(value):
             self._ahead.add((key, name))
             return True
@@ -345,8 +351,8 @@ class Carrier:
 
     # ---- telling ---------------------------------------------------------------------------------------------------------------
 
-    def _doubt(self, what: str, why: Exception) -> None:
-        self._doubts.add(f"the loop carries {what}, which is not saved: {why}", _REMEDY)
+    def _doubt(self, what: str, why: values.Unsavable) -> None:
+        self._doubts.add(f"the loop carries {what}, which is not saved: {why}", why.remedy or _REMEDY)
 
     def _tell(self, named: Saved, found: Saved, chain: list[FrameType]) -> None:
         new = []
@@ -423,7 +429,7 @@ class Carrier:
         owner.write(name, _like(live, value))
 
     def _is_prefetcher(self, owner: owners.Owner) -> bool:
-        return self._reads_ahead() and any(hasattr(type(each), "__next__") for each in owner.read().values())
+        return bool(self._reads_ahead()) and any(hasattr(type(each), "__next__") for each in owner.read().values())
 
 
 def _rests(value: Any) -> bool:

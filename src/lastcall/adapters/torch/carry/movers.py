@@ -2,16 +2,21 @@
 range. They are saved as where they are, and put there in place: a resumed script has made them as it did before, and they stand at
 their beginning.
 
-A generator function that a loop pulls from has its position in a frame, and nobody can put that back: it is named.
+A generator function that a loop pulls from has its position in a frame, and nobody can put that back: it is named. So is a queue or a
+future in which tensors wait for the next step: threads may be at both ends of it.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import collections
+import concurrent.futures
 import gc
 import itertools
 import operator
 import os
+import queue
 import random
 import types
 from collections.abc import Iterator
@@ -30,6 +35,8 @@ _GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.
 _MADE: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", b"", reversed([]))
 _SIZED = tuple(type(iter(made)) for made in _MADE)  # they know how many are left
 _DRAWN = (DataLoader, getattr(torch_dataloader, "_BaseDataLoaderIter", DataLoader))
+_ROOMS = (queue.Queue, queue.SimpleQueue, concurrent.futures.Future, asyncio.Queue, asyncio.Future)
+_SHELVES = frozenset({dict, list, tuple, collections.deque})
 _DEEP = 6
 _MOST = 10_000_000  # items that are passed over to come to a position
 
@@ -129,3 +136,21 @@ def stand(value: types.GeneratorType[Any, Any, Any]) -> object:
 def described(value: types.GeneratorType[Any, Any, Any]) -> str:
     code = value.gi_code
     return f"it is a generator (`{code.co_qualname}`, {os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+# ---- rooms: where values wait for who takes them ---------------------------------------------------------------------------------
+
+
+def is_room(value: object) -> bool:
+    return isinstance(value, _ROOMS)
+
+
+def waiting(value: object) -> list[Any]:
+    """The tensors and arrays that wait in a room. Whatever else waits there (a number to be written down, the end of a job in the
+    background) decides nothing."""
+    level, found = [value], []
+    for _ in range(_DEEP):
+        level = [one for each in level for one in gc.get_referents(each)]
+        found += [one for one in level if isinstance(one, torch.Tensor | np.ndarray)]
+        level = [one for one in level if type(one) in _SHELVES]
+    return found

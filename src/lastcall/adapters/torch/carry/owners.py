@@ -10,10 +10,9 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from lastcall.adapters.torch.carry import clocks, frames, movers, values
+from lastcall.adapters.torch.carry import clocks, frames, values
 from lastcall.adapters.torch.script import sources
 
 _DEPTH = 4
@@ -104,8 +103,9 @@ class Inside(Owner):
     def read(self) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for path, module in self._modules.items():
+            private = not type(module).__module__.startswith("torch.")  # DDP notes there what it has set up in this process
             for name, each in vars(module).items():
-                if type(each) in values.PLAIN and (name == "training" or name not in _TORCH):
+                if type(each) in values.PLAIN and (name == "training" or name not in _TORCH) and (private or not name.startswith("_")):
                     found[path + name] = each
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -226,7 +226,7 @@ class Walk:
         elif isinstance(value, types.FunctionType):
             if frames.is_own(value.__module__ or "") and (value.__closure__ or vars(value) or _defaults(value)):
                 self._add(Cells(key, value), depth)
-        elif isinstance(value, torch.Tensor | np.ndarray) or movers.is_one(value) or movers.is_pulled(value):
+        elif values.is_value(value) and values.base(kind) is None:
             if depth == 0 and not self._handed(value):
                 self._seen.add(id(value))
                 self.found.append(Items(key, value))

@@ -31,15 +31,18 @@ _TRAINS = (
     *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
     *(torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler),
 )
+_GENERATOR = "Keep what it holds in variables of the loop, or make it a class with state_dict() and hand that to protect()."
+_ROOM = "Keep what waits in it in a variable or a list of the loop, which is saved."
 _flat = PLAIN.issuperset
 
 
 class Unsavable(Exception):
-    """Why a value is not saved, and whether that can matter."""
+    """Why a value is not saved, whether that can matter, and what to do, where that is not what helps with most values."""
 
-    def __init__(self, because: str, *, matters: bool) -> None:
+    def __init__(self, because: str, *, matters: bool, remedy: str = "") -> None:
         super().__init__(because)
         self.matters = matters
+        self.remedy = remedy
 
 
 def is_value(value: Any) -> bool:
@@ -47,7 +50,7 @@ def is_value(value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN or kind in CONTAINERS or isinstance(value, torch.Tensor | np.ndarray) or base(kind) is not None:
         return True
-    return movers.is_one(value) or movers.is_pulled(value)
+    return movers.is_one(value) or movers.is_pulled(value) or movers.is_room(value)
 
 
 def base(kind: Any) -> Any:
@@ -98,7 +101,10 @@ class _Reader:
     def _unknown(self, value: Any, kind: type, depth: int) -> Unsavable:
         """An object. Functions and parts of torch matter where they are kept in a container that changes, or made in the loop."""
         if isinstance(value, types.GeneratorType):
-            return Unsavable(movers.described(value), matters=movers.is_pulled(value))
+            return Unsavable(movers.described(value), matters=movers.is_pulled(value), remedy=_GENERATOR)
+        if movers.is_room(value):
+            because = f"tensors wait in it from one step to the next, and it is a `{kind.__qualname__}`"
+            return Unsavable(because, matters=bool(movers.waiting(value)), remedy=_ROOM)
         own = frames.is_own(kind.__module__) and not callable(value)
         kept = depth > 0 and isinstance(value, types.FunctionType) and frames.is_own_code(value.__code__)
         return Unsavable(f"it is a `{kind.__qualname__}`", matters=own or kept or isinstance(value, _TRAINS))
@@ -159,6 +165,8 @@ def mark(value: Any, depth: int = 0) -> Any:
         return movers.mark(value)
     if isinstance(value, types.GeneratorType):
         return (id(value), movers.stand(value))
+    if movers.is_room(value):
+        return tuple(map(id, movers.waiting(value)))
     if kind not in CONTAINERS and (made_from := base(kind)) is not None:
         return mark(_as(value, made_from), depth)
     if kind not in CONTAINERS:

@@ -43,6 +43,11 @@ class Lead:
         self._fruitless = 0
         self._before = 0  # held, as the last incarnation knew
 
+    @property
+    def undecided(self) -> bool:
+        """Whether batches were drawn, and nobody knows yet how many of them are ahead."""
+        return not self.settled and bool(self._delivered)
+
     def resume(self, held: int) -> None:
         """A pass goes on in which the last incarnation had read so many ahead."""
         if not self.settled:
