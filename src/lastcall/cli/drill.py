@@ -113,7 +113,7 @@ def _prove(args: argparse.Namespace) -> int:
             output.write(output.printable(line))
     if verdict.interrupted is not None:
         return 128 + verdict.interrupted
-    return 0 if verdict.identical else 1
+    return 0 if verdict.proved else 1
 
 
 def parsed(args: argparse.Namespace) -> Options:

@@ -21,8 +21,12 @@ def lines(verdict: Verdict) -> Iterator[str]:
         yield f"Nothing was proved: {verdict.problem}"
     elif verdict.identical:
         compared = output.plural(verdict.compared, "step")
-        yield f"Identical after {verdict.steps} steps: {verdict.names} names compared at {compared} after the resume"
-        yield from _not_exact(verdict)
+        found = f"{verdict.names} names compared at {compared} after the resume"
+        if verdict.proved:
+            yield f"Identical after {verdict.steps} steps: {found}"
+        else:
+            yield f"NOT PROVED, although identical so far, after {verdict.steps} steps: {found}"
+            yield from _not_exact(verdict)
     else:
         first = verdict.differences[0]
         yield f"DIFFERENT from step {first.step} on{_of_rank(verdict, first)}:"
@@ -41,7 +45,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
 def _not_exact(verdict: Verdict) -> Iterator[str]:
     for checkpoint in verdict.resumed:
         if not checkpoint.exact:
-            yield f"{checkpoint.name} is marked as not exact all the same ({checkpoint.because}): it may show in later steps"
+            yield f"{checkpoint.name} is marked as not exact ({checkpoint.because}): it may show in later steps"
 
 
 def _of_rank(verdict: Verdict, one: Difference) -> str:
@@ -52,6 +56,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "schema": 1,
         "identical": verdict.identical,
+        "proved": verdict.proved,
         "problem": verdict.problem,
         "command": list(verdict.options.command),
         "steps": verdict.steps,

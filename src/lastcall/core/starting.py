@@ -239,7 +239,7 @@ class Starting:
                 "mistake, stop this run, put the checkpoint back and start it again. What is wrong with each: lastcall verify %s",
                 root, "; ".join(names), root,
             )  # fmt: skip
-        else:
+        elif not others_too:  # otherwise its adapter decides, and says so
             log.info("Starting from the beginning: %s holds no checkpoint", root)
 
     def _fetched(self) -> bool:

@@ -60,6 +60,11 @@ class Verdict:
     def identical(self) -> bool:
         return self.problem is None and self.compared > 0 and not self.differences
 
+    @property
+    def proved(self) -> bool:
+        """Identical, and no checkpoint on the way says of itself that something is missing: that may show in a later step."""
+        return self.identical and all(one.exact for one in self.resumed)
+
 
 class Proof:
     def __init__(self, options: Options, steps: int, say: Callable[[str], None]) -> None:

@@ -90,13 +90,15 @@ def test_a_piece_of_state_that_is_gone_after_the_resume_is_a_difference() -> Non
     assert "ema.weight is missing" in list(proved.lines(found))[1]
 
 
-def test_a_checkpoint_that_is_not_exact_is_told_even_where_all_is_identical() -> None:
+def test_identical_steps_behind_a_checkpoint_that_is_not_exact_prove_nothing() -> None:
     found = verdict("`best` was not handed over")
     proof.compare(ALONE, [*BEFORE, said(2, 2), said(2, 3)], found)
-    assert found.identical
-    assert "checkpoint-2 is marked as not exact all the same (`best` was not handed over): it may show in later steps" in list(
-        proved.lines(found)
-    )
+    assert found.identical and not found.proved
+    assert list(proved.lines(found)) == [
+        "NOT PROVED, although identical so far, after 4 steps: 2 names compared at 1 step after the resume",
+        "checkpoint-2 is marked as not exact (`best` was not handed over): it may show in later steps",
+    ]
+    assert proved.to_json(found)["identical"] and not proved.to_json(found)["proved"]
 
 
 @pytest.mark.parametrize(

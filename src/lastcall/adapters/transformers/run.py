@@ -107,6 +107,8 @@ class TrainerRun:
             if settings.registry_folder() is None:
                 raise ValueError(f"No valid checkpoint found in output directory ({self.root})")
             log.warning("resume_from_checkpoint=True, but %s holds no checkpoint: training begins at step 0", self.root)
+        elif chosen.path is None:
+            log.info("Starting from the beginning: %s holds no checkpoint of this run", self.root)
         if self.session.world.rank == 0:
             self._noted = True
             self.start.note()

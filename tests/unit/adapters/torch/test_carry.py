@@ -145,6 +145,19 @@ def test_f1_paths_and_dates_are_saved(tmp_path: Path) -> None:
 # ---- run.carry -------------------------------------------------------------------------------------------------------------------
 
 
+def test_the_mode_of_a_model_is_saved_and_not_worth_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """imagenet: train() and eval() in each epoch change it in every layer, 60 of them for a ResNet."""
+    run, model, step = begin(tmp_path)
+    with caplog.at_level(logging.INFO, "lastcall"), run:
+        best = 0.0
+        for at in run.steps(6):
+            model.train(at % 2 == 0)
+            step()
+            best = max(best, at)
+    assert "Also saving what the loop carries: `best`" in caplog.text and "training`" not in caplog.text
+    assert any("training" in named for named in run._carrier._moving.values())
+
+
 def test_a4_carry_brings_values_back(tmp_path: Path) -> None:
     for life in range(2):
         run, _, step = begin(tmp_path)

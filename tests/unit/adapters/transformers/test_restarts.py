@@ -104,11 +104,15 @@ def test_b1_the_fingerprint_of_a_data_set_is_not_what_a_run_is_known_by(folder: 
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
-def test_b2_a_finished_run_is_lengthened(folder: Folder, strategy: str) -> None:
+def test_b2_a_finished_run_is_lengthened(folder: Folder, strategy: str, caplog: pytest.LogCaptureFixture) -> None:
     """B2: resume_from_checkpoint=True is the last checkpoint in the folder, also where max_steps has changed since."""
+    caplog.set_level(logging.INFO, "lastcall")
     said = {"save_strategy": strategy, "save_steps": 2}
     first = folder.train(max_steps=4, stop=3 if strategy == "no" else 0, **said)
+    assert f"Starting from the beginning: {folder.root} holds no checkpoint of this run" in caplog.text
+    caplog.clear()
     assert folder.train(max_steps=8, wanted=True, **said) == list(range(first[-1] + 1, 9))
+    assert "Resuming from checkpoint-" in caplog.text and "Starting from the beginning" not in caplog.text
 
 
 def test_b2_a_second_train_in_one_process_goes_on_where_it_is_told_to(folder: Folder) -> None:

@@ -361,7 +361,7 @@ class Carrier:
             if told.issuperset(each):
                 continue
             owner = next((owner for owner in self._owners if owner.key == key), None) if key in found else None
-            new += [_shown(key, name, owner) if key in found else name for name in each if name not in told]
+            new += [_shown(key, name, owner) if key in found else name for name in each if name not in told and not _is_mode(name)]
             told.update(each)
         if new:
             place = next((each for each in map(places.of, chain) if each.loops), None)
@@ -467,6 +467,11 @@ def _shown(key: str, name: str, owner: owners.Owner | None) -> str:
     if owner is None:
         owner = owners.Owner(key, None) if name else owners.Items(key, None)
     return owner.shown(name)
+
+
+def _is_mode(name: str) -> bool:
+    """Of each layer of a model: train() and eval() change them all."""
+    return name.rpartition(".")[2] == "training"
 
 
 def _asks(place: places.Place) -> bool:
