@@ -10,13 +10,14 @@ from helpers.ray_cluster import Cluster
 from helpers.ray_runs import Run, one_worker
 
 LONG = {"LASTCALL_GRACE_SECONDS": "60"}
+SHORTER = ("--epochs", 4)
 SHORT = {"LASTCALL_GRACE_SECONDS": "4"}  # less than an epoch
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    run = Run(tmp_path_factory.mktemp("undisturbed"), "lightning_epochs", "--pause", 0)
+    run = Run(tmp_path_factory.mktemp("undisturbed"), "lightning_epochs", *SHORTER, "--pause", 0)
     run.start(cluster, RAY_TRAIN_JIT_CHECKPOINT_ENABLED="0")
     run.finish()
     return {end["digest"] for end in run.lives()[-1].ends}
@@ -26,7 +27,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
 def test_b5_a_run_of_lightning_goes_on_from_its_own_checkpoint_and_ends_as_ever(
     cluster: Cluster, tmp_path: Path, grace: dict[str, str], undisturbed: set[str]
 ) -> None:
-    run = Run(tmp_path, "lightning_epochs", "--pause", 1.5, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **grace)
+    run = Run(tmp_path, "lightning_epochs", *SHORTER, "--pause", 1, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **grace)
     run.start(cluster)
     run.until_step(8)  # of six in an epoch
     one_worker(run)
