@@ -135,61 +135,73 @@ def _sampled(sampler: Any, **options: Any) -> Any:
 
 @shape()
 def sampler_own_epochs() -> None:
+    """G6"""
     train(_sampled(OwnEpochs()))
 
 
 @shape()
 def sampler_own_epochs_steps() -> None:
+    """G6"""
     train_steps(_sampled(OwnEpochs()))
 
 
 @shape(kills=(5, 17, (14, 20)))
 def sampler_own_epochs_workers() -> None:
+    """G6"""
     train(_sampled(OwnEpochs(), num_workers=2))
 
 
 @shape(kills=(11, 17, (5, 17, 30)))
 def sampler_own_epochs_late() -> None:
+    """G6"""
     train(_sampled(OwnEpochsLate()))
 
 
 @shape(kills=(17,))
 def sampler_own_state_dict() -> None:
+    """G6"""
     train(_sampled(OwnStateDict()))
 
 
 @shape(kills=(5, 17, (14, 20, 26)))
 def sampler_in_place() -> None:
+    """G6"""
     train(_sampled(InPlace()))
 
 
 @shape(kills=(17, 23))
 def sampler_in_place_batches() -> None:
+    """G6"""
     train(DataLoader(samples(), batch_sampler=InPlaceBatches()))
 
 
 @shape(kills=(5, 17, (14, 20)))
 def sampler_rng_in_dict() -> None:
+    """G6"""
     train(_sampled(RngInDict()))
 
 
 @shape(kills=(5, 17))
 def sampler_drawn_once() -> None:
+    """G6"""
     train(_sampled(DrawnOnce()))
 
 
 @shape(kills=(17,))
 def sampler_class_counter() -> None:
+    """G6"""
     train(_sampled(ClassCounter()))
 
 
 @shape(kills=(5, 17))
 def sampler_global_rng() -> None:
+    """G6"""
     train(_sampled(FromGlobal()))
 
 
 @shape(kills=(17,))
 def sampler_in_batch_sampler() -> None:
+    """G6"""
     train(DataLoader(samples(), batch_sampler=BatchSampler(OwnEpochs(), 4, False)))
 
 
@@ -210,11 +222,13 @@ def _hard(handed: bool) -> None:
 
 @shape(kills=(5, 17, (5, 8, 17)))
 def weights_handed() -> None:
+    """G8"""
     _hard(True)
 
 
 @shape(kills=(5, 17))
 def weights_not_handed() -> None:
+    """G8"""
     _hard(False)
 
 
@@ -283,21 +297,25 @@ class StreamCursor(IterableDataset[float]):
 
 @shape(kills=(5, 11, 17, (14, 20)))
 def iterable_own_epochs() -> None:
+    """G6"""
     train(DataLoader(Stream(), 4))
 
 
 @shape(kills=(17,))
 def iterable_own_epochs_steps() -> None:
+    """G6"""
     train_steps(DataLoader(Stream(), 4))
 
 
 @shape(kills=(5, 17))
 def iterable_own_rng() -> None:
+    """G6"""
     train(DataLoader(StreamOwnRng(), 4))
 
 
 @shape(kills=(5, 17))
 def iterable_shared_generator() -> None:
+    """G6"""
     generator = torch.Generator().manual_seed(6)
 
     class Shared(IterableDataset[float]):
@@ -309,16 +327,19 @@ def iterable_shared_generator() -> None:
 
 @shape(kills=(5, 17, (14, 20)))
 def iterable_own_position() -> None:
+    """G6"""
     train(DataLoader(StreamPosition(), 4))
 
 
 @shape(kills=(5, 17))
 def iterable_open_file() -> None:
+    """G6"""
     train(DataLoader(StreamFile(), 4))
 
 
 @shape(warned="`dataset.cursor`", kills=(17,))
 def iterable_cursor() -> None:
+    """G6"""
     train(DataLoader(StreamCursor(), 4))
 
 
@@ -372,36 +393,43 @@ def _held(kind: str, **options: Any) -> Any:
 
 @shape(kills=(5, 17))
 def dataset_counter() -> None:
+    """G7"""
     train(_held("counter"))
 
 
 @shape(kills=(5, 17, (14, 20)))
 def dataset_own_rng() -> None:
+    """G7"""
     train(_held("own_rng"))
 
 
 @shape(kills=(5,))
 def dataset_own_rng_steps() -> None:
+    """G7"""
     train_steps(_held("own_rng"))
 
 
 @shape(kills=(5, 17))
 def dataset_random_cache() -> None:
+    """G7"""
     train(_held("random_cache"))
 
 
 @shape(kills=(5, 17))
 def dataset_transform_generator() -> None:
+    """G7"""
     train(_held("transforms"))
 
 
 @shape(kills=(5, 17))
 def dataset_history() -> None:
+    """G7"""
     train(_held("history"))
 
 
 @shape(kills=(5, 17))
 def collate_counter() -> None:
+    """G7"""
     calls = 0
 
     def collate(rows: list[Any]) -> torch.Tensor:
@@ -439,6 +467,7 @@ def dataset_deterministic_cache_too_large() -> None:
 
 @shape(kills=(5, 17), seeded=False)
 def unseeded_random_split() -> None:
+    """G11, G12"""
     part, _ = random_split(samples(2 * COUNT), [COUNT, COUNT])
     train(loader(dataset=part))
 
@@ -457,6 +486,7 @@ def dataset_changed_at_the_top() -> None:
 
 @shape(kills=(2, 6, 9))
 def dataset_grown_at_the_end() -> None:
+    """G11, G12"""
     dataset = Subset(samples(), list(range(16)))
     data = loader(dataset=dataset)
     with protect() as run:
@@ -468,6 +498,7 @@ def dataset_grown_at_the_end() -> None:
 
 @shape(kills=(2, 6, 9))
 def dataset_grown_at_the_top() -> None:
+    """G11, G12"""
     dataset = Subset(samples(), list(range(8)))
     data = loader(dataset=dataset)
     with protect() as run:
@@ -482,11 +513,13 @@ def dataset_grown_at_the_top() -> None:
 
 @shape(kills=(5, 17, (3, 7)))
 def workers_own_rng() -> None:
+    """G7, G6"""
     train(_held("own_rng", num_workers=2))
 
 
 @shape(kills=(5, 17))
 def workers_own_rng_persistent() -> None:
+    """G7, G6"""
     train(_held("own_rng", num_workers=2, persistent_workers=True))
 
 
@@ -497,21 +530,25 @@ def _reseed(worker: int) -> None:
 
 @shape(kills=(5, 17), slow=True)
 def workers_own_rng_seeded_by_worker() -> None:
+    """G7, G6"""
     train(_held("own_rng", num_workers=2, worker_init_fn=_reseed))
 
 
 @shape(kills=(5, 17))
 def workers_random_cache_persistent() -> None:
+    """G7, G6"""
     train(_held("random_cache", num_workers=2, persistent_workers=True))
 
 
 @shape(kills=(5,), slow=True)
 def workers_counter() -> None:
+    """G7, G6"""
     train(_held("counter", num_workers=2))
 
 
 @shape(kills=(5, 17), slow=True)
 def workers_collate_counter() -> None:
+    """G7, G6"""
     calls = [0]
 
     def collate(rows: list[Any]) -> torch.Tensor:
@@ -523,6 +560,7 @@ def workers_collate_counter() -> None:
 
 @shape(kills=(5, 17))
 def workers_iterable_own_epochs_persistent() -> None:
+    """G7, G6"""
     train(DataLoader(Stream(), 4, num_workers=1, persistent_workers=True))
 
 
@@ -541,11 +579,13 @@ class WorkerCursor(Dataset[float]):
 
 @shape(warned="`dataset.cursor`", kills=(5,))
 def workers_cursor() -> None:
+    """G7, G6"""
     train(loader(dataset=WorkerCursor(), num_workers=1))
 
 
 @shape(warned="`dataset.cursor`", kills=(5,))
 def dataset_cursor() -> None:
+    """G7, G6"""
     train(loader(dataset=WorkerCursor()))
 
 
@@ -574,16 +614,19 @@ def sampler_chunks() -> None:
 
 @shape(kills=(5, 8, 17))
 def sampler_chunks_workers() -> None:
+    """G3, G4"""
     train(_sampled(Chunks(24, lambda size: torch.randperm(size).tolist()), num_workers=2))
 
 
 @shape(kills=(8,))
 def sampler_chunks_numpy() -> None:
+    """G3, G4"""
     train(_sampled(Chunks(12, lambda size: np.random.permutation(size).tolist())))
 
 
 @shape(kills=(8, 17))
 def sampler_draws_each() -> None:
+    """G3, G4"""
     train(_sampled(Chunks(4, lambda size: torch.randperm(size).tolist())))
 
 
@@ -614,16 +657,19 @@ def _torch_place(size: int) -> int:
 
 @shape(kills=(5, 17, (3, 7, 20)))
 def iterable_buffer_torch() -> None:
+    """G3, G4"""
     train(DataLoader(Buffer(_torch_place), 4))
 
 
 @shape(kills=(5, 17))
 def iterable_buffer_augmented() -> None:
+    """G3, G4"""
     train(DataLoader(Buffer(random.randrange, lambda: float(torch.rand(()))), 4))
 
 
 @shape(kills=(5,))
 def iterable_buffer_python_that_training_uses() -> None:
+    """G3, G4"""
     data = DataLoader(Buffer(random.randrange), 4)
     with protect() as run:
         for _ in run.epochs(EPOCHS):
@@ -634,6 +680,7 @@ def iterable_buffer_python_that_training_uses() -> None:
 
 @shape(warned="keeps samples back", kills=(280,), slow=True)
 def iterable_buffer_for_too_long() -> None:
+    """G3, G4"""
     train(DataLoader(Buffer(_torch_place, count=4 * 300), 4), epochs=1)
 
 
@@ -668,14 +715,17 @@ def _stateful(dataset: Any, **options: Any) -> Any:
 
 @shape(kills=(5, 17, (3, 7)))
 def stateful_workers_augmented() -> None:
+    """G5"""
     train(_stateful(Noisy(), num_workers=2))
 
 
 @shape(kills=(5, 17), slow=True)
 def stateful_workers_augmented_steps() -> None:
+    """G5"""
     train_steps(_stateful(Noisy(), num_workers=2))
 
 
 @shape(warned="`sampler.ep` changes with every pass", kills=(5,))
 def stateful_own_epochs() -> None:
+    """G5"""
     train(_stateful(samples(), sampler=OwnEpochs()))

@@ -428,10 +428,12 @@ class Catalog:
 
     def _throw_away(self, folder: Path) -> None:
         with contextlib.suppress(OSError):
-            if not folder.is_symlink():
-                for entry in list(os.scandir(folder)):
-                    if entry.is_dir(follow_symlinks=False):
-                        self._recycle(Path(entry.path))
+            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                self.files.unlink(folder)  # a link, a pipe, a file: somebody else's, where our folder belongs
+                return
+            for entry in list(os.scandir(folder)):
+                if entry.is_dir(follow_symlinks=False):
+                    self._recycle(Path(entry.path))
             storage.remove_tree(self.files, folder)
 
 

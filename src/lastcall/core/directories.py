@@ -22,6 +22,9 @@ def make(root: Path, private: Path) -> int:
     _check_length(root, private)
     try:
         root.mkdir(parents=True, exist_ok=True)
+        if private.is_symlink():  # of a directory from somebody else: everything in what it points to could be overwritten
+            there = os.readlink(private)
+            settings.fail(f"{private} is a link to {there}, and lastcall writes into no other folder. Remove it: rm {private}")
         new = not private.is_dir()
         private.mkdir(exist_ok=True)
         if new:

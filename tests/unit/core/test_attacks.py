@@ -114,6 +114,32 @@ def test_d2_a_log_that_is_a_link_is_made_anew(directory: Path, tmp_path: Path, m
     assert '"outcome": "finished"' in (directory / ".lastcall" / "events-0.jsonl").read_text()
 
 
+def test_d2_progress_is_written_through_no_link(directory: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    (directory / ".lastcall" / "progress.json.tmp").symlink_to(precious)
+    progress = events.Progress(directory / ".lastcall" / "progress.json", CLOCK)
+    progress.update(3)
+    progress.flush()
+    assert precious.read_text() == "mine" and json.loads(progress.path.read_text())["step"] == 3
+
+
+def test_d2_our_part_of_the_directory_is_no_link_to_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "home" / "staging").mkdir(parents=True)
+    (tmp_path / "home" / "staging" / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lastcall").symlink_to(tmp_path / "home")
+    with pytest.raises(errors.ConfigError, match="lastcall writes into no other folder. Remove it: rm"):
+        train(tmp_path / "run")
+    assert (tmp_path / "home" / "staging" / "mine").exists() and len(list((tmp_path / "home").iterdir())) == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch, lambda path: path.symlink_to("/")])
+def test_d2_what_is_where_checkpoints_are_made_costs_no_save(directory: Path, make: object) -> None:
+    make(directory / ".lastcall" / "staging")  # type: ignore[operator]
+    assert train(directory) == 2 and (directory / "checkpoint-2").is_dir()
+
+
 @pytest.mark.parametrize("name", ["events-0.jsonl", "progress.json.tmp", "progress.json"])
 def test_d2_a_pipe_in_the_place_of_a_log_hangs_nobody(directory: Path, name: str) -> None:
     os.mkfifo(directory / ".lastcall" / name)

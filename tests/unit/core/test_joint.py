@@ -85,6 +85,7 @@ def test_a_notice_before_all_ranks_are_there_leaves_nothing_and_loses_nothing(tm
 
 
 def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_nothing(tmp_path: Path) -> None:
+    """E5: nothing of the agreement is left behind either."""
     crew = Crew(tmp_path, 3)
     assert crew.train(4) == [4, 4, 4]
     assert {session.outcome for session in crew.sessions} == {Outcome.FINISHED}
