@@ -543,6 +543,54 @@ def what_people_keep_besides() -> None:
             next(counter)
 
 
+# ---- iterators over something else than a loader ---------------------------------------------------------------------------------
+
+
+def _listed() -> list[torch.Tensor]:
+    return [torch.full((4,), float(number)) for number in range(40)]
+
+
+@shape(kills=(7,), warned="`batches`, which is not saved: it is a `cycle`")
+def cycle_over_a_list() -> None:
+    batches = itertools.cycle(_listed()[:9])
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            learn(next(batches))
+
+
+@shape(kills=(7,), warned="`pairs`, which is not saved: it is a `zip`")
+def zip_over_lists() -> None:
+    with protect() as run:
+        pairs = zip(_listed(), _listed(), strict=True)
+        for _ in run.steps(STEPS):
+            learn(next(pairs))
+
+
+@shape(kills=(7,), warned="`trainer.batches`, which is not saved: it is a `map`")
+def map_over_a_list_of_an_object() -> None:
+    trainer = SimpleNamespace(batches=map(torch.neg, _listed()))
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            learn(next(trainer.batches))
+
+
+@shape(kills=(7,))
+def values_of_a_dict() -> None:
+    """They know how many are left, as a list's iterator does."""
+    batches = iter(dict(enumerate(_listed())).values())
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            learn(next(batches))
+
+
+@shape(kills=(7,))
+def iterators_that_a_pass_makes_and_uses_up() -> None:
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            pairs = zip(_listed()[:2], _listed()[2:4], strict=True)
+            learn([torch.cat(pair) for pair in pairs])
+
+
 # ---- batches that wait where nobody can look ---------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,9 @@
 range. They are saved as where they are, and put there in place: a resumed script has made them as it did before, and they stand at
 their beginning.
 
-A generator function that a loop pulls from has its position in a frame, and nobody can put that back: it is named. So is a queue or a
-future in which tensors wait for the next step: threads may be at both ends of it.
+A generator function that a loop pulls from has its position in a frame, and nobody can put that back: it is named. So are iterators
+made of others (`cycle(batches)`, `zip(a, b)`), and a queue or a future in which tensors wait for the next step: threads may be at both
+ends of it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ from lastcall.adapters.torch.state import generators
 
 TAG = "lastcall.moved"
 _GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
-_MADE: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", b"", reversed([]))
+_MADE: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", b"", reversed([]), {}, {}.values(), {}.items())
 _SIZED = tuple(type(iter(made)) for made in _MADE)  # they know how many are left
 _DRAWN = (DataLoader, getattr(torch_dataloader, "_BaseDataLoaderIter", DataLoader))
+_CHAINED = frozenset({zip, enumerate, map, filter, *(kind for kind in vars(itertools).values() if isinstance(kind, type))}) - {
+    itertools.count,
+    itertools.repeat,
+}
 _ROOMS = (queue.Queue, queue.SimpleQueue, concurrent.futures.Future, asyncio.Queue, asyncio.Future)
 _SHELVES = frozenset({dict, list, tuple, collections.deque})
 _DEEP = 6
@@ -103,8 +108,10 @@ def _pass(live: Iterator[Any], items: int) -> bool:
 
 
 def is_pulled(value: object) -> bool:
-    """Whether it is a generator of the script's that hands out something else than the batches of a loader, whose position is known."""
-    return isinstance(value, types.GeneratorType) and frames.is_own_code(value.gi_code) and not _draws(value)
+    """Whether it is a generator of the script's, or an iterator made of others (`cycle(batches)`), that hands out something else than
+    the batches of a loader, whose position is known."""
+    own = isinstance(value, types.GeneratorType) and frames.is_own_code(value.gi_code)
+    return (own or type(value) in _CHAINED) and not _draws(value)
 
 
 def _draws(value: object) -> bool:
@@ -112,8 +119,13 @@ def _draws(value: object) -> bool:
     for _ in range(_DEEP):
         if any(isinstance(one, _DRAWN) or _is_ours(one) for one in level):
             return True
-        level = [one for each in level for one in gc.get_referents(each) if _leads_on(one)]
+        level = [one for each in level for one in gc.get_referents(each) if _leads_on(one) or _is_held(each, one)]
     return False
+
+
+def _is_held(by: object, value: object) -> bool:
+    """What a zip() pulls from is in a tuple."""
+    return type(value) is tuple and type(by) in _CHAINED
 
 
 def _leads_on(value: object) -> bool:
@@ -124,8 +136,10 @@ def _is_ours(value: object) -> bool:
     return isinstance(value, types.GeneratorType) and not frames.is_own_code(value.gi_code) and "lastcall" in value.gi_code.co_filename
 
 
-def stand(value: types.GeneratorType[Any, Any, Any]) -> object:
+def stand(value: Any) -> object:
     """Something to compare with later: where it is, and its plain variables."""
+    if not isinstance(value, types.GeneratorType):
+        return _chained(value)
     frame = value.gi_frame
     if frame is None:
         return None
@@ -133,7 +147,25 @@ def stand(value: types.GeneratorType[Any, Any, Any]) -> object:
     return frame.f_lasti, tuple((name, each) for name, each in own.items() if isinstance(each, int | float | str | bool | None))
 
 
-def described(value: types.GeneratorType[Any, Any, Any]) -> str:
+def _chained(value: object) -> object:
+    """Where those stand that an iterator is made of, and what it holds."""
+    level, found = [value], list[object]()
+    for _ in range(_DEEP):
+        level = [one for each in level for one in gc.get_referents(each) if not isinstance(one, type)]
+        found += [_at(one) for one in level]
+        level = [one for one in level if type(one) in _CHAINED or type(one) is tuple]
+    return tuple(found)
+
+
+def _at(value: object) -> object:
+    if type(value) in _SIZED:
+        return operator.length_hint(value)
+    return stand(value) if isinstance(value, types.GeneratorType) else id(value)
+
+
+def described(value: Any) -> str:
+    if not isinstance(value, types.GeneratorType):
+        return f"it is a `{type(value).__name__}`, and nobody can tell where it stands"
     code = value.gi_code
     return f"it is a generator (`{code.co_qualname}`, {os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 

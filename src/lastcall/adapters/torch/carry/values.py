@@ -31,7 +31,7 @@ _TRAINS = (
     *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
     *(torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler),
 )
-_GENERATOR = "Keep what it holds in variables of the loop, or make it a class with state_dict() and hand that to protect()."
+_GENERATOR = "Keep what it holds in variables of the loop (an index), or make it a class of yours that does."
 _ROOM = "Keep what waits in it in a variable or a list of the loop, which is saved."
 _flat = PLAIN.issuperset
 
@@ -100,7 +100,7 @@ class _Reader:
 
     def _unknown(self, value: Any, kind: type, depth: int) -> Unsavable:
         """An object. Functions and parts of torch matter where they are kept in a container that changes, or made in the loop."""
-        if isinstance(value, types.GeneratorType):
+        if isinstance(value, types.GeneratorType) or movers.is_pulled(value):
             return Unsavable(movers.described(value), matters=movers.is_pulled(value), remedy=_GENERATOR)
         if movers.is_room(value):
             because = f"tensors wait in it from one step to the next, and it is a `{kind.__qualname__}`"
@@ -163,7 +163,7 @@ def mark(value: Any, depth: int = 0) -> Any:
         return (kind, value.tobytes())
     if movers.is_one(value):
         return movers.mark(value)
-    if isinstance(value, types.GeneratorType):
+    if isinstance(value, types.GeneratorType) or movers.is_pulled(value):
         return (id(value), movers.stand(value))
     if movers.is_room(value):
         return tuple(map(id, movers.waiting(value)))
