@@ -174,10 +174,18 @@ class Watch:
             if self._notice is not None:  # it came in this very moment
                 exits.die_of(self._notice.signum or signal.SIGTERM)
             return
-        log.info("A notice will run the script's own save: %s", self._script.place)
+        kept = self._script.kept_from
+        if kept:
+            log.warning(
+                "A notice will save nothing: %s keeps the script from its own save (%s). Give the option that switches it on "
+                "(--checkpointing_steps, in Hugging Face's examples), or use lastcall.protect(directory, accelerator=accelerator)",
+                kept, self._script.place,
+            )  # fmt: skip
+        else:
+            log.info("A notice will run the script's own save: %s", self._script.place)
         self._look_back(frame)
         self._stays = resuming.why_not(frame, self._loaded, sys.argv[1:])
-        if self._stays:
+        if self._stays and not kept:
             log.warning(
                 "A notice will be answered by the script's own save, but the same command would not go on from it: %s. The exit code "
                 "will be the signal's own. Let the restart have the path: lastcall run --resume-args '--resume_from_checkpoint {path}' "

@@ -12,7 +12,7 @@ from lastcall.adapters.torch.script.scopes import Scope, below
 
 _RANK = re.compile(r"(?<![a-z])(rank|main|master|chief|leader|coordinator|primary)(?![a-z])", re.I)
 _CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "now", "utcnow", "time_ns", "monotonic_ns", "perf_counter_ns"}
-_PLAIN = {"len", "int", "bool", "get"}
+_PLAIN = {"len", "int", "bool", "get", "isinstance"}
 _COUNTING = {"range", "trange", "enumerate", "count"}
 
 

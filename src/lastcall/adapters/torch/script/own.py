@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from lastcall.adapters.torch.script import finding
+from lastcall.adapters.torch.script import finding, reaching
 from lastcall.adapters.torch.script.entering import Entering
 from lastcall.adapters.torch.script.learning import Learned
 from lastcall.adapters.torch.script.points import Saves
@@ -27,6 +27,7 @@ class Spot:
 
     place: str
     near: bool
+    kept_from: str = ""  # a condition that does not hold at any step
 
 
 class Script:
@@ -57,6 +58,12 @@ class Script:
     def place(self) -> str:
         return " or ".join(dict.fromkeys(point.place for point in self.points))
 
+    @property
+    def kept_from(self) -> str:
+        """What keeps the script from all of its saves, whatever the step."""
+        kept = [point.kept_from for point in self.points]
+        return " and ".join(f"`{each}`" for each in dict.fromkeys(kept)) if all(kept) else ""
+
     def enter(self, frame: FrameType, after: Callable[[], None], *, wait: bool) -> bool:
         """In the training thread, from below the frame of the script: the next save point that is reached is taken as though its
         condition were true, and `after` is called in the script's frame when that is over. `after` may raise: that is raised there.
@@ -81,7 +88,7 @@ class Script:
         try:
             self._replay.remember(frame)
             if not self.points and self._learned.learn(frame, self._saves):
-                self._say(finding.look(frame, self._saves, self._learned, self._stops))
+                self._say(finding.look(frame, self._saves, self._learned, self._stops), frame)
         except Exception:
             log.debug("the variables of the script cannot be read", exc_info=True)
 
@@ -101,9 +108,9 @@ class Script:
             found = finding.Found([], [], f"looking for it failed: {error!r}")
         self._stops = finding.stops(found.chain)
         self.looped = found.looped
-        self._say(found)
+        self._say(found, frame)
         return found
 
-    def _say(self, found: finding.Found) -> None:
-        self.points = [Spot(point.place, point.near) for point in found.points]
+    def _say(self, found: finding.Found, frame: FrameType | None) -> None:
+        self.points = [Spot(point.place, point.near, reaching.kept_from(point, frame)) for point in found.points]
         self.because = found.because

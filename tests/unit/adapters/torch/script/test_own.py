@@ -32,6 +32,32 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path, shape: str) -> None:
     assert zero.saved is not None
 
 
+@pytest.mark.parametrize(
+    ("test", "kept"),
+    [
+        ("isinstance(wanted, int) and step % every == 999", "`isinstance(wanted, int)`"),
+        ("wanted is not None and step % wanted == 0", "`wanted is not None`"),
+        ("wanted and step % wanted == 0", "`wanted`"),
+        ("not wanted and step % every == 999", ""),
+        ("step % every == 999 or wanted", ""),
+        ("rank == 5 and step % every == 999", ""),
+        ("loss < 0 and step % every == 999", ""),
+    ],
+)
+def test_an_option_that_was_not_given_keeps_a_script_from_its_save(tmp_path: Path, test: str, kept: str) -> None:
+    """run_clm_no_trainer.py without --checkpointing_steps has a save in its loop, and never comes to it."""
+    found: list[str] = []
+
+    def act(stage: Stage, frame: FrameType) -> None:
+        assert stage.script is not None
+        found.append(stage.script.kept_from)
+
+    source = PLAIN.replace("if step % every == 999:", f"if {test}:").replace("every, rank =", "wanted = None\n    every, rank =")
+    assert "wanted = None" in source and f"if {test}:" in source
+    Stage(tmp_path, source, at=3, act=act).run()
+    assert found == [kept]
+
+
 def test_an_exception_of_the_scripts_own_save_is_the_scripts(tmp_path: Path) -> None:
     stage = Stage(tmp_path, PLAIN.replace('f"{folder}/state.pt"', 'f"{folder}/missing/state.pt"'), at=3, act=enter)
     with pytest.raises(RuntimeError, match="missing"):
