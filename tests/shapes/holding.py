@@ -133,12 +133,12 @@ def _sampled(sampler: Any, **options: Any) -> Any:
     return loader(shuffle=False, sampler=sampler, **options)
 
 
-@shape()
+@shape(case="E_sampler_own_epoch_counter")
 def sampler_own_epochs() -> None:
     train(_sampled(OwnEpochs()))
 
 
-@shape()
+@shape(case="S_sampler_own_epoch_counter")
 def sampler_own_epochs_steps() -> None:
     train_steps(_sampled(OwnEpochs()))
 
@@ -153,12 +153,12 @@ def sampler_own_epochs_late() -> None:
     train(_sampled(OwnEpochsLate()))
 
 
-@shape(kills=(17,))
+@shape(case="E_sampler_own_state_dict", kills=(17,))
 def sampler_own_state_dict() -> None:
     train(_sampled(OwnStateDict()))
 
 
-@shape(kills=(5, 17, (14, 20, 26)))
+@shape(case="E_sampler_inplace_shuffle", kills=(5, 17, (14, 20, 26)))
 def sampler_in_place() -> None:
     train(_sampled(InPlace()))
 
@@ -168,7 +168,7 @@ def sampler_in_place_batches() -> None:
     train(DataLoader(samples(), batch_sampler=InPlaceBatches()))
 
 
-@shape(kills=(5, 17, (14, 20)))
+@shape(case="E_sampler_rng_in_dict", kills=(5, 17, (14, 20)))
 def sampler_rng_in_dict() -> None:
     train(_sampled(RngInDict()))
 
@@ -208,7 +208,7 @@ def _hard(handed: bool) -> None:
                 weights[batch[0].long()] *= 1.5
 
 
-@shape(kills=(5, 17, (5, 8, 17)))
+@shape(case="Z_hard_weights_handed", kills=(5, 17, (5, 8, 17)))
 def weights_handed() -> None:
     _hard(True)
 
@@ -281,22 +281,22 @@ class StreamCursor(IterableDataset[float]):
         yield from itertools.islice(self.cursor, COUNT)
 
 
-@shape(kills=(5, 11, 17, (14, 20)))
+@shape(case="E_iter_own_epoch_counter_w0", kills=(5, 11, 17, (14, 20)))
 def iterable_own_epochs() -> None:
     train(DataLoader(Stream(), 4))
 
 
-@shape(kills=(17,))
+@shape(case="S_iter_own_epoch_counter_w0", kills=(17,))
 def iterable_own_epochs_steps() -> None:
     train_steps(DataLoader(Stream(), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_own_rng_attr_w0", kills=(5, 17))
 def iterable_own_rng() -> None:
     train(DataLoader(StreamOwnRng(), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_shared_generator_w0", kills=(5, 17))
 def iterable_shared_generator() -> None:
     generator = torch.Generator().manual_seed(6)
 
@@ -307,12 +307,12 @@ def iterable_shared_generator() -> None:
     train(DataLoader(Shared(), 4))
 
 
-@shape(kills=(5, 17, (14, 20)))
+@shape(case="E_L_dl_stateful_iterable_w0", kills=(5, 17, (14, 20)))
 def iterable_own_position() -> None:
     train(DataLoader(StreamPosition(), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_open_file_across_passes_w0", kills=(5, 17))
 def iterable_open_file() -> None:
     train(DataLoader(StreamFile(), 4))
 
@@ -370,27 +370,27 @@ def _held(kind: str, **options: Any) -> Any:
     return loader(dataset=Held(kind), **options)
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_counter_w0", kills=(5, 17))
 def dataset_counter() -> None:
     train(_held("counter"))
 
 
-@shape(kills=(5, 17, (14, 20)))
+@shape(case="E_ds_own_rng_w0", kills=(5, 17, (14, 20)))
 def dataset_own_rng() -> None:
     train(_held("own_rng"))
 
 
-@shape(kills=(5,))
+@shape(case="S_ds_own_rng_w0", kills=(5,))
 def dataset_own_rng_steps() -> None:
     train_steps(_held("own_rng"))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_random_cache_w0", kills=(5, 17))
 def dataset_random_cache() -> None:
     train(_held("random_cache"))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_transform_generator_w0", kills=(5, 17))
 def dataset_transform_generator() -> None:
     train(_held("transforms"))
 
@@ -400,7 +400,7 @@ def dataset_history() -> None:
     train(_held("history"))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_collate_counter_w0", kills=(5, 17))
 def collate_counter() -> None:
     calls = 0
 
@@ -437,13 +437,13 @@ def dataset_deterministic_cache_too_large() -> None:
 # ---- G11, G12 ----------------------------------------------------------------------------------------------------------------------
 
 
-@shape(kills=(5, 17), seeded=False)
+@shape(case="X_unseeded_random_split", kills=(5, 17), seeded=False)
 def unseeded_random_split() -> None:
     part, _ = random_split(samples(2 * COUNT), [COUNT, COUNT])
     train(loader(dataset=part))
 
 
-@shape(kills=(5, 17))
+@shape(case="X_curriculum_mutating_dataset", kills=(5, 17))
 def dataset_changed_at_the_top() -> None:
     """X_curriculum_mutating_dataset: a false alarm before."""
     dataset = Subset(samples(), list(range(16)))
@@ -455,7 +455,7 @@ def dataset_changed_at_the_top() -> None:
                 learn(batch)
 
 
-@shape(kills=(2, 6, 9))
+@shape(case="X_curriculum_mutated_at_end", kills=(2, 6, 9))
 def dataset_grown_at_the_end() -> None:
     dataset = Subset(samples(), list(range(16)))
     data = loader(dataset=dataset)
@@ -480,7 +480,7 @@ def dataset_grown_at_the_top() -> None:
 # ---- G7, G6: in worker processes -----------------------------------------------------------------------------------------------------
 
 
-@shape(kills=(5, 17, (3, 7)))
+@shape(case="E_ds_own_rng_w2", kills=(5, 17, (3, 7)))
 def workers_own_rng() -> None:
     train(_held("own_rng", num_workers=2))
 
@@ -495,12 +495,12 @@ def _reseed(worker: int) -> None:
     info.dataset.rng = np.random.default_rng(100 + worker)
 
 
-@shape(kills=(5, 17), slow=True)
+@shape(case="E_ds_own_rng_winit_w2", kills=(5, 17), slow=True)
 def workers_own_rng_seeded_by_worker() -> None:
     train(_held("own_rng", num_workers=2, worker_init_fn=_reseed))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_random_cache_w2_persist", kills=(5, 17))
 def workers_random_cache_persistent() -> None:
     train(_held("random_cache", num_workers=2, persistent_workers=True))
 
@@ -510,7 +510,7 @@ def workers_counter() -> None:
     train(_held("counter", num_workers=2))
 
 
-@shape(kills=(5, 17), slow=True)
+@shape(case="E_collate_counter_w2", kills=(5, 17), slow=True)
 def workers_collate_counter() -> None:
     calls = [0]
 
@@ -566,13 +566,13 @@ def _python_order(size: int) -> list[int]:
     return random.sample(range(size), size)
 
 
-@shape(kills=(3, 8, 17, (8, 10, 20)))
+@shape(case=("E_sampler_lazy_chunk24", "Z_lazy_chunk24_w0_mid"), kills=(3, 8, 17, (8, 10, 20)))
 def sampler_chunks() -> None:
     """G4: the second chunk is drawn at the seventh draw, after dropout has drawn."""
     train(_sampled(Chunks(24, lambda size: torch.randperm(size).tolist())))
 
 
-@shape(kills=(5, 8, 17))
+@shape(case="E_sampler_lazy_chunk24_w2", kills=(5, 8, 17))
 def sampler_chunks_workers() -> None:
     train(_sampled(Chunks(24, lambda size: torch.randperm(size).tolist()), num_workers=2))
 
@@ -582,7 +582,7 @@ def sampler_chunks_numpy() -> None:
     train(_sampled(Chunks(12, lambda size: np.random.permutation(size).tolist())))
 
 
-@shape(kills=(8, 17))
+@shape(case="E_sampler_lazy_each", kills=(8, 17))
 def sampler_draws_each() -> None:
     train(_sampled(Chunks(4, lambda size: torch.randperm(size).tolist())))
 
@@ -612,17 +612,17 @@ def _torch_place(size: int) -> int:
     return int(torch.randint(size, (1,)))
 
 
-@shape(kills=(5, 17, (3, 7, 20)))
+@shape(case="E_iter_buffer_torchglobal_w0", kills=(5, 17, (3, 7, 20)))
 def iterable_buffer_torch() -> None:
     train(DataLoader(Buffer(_torch_place), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_buffer_globalrandom_w0", kills=(5, 17))
 def iterable_buffer_augmented() -> None:
     train(DataLoader(Buffer(random.randrange, lambda: float(torch.rand(()))), 4))
 
 
-@shape(kills=(5,))
+@shape(case="E_iter_buffer_pyrandom_train_uses_it", kills=(5,))
 def iterable_buffer_python_that_training_uses() -> None:
     data = DataLoader(Buffer(random.randrange), 4)
     with protect() as run:
@@ -666,16 +666,16 @@ def _stateful(dataset: Any, **options: Any) -> Any:
     return StatefulDataLoader(dataset, **{"batch_size": 4, "shuffle": "sampler" not in options, **options})
 
 
-@shape(kills=(5, 17, (3, 7)))
+@shape(case="E_L_sdl_w2_aug", kills=(5, 17, (3, 7)))
 def stateful_workers_augmented() -> None:
     train(_stateful(Noisy(), num_workers=2))
 
 
-@shape(kills=(5, 17), slow=True)
+@shape(case="S_L_sdl_w2_aug", kills=(5, 17), slow=True)
 def stateful_workers_augmented_steps() -> None:
     train_steps(_stateful(Noisy(), num_workers=2))
 
 
-@shape(warned="`sampler.ep` changes with every pass", kills=(5,))
+@shape(case="E_L_sdl_own_epoch_sampler", warned="`sampler.ep` changes with every pass", kills=(5,))
 def stateful_own_epochs() -> None:
     train(_stateful(samples(), sampler=OwnEpochs()))
