@@ -61,7 +61,7 @@ def early_stopping_by_patience() -> None:
                 break
 
 
-@shape(kills=((7, 12),))
+@shape(case="X_get_batch_ahead_nanogpt", kills=((7, 12),))
 def prefetched_batch() -> None:
     """As nanoGPT does: the next batch is fetched before the step ends."""
     numbers = torch.arange(1000.0)

@@ -153,7 +153,7 @@ def peek_in_every_step() -> None:
             learn(next(batches))
 
 
-@shape()
+@shape(case="X_next_iter_each_step")
 def next_iter_in_every_step() -> None:
     data = loader()
     with protect(data=data) as run:
@@ -204,7 +204,7 @@ class Noisy(torch.utils.data.Dataset[Any]):
         return index + torch.rand(()) * 0.5 + random.random() * 0.1 + np.random.rand() * 0.01
 
 
-@shape(kills=(0, 1, 2, 5, BATCHES - 1, BATCHES, BATCHES + 5))
+@shape(case="X_steps_apex_prefetcher", kills=(0, 1, 2, 5, BATCHES - 1, BATCHES, BATCHES + 5))
 def g2_apex_prefetcher_in_steps() -> None:
     """G2"""
     data = loader()
@@ -294,7 +294,7 @@ def g2_apex_prefetcher_made_in_a_generator() -> None:
             learn(next(source))
 
 
-@shape()
+@shape(case="X_epochs_apex_prefetcher_over_batches")
 def g2_apex_prefetcher_over_batches() -> None:
     data = loader(dataset=Noisy())
     with protect() as run:
@@ -306,7 +306,7 @@ def g2_apex_prefetcher_over_batches() -> None:
                 batch = prefetcher.next()
 
 
-@shape(kills=(0, 1, 2, 5, BATCHES - 1, BATCHES, BATCHES + 5))
+@shape(case="X_steps_lookahead", kills=(0, 1, 2, 5, BATCHES - 1, BATCHES, BATCHES + 5))
 def g2_look_ahead_in_steps() -> None:
     data = loader(dataset=Noisy())
     with protect(data=data) as run:
@@ -368,7 +368,7 @@ def g2_apex_prefetcher_with_ticks_last() -> None:
             run.tick()
 
 
-@shape()
+@shape(case="X_epochs_lookahead_over_batches")
 def g2_look_ahead_over_batches() -> None:
     data = loader(dataset=Noisy())
     with protect() as run:
@@ -390,7 +390,7 @@ def g2_warm_up_batch_is_dropped() -> None:
             learn(next(batches))
 
 
-@shape(kills=(0, 5, 9))
+@shape(case="X_steps_zip_run_last", kills=(0, 5, 9))
 def g2_zip_with_steps_last() -> None:
     data = loader(dataset=Noisy())
     with protect(data=data) as run:
@@ -398,7 +398,7 @@ def g2_zip_with_steps_last() -> None:
             learn(batch)
 
 
-@shape()
+@shape(case="X_epochs_zip_batches_last")
 def g2_zip_with_batches_last() -> None:
     unlabelled, labelled = loader(dataset=Noisy()), loader(dataset=Noisy())
     with protect(unlabelled=unlabelled) as run:
@@ -434,7 +434,7 @@ def g2_accumulation_in_steps() -> None:
 # ---- loaders that nobody handed over ---------------------------------------------------------------------------------------------
 
 
-@shape()
+@shape(case="S_w0_nohand")
 def g9_loader_not_handed_over() -> None:
     """G9"""
     data = loader(dataset=Noisy())
@@ -462,7 +462,7 @@ class Wrapper:
             yield batch
 
 
-@shape()
+@shape(case="X_wrapper_not_handed_steps")
 def g9_wrapper_not_handed_over() -> None:
     data = Wrapper(loader())
     with protect() as run:
@@ -480,7 +480,7 @@ class Module:
             yield from self.train_dataloader()
 
 
-@shape()
+@shape(case="X_steps_datamodule_fresh_loader_each_pass")
 def g9_datamodule_with_a_fresh_loader_for_each_pass() -> None:
     module = Module()
     with protect() as run:
@@ -489,7 +489,7 @@ def g9_datamodule_with_a_fresh_loader_for_each_pass() -> None:
             learn(next(batches))
 
 
-@shape()
+@shape(case="X_epochs_zip_second_not_handed")
 def g9_second_loader_in_zip() -> None:
     first, second = loader(), loader(dataset=Noisy())
     with protect() as run:
@@ -523,7 +523,7 @@ def g9_validation_loader() -> None:
                 model.train()
 
 
-@shape()
+@shape(case=("X_steps_iter_made_before_protect", "Z_iter_before_with"))
 def g9_iterator_made_before_the_block() -> None:
     """G9, F3"""
     data = loader()
@@ -569,7 +569,7 @@ def e9_batches_of_a_list() -> None:
                 learn(batch)
 
 
-@shape()
+@shape(case="X_tqdm_inside_batches")
 def e9_batches_of_tqdm() -> None:
     data = loader(dataset=Noisy())
     with protect(data=data) as run:
@@ -645,7 +645,7 @@ class DataLoaderX(torch.utils.data.DataLoader[Any]):
         return Background(super().__iter__())
 
 
-@shape()
+@shape(case="X_epochs_DataLoaderX_background")
 def g2_data_loader_x() -> None:
     data = DataLoaderX(samples(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9))
     with protect() as run:
@@ -654,7 +654,7 @@ def g2_data_loader_x() -> None:
                 learn(batch)
 
 
-@shape(kills=(3,), warned="another thread")
+@shape(case="X_steps_thread_prefetch", kills=(3,), warned="another thread")
 def g2_thread_prefetcher_in_steps() -> None:
     data = loader(generator=torch.Generator().manual_seed(9))
     with protect(data=data) as run:
@@ -672,7 +672,7 @@ def g2_thread_prefetcher_in_batches() -> None:
                 learn(batch)
 
 
-@shape(kills=(5, BATCHES - 1), warned="itertools.cycle")
+@shape(case="X_steps_itertools_cycle", kills=(5, BATCHES - 1), warned="itertools.cycle")
 def g1_cycle() -> None:
     """G1, F3"""
     data = loader()
@@ -691,7 +691,7 @@ def g1_cycle_in_zip() -> None:
                 learn((batch, other))
 
 
-@shape(kills=(3,), warned="`left`")
+@shape(case="X_packed_sequences", kills=(3,), warned="`left`")
 def g2_packing_generator_in_steps() -> None:
     data = loader()
     with protect(data=data) as run:
@@ -744,7 +744,7 @@ def nodes() -> Any:
     return torchdata.nodes.Loader(node)
 
 
-@shape(kills=(3, 7, (2, 8)))
+@shape(case="X_L_nodes_steps_handed", kills=(3, 7, (2, 8)))
 def g10_nodes_handed_over() -> None:
     """G10"""
     data = nodes()
@@ -754,7 +754,7 @@ def g10_nodes_handed_over() -> None:
             learn(next(batches))
 
 
-@shape(kills=(3, 7))
+@shape(case="X_L_nodes_batches", kills=(3, 7))
 def g10_nodes_in_batches() -> None:
     data = nodes()
     with protect() as run:

@@ -133,13 +133,13 @@ def _sampled(sampler: Any, **options: Any) -> Any:
     return loader(shuffle=False, sampler=sampler, **options)
 
 
-@shape()
+@shape(case="E_sampler_own_epoch_counter")
 def sampler_own_epochs() -> None:
     """G6"""
     train(_sampled(OwnEpochs()))
 
 
-@shape()
+@shape(case="S_sampler_own_epoch_counter")
 def sampler_own_epochs_steps() -> None:
     """G6"""
     train_steps(_sampled(OwnEpochs()))
@@ -157,13 +157,13 @@ def sampler_own_epochs_late() -> None:
     train(_sampled(OwnEpochsLate()))
 
 
-@shape(kills=(17,))
+@shape(case="E_sampler_own_state_dict", kills=(17,))
 def sampler_own_state_dict() -> None:
     """G6"""
     train(_sampled(OwnStateDict()))
 
 
-@shape(kills=(5, 17, (14, 20, 26)))
+@shape(case="E_sampler_inplace_shuffle", kills=(5, 17, (14, 20, 26)))
 def sampler_in_place() -> None:
     """G6"""
     train(_sampled(InPlace()))
@@ -175,7 +175,7 @@ def sampler_in_place_batches() -> None:
     train(DataLoader(samples(), batch_sampler=InPlaceBatches()))
 
 
-@shape(kills=(5, 17, (14, 20)))
+@shape(case="E_sampler_rng_in_dict", kills=(5, 17, (14, 20)))
 def sampler_rng_in_dict() -> None:
     """G6"""
     train(_sampled(RngInDict()))
@@ -220,7 +220,7 @@ def _hard(handed: bool) -> None:
                 weights[batch[0].long()] *= 1.5
 
 
-@shape(kills=(5, 17, (5, 8, 17)))
+@shape(case="Z_hard_weights_handed", kills=(5, 17, (5, 8, 17)))
 def weights_handed() -> None:
     """G8"""
     _hard(True)
@@ -295,25 +295,25 @@ class StreamCursor(IterableDataset[float]):
         yield from itertools.islice(self.cursor, COUNT)
 
 
-@shape(kills=(5, 11, 17, (14, 20)))
+@shape(case="E_iter_own_epoch_counter_w0", kills=(5, 11, 17, (14, 20)))
 def iterable_own_epochs() -> None:
     """G6"""
     train(DataLoader(Stream(), 4))
 
 
-@shape(kills=(17,))
+@shape(case="S_iter_own_epoch_counter_w0", kills=(17,))
 def iterable_own_epochs_steps() -> None:
     """G6"""
     train_steps(DataLoader(Stream(), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_own_rng_attr_w0", kills=(5, 17))
 def iterable_own_rng() -> None:
     """G6"""
     train(DataLoader(StreamOwnRng(), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_shared_generator_w0", kills=(5, 17))
 def iterable_shared_generator() -> None:
     """G6"""
     generator = torch.Generator().manual_seed(6)
@@ -325,13 +325,13 @@ def iterable_shared_generator() -> None:
     train(DataLoader(Shared(), 4))
 
 
-@shape(kills=(5, 17, (14, 20)))
+@shape(case="E_L_dl_stateful_iterable_w0", kills=(5, 17, (14, 20)))
 def iterable_own_position() -> None:
     """G6"""
     train(DataLoader(StreamPosition(), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_open_file_across_passes_w0", kills=(5, 17))
 def iterable_open_file() -> None:
     """G6"""
     train(DataLoader(StreamFile(), 4))
@@ -391,31 +391,31 @@ def _held(kind: str, **options: Any) -> Any:
     return loader(dataset=Held(kind), **options)
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_counter_w0", kills=(5, 17))
 def dataset_counter() -> None:
     """G7"""
     train(_held("counter"))
 
 
-@shape(kills=(5, 17, (14, 20)))
+@shape(case="E_ds_own_rng_w0", kills=(5, 17, (14, 20)))
 def dataset_own_rng() -> None:
     """G7"""
     train(_held("own_rng"))
 
 
-@shape(kills=(5,))
+@shape(case="S_ds_own_rng_w0", kills=(5,))
 def dataset_own_rng_steps() -> None:
     """G7"""
     train_steps(_held("own_rng"))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_random_cache_w0", kills=(5, 17))
 def dataset_random_cache() -> None:
     """G7"""
     train(_held("random_cache"))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_transform_generator_w0", kills=(5, 17))
 def dataset_transform_generator() -> None:
     """G7"""
     train(_held("transforms"))
@@ -427,7 +427,7 @@ def dataset_history() -> None:
     train(_held("history"))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_collate_counter_w0", kills=(5, 17))
 def collate_counter() -> None:
     """G7"""
     calls = 0
@@ -465,14 +465,14 @@ def dataset_deterministic_cache_too_large() -> None:
 # ---- G11, G12 ----------------------------------------------------------------------------------------------------------------------
 
 
-@shape(kills=(5, 17), seeded=False)
+@shape(case="X_unseeded_random_split", kills=(5, 17), seeded=False)
 def unseeded_random_split() -> None:
     """G11, G12"""
     part, _ = random_split(samples(2 * COUNT), [COUNT, COUNT])
     train(loader(dataset=part))
 
 
-@shape(kills=(5, 17))
+@shape(case="X_curriculum_mutating_dataset", kills=(5, 17))
 def dataset_changed_at_the_top() -> None:
     """X_curriculum_mutating_dataset: a false alarm before."""
     dataset = Subset(samples(), list(range(16)))
@@ -484,7 +484,7 @@ def dataset_changed_at_the_top() -> None:
                 learn(batch)
 
 
-@shape(kills=(2, 6, 9))
+@shape(case="X_curriculum_mutated_at_end", kills=(2, 6, 9))
 def dataset_grown_at_the_end() -> None:
     """G11, G12"""
     dataset = Subset(samples(), list(range(16)))
@@ -511,7 +511,7 @@ def dataset_grown_at_the_top() -> None:
 # ---- G7, G6: in worker processes -----------------------------------------------------------------------------------------------------
 
 
-@shape(kills=(5, 17, (3, 7)))
+@shape(case="E_ds_own_rng_w2", kills=(5, 17, (3, 7)))
 def workers_own_rng() -> None:
     """G7, G6"""
     train(_held("own_rng", num_workers=2))
@@ -528,13 +528,13 @@ def _reseed(worker: int) -> None:
     info.dataset.rng = np.random.default_rng(100 + worker)
 
 
-@shape(kills=(5, 17), slow=True)
+@shape(case="E_ds_own_rng_winit_w2", kills=(5, 17), slow=True)
 def workers_own_rng_seeded_by_worker() -> None:
     """G7, G6"""
     train(_held("own_rng", num_workers=2, worker_init_fn=_reseed))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_ds_random_cache_w2_persist", kills=(5, 17))
 def workers_random_cache_persistent() -> None:
     """G7, G6"""
     train(_held("random_cache", num_workers=2, persistent_workers=True))
@@ -546,7 +546,7 @@ def workers_counter() -> None:
     train(_held("counter", num_workers=2))
 
 
-@shape(kills=(5, 17), slow=True)
+@shape(case="E_collate_counter_w2", kills=(5, 17), slow=True)
 def workers_collate_counter() -> None:
     """G7, G6"""
     calls = [0]
@@ -606,13 +606,13 @@ def _python_order(size: int) -> list[int]:
     return random.sample(range(size), size)
 
 
-@shape(kills=(3, 8, 17, (8, 10, 20)))
+@shape(case=("E_sampler_lazy_chunk24", "Z_lazy_chunk24_w0_mid"), kills=(3, 8, 17, (8, 10, 20)))
 def sampler_chunks() -> None:
     """G4: the second chunk is drawn at the seventh draw, after dropout has drawn."""
     train(_sampled(Chunks(24, lambda size: torch.randperm(size).tolist())))
 
 
-@shape(kills=(5, 8, 17))
+@shape(case="E_sampler_lazy_chunk24_w2", kills=(5, 8, 17))
 def sampler_chunks_workers() -> None:
     """G3, G4"""
     train(_sampled(Chunks(24, lambda size: torch.randperm(size).tolist()), num_workers=2))
@@ -624,7 +624,7 @@ def sampler_chunks_numpy() -> None:
     train(_sampled(Chunks(12, lambda size: np.random.permutation(size).tolist())))
 
 
-@shape(kills=(8, 17))
+@shape(case="E_sampler_lazy_each", kills=(8, 17))
 def sampler_draws_each() -> None:
     """G3, G4"""
     train(_sampled(Chunks(4, lambda size: torch.randperm(size).tolist())))
@@ -655,19 +655,19 @@ def _torch_place(size: int) -> int:
     return int(torch.randint(size, (1,)))
 
 
-@shape(kills=(5, 17, (3, 7, 20)))
+@shape(case="E_iter_buffer_torchglobal_w0", kills=(5, 17, (3, 7, 20)))
 def iterable_buffer_torch() -> None:
     """G3, G4"""
     train(DataLoader(Buffer(_torch_place), 4))
 
 
-@shape(kills=(5, 17))
+@shape(case="E_iter_buffer_globalrandom_w0", kills=(5, 17))
 def iterable_buffer_augmented() -> None:
     """G3, G4"""
     train(DataLoader(Buffer(random.randrange, lambda: float(torch.rand(()))), 4))
 
 
-@shape(kills=(5,))
+@shape(case="E_iter_buffer_pyrandom_train_uses_it", kills=(5,))
 def iterable_buffer_python_that_training_uses() -> None:
     """G3, G4"""
     data = DataLoader(Buffer(random.randrange), 4)
@@ -713,19 +713,19 @@ def _stateful(dataset: Any, **options: Any) -> Any:
     return StatefulDataLoader(dataset, **{"batch_size": 4, "shuffle": "sampler" not in options, **options})
 
 
-@shape(kills=(5, 17, (3, 7)))
+@shape(case="E_L_sdl_w2_aug", kills=(5, 17, (3, 7)))
 def stateful_workers_augmented() -> None:
     """G5"""
     train(_stateful(Noisy(), num_workers=2))
 
 
-@shape(kills=(5, 17), slow=True)
+@shape(case="S_L_sdl_w2_aug", kills=(5, 17), slow=True)
 def stateful_workers_augmented_steps() -> None:
     """G5"""
     train_steps(_stateful(Noisy(), num_workers=2))
 
 
-@shape(warned="`sampler.ep` changes with every pass", kills=(5,))
+@shape(case="E_L_sdl_own_epoch_sampler", warned="`sampler.ep` changes with every pass", kills=(5,))
 def stateful_own_epochs() -> None:
     """G5"""
     train(_stateful(samples(), sampler=OwnEpochs()))

@@ -46,7 +46,7 @@ def epochs_from_one() -> None:
         assert run.epoch == 4
 
 
-@shape()
+@shape(case="X_two_batches_loops_per_epoch")
 def two_loops_in_an_epoch() -> None:
     """A3: each batches() loop counts for itself."""
     first, second = loader(), loader()
@@ -78,7 +78,7 @@ def enumerated() -> None:
                 counted(i, batch)
 
 
-@shape(kills=EPOCH_KILLS)
+@shape(case="Z_enumerate_limit", kills=EPOCH_KILLS)
 def enumerated_and_left() -> None:
     """A3: `if i >= k: break`."""
     data = loader()
@@ -90,7 +90,7 @@ def enumerated_and_left() -> None:
                 counted(i, batch)
 
 
-@shape(kills=EPOCH_KILLS)
+@shape(case="X_tqdm", kills=EPOCH_KILLS)
 def enumerated_progress_bar() -> None:
     """A3: enumerate(tqdm(run.batches(...)))."""
     data = loader()
@@ -110,7 +110,7 @@ def progress_bar_of_enumerated() -> None:
                 counted(i, batch)
 
 
-@shape(kills=(5, 6, 7, 8, (2, 7, 12)))
+@shape(case="X_islice_limit_train_batches", kills=(5, 6, 7, 8, (2, 7, 12)))
 def some_batches_of_an_epoch() -> None:
     """A3: islice(run.batches(...), k), killed at its last batch, too."""
     data = loader()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import collections
 import dis
 import gc
+import inspect
 import itertools
+import operator
 import os
 import types
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lastcall.adapters.torch import counting
 from lastcall.core.doubts import Doubts
 
 _DEEP = 4  # iterators around an iterator that are looked at
@@ -36,6 +39,7 @@ _HANDING_ON = (
 _KINDS = (itertools.cycle, types.GeneratorType, *_HANDING_ON)
 _CONTAINERS = (list, dict, set, collections.deque)
 _VALUES = (int, float, str, bytes, tuple, torch.Tensor, np.ndarray, *_CONTAINERS)
+_PARTS: tuple[type, ...] = (type(iter(())), type(iter([])))
 _COUNTERS = (type(iter(range(0))), itertools.count)
 
 
@@ -47,6 +51,16 @@ def look(iterator: object, loader: str, doubts: Doubts) -> None:
                 f"`{loader}` is drawn from through itertools.cycle(), which keeps the batches of the first pass and repeats them",
                 "Use a generator that begins a new pass: `def forever(loader):` `while True: yield from loader`.",
             )
+        elif isinstance(one, itertools.chain) and _goes_on(gc.get_referents(one)):
+            doubts.add(
+                f"`{loader}` is drawn from through itertools.chain(), which begins with the first of its parts again in a resumed run",
+                "Iterate over it with run.batches(), which makes a pass again from its beginning.",
+            )
+        elif isinstance(one, itertools.islice) and counting.step_of(one) != 1:
+            doubts.add(
+                f"`{loader}` is drawn from through itertools.islice() with a step, which begins anew in a resumed run",
+                "Draw the batches in between by yourself, or iterate over it with run.batches().",
+            )
         elif isinstance(one, types.GeneratorType):
             for name in carried(one):
                 code = one.gi_code
@@ -55,6 +69,42 @@ def look(iterator: object, loader: str, doubts: Doubts) -> None:
                     f"from one batch of `{loader}` to the next",
                     "Iterate over it with run.batches(), which makes a pass again from its beginning.",
                 )
+
+
+def _goes_on(parts: list[Any]) -> bool:
+    """Whether some parts of a chain are still to come. Not of our own, around the first batches of run.batches()."""
+    ours = any(isinstance(part, types.GeneratorType) and part.gi_code.co_filename == counting.__file__ for part in parts)
+    return not ours and any(isinstance(part, _PARTS) and operator.length_hint(part) > 0 for part in parts)
+
+
+def look_for_counts(iterator: object, loader: str, doubts: Doubts) -> None:
+    """Of a loader's own `__iter__`, where run.batches() goes through it: `for _ in range(len(self)): yield next(self.iterator)`."""
+    if isinstance(iterator, types.GeneratorType) and any(isinstance(one, _COUNTERS) for one in gc.get_referents(iterator)):
+        code = iterator.gi_code
+        doubts.add(
+            f"the generator `{code.co_qualname}` ({os.path.basename(code.co_filename)}:{code.co_firstlineno}) counts the batches of "
+            f"`{loader}` by itself, and begins anew in a resumed epoch",
+            "Use DataLoader(..., persistent_workers=True), which keeps its workers from epoch to epoch.",
+        )
+
+
+def look_for_calls(frame: types.FrameType | None, loader: str, doubts: Doubts) -> None:
+    """The function by which run.batches() is drawn from, where it is not the loop itself, and no iterator: as more_itertools.peekable's
+    peek(), which is ahead of the step that uses what it gets."""
+    while frame is not None and frame.f_code.co_name != "_batches":
+        frame = frame.f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("lastcall"):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_code.co_name in ("__next__", "<module>"):
+        return
+    code = frame.f_code
+    if frame.f_lasti >= 0 and code.co_code[frame.f_lasti] == dis.opmap["FOR_ITER"]:
+        return  # the loop itself
+    doubts.add(
+        f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{frame.f_lineno}) draws batches of `{loader}` from run.batches() "
+        "before the steps that use them",
+        "Let the loop iterate over run.batches() itself; run.batch and len(run.batches(...)) tell whether a batch is the last.",
+    )
 
 
 def cycled(iterator: object) -> bool:

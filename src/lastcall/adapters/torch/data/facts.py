@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils import data as torch_data
 
-from lastcall.adapters.torch.data import position
+from lastcall.adapters.torch.data import graph, position
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.core.doubts import Doubts
 
@@ -67,13 +67,20 @@ def sampler_epochs(loader: Any) -> tuple[int, ...]:
     return tuple(sampler.epoch for sampler in _epoch_samplers(loader))
 
 
-def compare_epochs(loader: Any, epochs: tuple[int, ...], doubts: Doubts) -> None:
-    """Whether the script has told its samplers the epoch of the interrupted pass. Asked before anything is put back."""
-    for sampler, epoch in zip(_epoch_samplers(loader), epochs, strict=False):
-        if sampler.epoch != epoch:
+def epochs_told(loader: Any, epochs: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """For each sampler: what the script has told it on its way to the loop, and the epoch of the interrupted pass. Asked before
+    anything is put back."""
+    return tuple((sampler.epoch, epoch) for sampler, epoch in zip(_epoch_samplers(loader), epochs, strict=False))
+
+
+def compare_epochs(loader: Any, before: tuple[tuple[int, int], ...], doubts: Doubts) -> None:
+    """The first pass behind a resumed one: whether the script counts on from there, or from what it had told before its loop. A
+    counter that the loop carries comes back only when the loop begins."""
+    for sampler, (told, epoch) in zip(_epoch_samplers(loader), before, strict=False):
+        if told != epoch and sampler.epoch <= epoch:
             doubts.add(
-                f"{type(sampler).__name__}.set_epoch({sampler.epoch}) was called, but the interrupted pass was of epoch {epoch}: it is "
-                f"continued as epoch {epoch}, and those after it may be of other epochs than before",
+                f"{type(sampler).__name__}.set_epoch({told}) was called, but the interrupted pass was of epoch {epoch}, and the next "
+                f"one is of epoch {sampler.epoch}",
                 "Count epochs with run.epochs(), or from the number that was saved.",
             )
 
@@ -85,7 +92,9 @@ def set_sampler_epochs(loader: Any, epochs: tuple[int, ...]) -> None:
 
 
 def _epoch_samplers(loader: Any) -> list[Any]:
-    return [s for s in rng.samplers(loader) if hasattr(s, "set_epoch") and isinstance(getattr(s, "epoch", None), int)]
+    """Also a dataset that is told it, where nobody looks into it (Hugging Face's): what others hold is put back anyway."""
+    told = [*rng.samplers(loader), *([loader.dataset] if graph.opaque(loader.dataset) else [])]
+    return [one for one in told if hasattr(one, "set_epoch") and isinstance(getattr(one, "epoch", None), int)]
 
 
 def trusted(loader: Any) -> bool:

@@ -136,6 +136,11 @@ def _cell(owner: Any, token: str) -> Any:
     return owner.__closure__[owner.__code__.co_freevars.index(token[2:-2])]
 
 
+def opaque(value: Any) -> bool:
+    """Whether it is of a library that is never looked into."""
+    return str(type(value).__module__).startswith(_NEVER)
+
+
 def _skipped(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):  # transforms are written as modules, too
         return next(value.parameters(), None) is not None

@@ -23,7 +23,7 @@ from torch.utils import data as torch_data
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
-from lastcall.adapters.torch.data import held
+from lastcall.adapters.torch.data import held, seeding
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.held import Pairs
 from lastcall.core.doubts import Doubts
@@ -95,8 +95,16 @@ class _Reporter:
             self._holding.resume({"moving": [path for path, _ in saved], "now": saved})
         self._held = self._holding.now()
         self._known = rng.take_parts()
+        self._over = type(tops.get("dataset")).__name__
+        self._seeding: seeding.Watch | None = None
+        if isinstance(tops.get("dataset"), torch_data.IterableDataset):
+            self._seeding = seeding.Watch()
+            self._seeding.begin()
 
     def changes(self) -> Report:
+        if self._seeding is not None:  # the first batch is made
+            self._seeding.end(self._over, self._doubts)
+            self._seeding = None
         known, self._known = self._known, rng.take_parts()
         torch_part, python_part, numpy_part = (now if now != before else None for now, before in zip(self._known, known, strict=True))
         holding = self._holding

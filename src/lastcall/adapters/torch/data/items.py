@@ -2,7 +2,9 @@
 
 What the loop has used is counted, whatever was read ahead behind it. A resumed run begins the pass again as it began the first time,
 with the generators and the loaders underneath as they were, and throws away as many items as the loop had used: what lies between may
-hold anything (left-over samples, a counter), so nothing of it is skipped.
+hold anything (left-over samples, a counter), so nothing of it is skipped. What training draws in between from the same generators is
+not drawn again: so what they were before an item is kept, of the first and of the latest items that have moved them. With the latter,
+what was read ahead is made again as it was; and a glimpse of the latest items shows whether it was.
 """
 
 from __future__ import annotations
@@ -10,16 +12,18 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.torch.data import position, replaying
+from lastcall.adapters.torch.data import lazy, position, replaying, seen
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.core.doubts import Doubts
 
 VERSION = 1
 KIND = "items"
+_LATEST = 32  # items before which the generators are known, besides the first ones
 Ledgers = Callable[[], list[position.Ledger]]
 
 
@@ -55,6 +59,11 @@ class ItemsTracker:
         self._begin: rng.Parts | None = None
         self._seconds = 0.0  # that the items of this pass took to make
         self._again = 0
+        self._watch = lazy.Watch()
+        self._moved: dict[int, rng.Parts] = {}  # items that moved the process's generators, and what these were before
+        self._latest: deque[tuple[int, rng.Parts]] = deque(maxlen=_LATEST)
+        self._glimpses: deque[tuple[int, int]] = deque(maxlen=seen.KEPT)
+        self._seen: seen.Marks = ()  # of the pass that is continued
         self._open: set[int] = set()  # ledgers with an iterator that was made before the pass began
 
     def attach(self) -> None:
@@ -71,6 +80,8 @@ class ItemsTracker:
             "delivered": self.delivered,
             "begin": self._begin if inside else None,
             "seconds": round(self._seconds, 3).hex() if inside else "",
+            "moved": (*self._moved.items(), *self._latest) if inside else (),
+            "seen": (seen.of_batches(self._glimpses, self.delivered) or self._seen) if inside else (),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -83,6 +94,10 @@ class ItemsTracker:
         self.delivered = self._again = state["delivered"]
         self._begin = state["begin"]
         self._seconds = float.fromhex(state["seconds"]) if state["seconds"] else 0.0
+        self._moved, self._latest = {}, deque(maxlen=_LATEST)
+        for number, parts in state.get("moved", ()):
+            self._remember(number, parts)
+        self._seen = tuple(state.get("seen", ()))
 
     def iterate(self) -> Iterator[Any]:
         return self.through(self.loader)
@@ -93,7 +108,9 @@ class ItemsTracker:
         if again and self._begin is not None:
             rng.put_parts(self._begin)
         else:
-            self._begin, self._seconds = now, 0.0
+            self._begin, self._seconds, self._moved, self._seen = now, 0.0, {}, ()
+            self._latest.clear()
+        self._glimpses.clear()
         self.delivered, self.exhausted = again, False
         self._release()
         self._open = {id(ledger) for ledger in self._ledgers() if ledger.latest is not None and ledger.latest.inside}
@@ -105,7 +122,7 @@ class ItemsTracker:
         while True:
             began = time.perf_counter()
             try:
-                item = self._next(items)
+                item = self._made(items, self.delivered)
             except StopIteration:
                 break
             self._seconds += time.perf_counter() - began
@@ -127,12 +144,35 @@ class ItemsTracker:
 
     def _replay(self, items: Iterator[Any], count: int) -> None:
         what = f"run.batches({type(self.loader).__qualname__})"
-        found = replaying.replay(what, count, self._seconds, lambda: self._next(items))
+        made_with = {**self._moved, **dict(self._latest)}
+        numbers = iter(range(count))
+        found = replaying.replay(what, count, self._seconds, lambda: self._made_again(items, next(numbers), made_with))
+        if not self.doubts:  # a thread that reads ahead draws when it comes to it
+            seen.compare(self._seen, seen.of_batches(self._glimpses, count), what, self.doubts)
         if found < count:
             self.doubts.add(
                 f"{what} ended after {found} items, though {count} of them had been used before the interruption",
                 "What it is made from must be the same in every incarnation.",
             )
+
+    def _made(self, items: Iterator[Any], number: int) -> Any:
+        before = self._watch.before()
+        item = self._next(items)
+        if (parts := self._watch.moved(before)) is not None:
+            self._remember(number, parts)
+        self._glimpses.append((number, seen.glimpse(item)))
+        return item
+
+    def _made_again(self, items: Iterator[Any], number: int, made_with: dict[int, rng.Parts]) -> None:
+        if (parts := made_with.get(number)) is not None:
+            rng.put_parts(parts)
+        self._glimpses.append((number, seen.glimpse(self._next(items))))
+
+    def _remember(self, number: int, parts: rng.Parts) -> None:
+        if len(self._moved) < lazy.MOST - _LATEST:
+            self._moved[number] = parts
+        else:
+            self._latest.append((number, parts))
 
     def _next(self, items: Iterator[Any]) -> Any:
         """The loaders underneath are begun again with us: their own positions do not count."""

@@ -22,9 +22,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import dataloader as torch_dataloader
 
-from lastcall.adapters.torch.data import between, facts, lazy, position, replaying, seen
+from lastcall.adapters.torch.data import between, facts, lazy, position, replaying, seeding, seen
 from lastcall.adapters.torch.data import inside as workers
 from lastcall.adapters.torch.data import randomness as rng
 
@@ -306,6 +307,12 @@ class FollowedSingle(Followed, Single):  # type: ignore[misc]
     def _lc_fetch(self, passage: position.Pass) -> Any:
         """A batch of a stream, made with what another incarnation found that it was made with, or watched."""
         number = self._lc_fetched
+        if not number and self._lc_ledger.begun <= 1:
+            with seeding.watched(self._lc_ledger.name, self._lc_ledger.doubts):
+                return self._lc_fetch_one(passage, number)
+        return self._lc_fetch_one(passage, number)
+
+    def _lc_fetch_one(self, passage: position.Pass, number: int) -> Any:
         made_with = passage.moved.get(number)
         now = None
         if made_with is not None:
@@ -346,6 +353,7 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
 
     _lc_draining = False
     _lc_rotate = 0
+    _lc_in_order = True
 
     def __init__(
         self,
@@ -359,6 +367,7 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         self._lc_pool = pool
         self._lc_resumed = resumed
         self._lc_meanwhile = meanwhile
+        self._lc_in_order = loader.num_workers == 1 or getattr(loader, "in_order", True)
         super().__init__(_WorkerView(loader, pool.workers))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -404,10 +413,22 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
                 self._lc_ledger.doubts.add(reason, remedy)
             batch = batch.batch
         passage = self._lc_pass
+        if not self._lc_in_order and torch.is_grad_enabled():  # a validation pass may deliver in any order
+            self._lc_any_order(passage)
         if passage is not None and passage.iterable:
             passage.glimpses.append((passage.taken_out, seen.glimpse(batch)))
             passage.taken_out += 1
         return batch
+
+    def _lc_any_order(self, passage: position.Pass | None) -> None:
+        if passage is None or not passage.here:
+            return  # the first batch may be a peek
+        self._lc_in_order = True  # it was said
+        self._lc_ledger.doubts.add(
+            f"`{self._lc_ledger.name}` has in_order=False, which delivers batches in the order in which the workers finish: after an "
+            "interruption some of the pass may be repeated or missed",
+            "Use in_order=True.",
+        )
 
     def _get_data(self) -> Any:
         message = super()._get_data()
@@ -458,6 +479,9 @@ class PassHandle:
 
 def new_pass(loader: Any, ledger: position.Ledger, begin: rng.State, pool: position.Pool | None) -> position.Pass:
     told, sampler = facts.sampler_epochs(loader), facts.sampler_facts(loader)
+    if ledger.told:
+        facts.compare_epochs(loader, ledger.told, ledger.doubts)
+        ledger.told = ()
     held = ledger.holding.begin(ledger.doubts)
     return position.Pass(facts.facts(loader), told, begin, pool=pool, sampler=sampler, held=held)
 

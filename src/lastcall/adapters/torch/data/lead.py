@@ -7,7 +7,8 @@ loader.
 
 How many they are shows in the first steps: what was drawn when the first was over, less what each of the next ones draws. A script
 that only happens to draw more in its first step (a bad batch that it skips) is told apart by the batches themselves: those that are
-read ahead are still held by somebody when the next step ends.
+read ahead are still held by somebody when the next step ends. Where run.batches() is drawn from, a step ends only with the next draw,
+and these are gone by then: there it is `unclear`, and who draws tells.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Lead:
     def __init__(self) -> None:
         self.held = 0  # batches that are drawn and not trained at a boundary, as far as it is known
         self.settled = False
+        self.unclear = False  # more was drawn in the first step than in those after it, and nothing tells whether it was for them
         self._early: tuple[Pass, int] | None = None  # drawn before the loop began
         self._looked_at: Pass | None = None
         self._counts: list[int] = []
@@ -111,6 +113,7 @@ class Lead:
         elif len(counts) == _LOOKS:
             each = counts[2] - counts[1]
             steady = counts[1] - counts[0] == each and not self._gone
+            self.unclear = self._gone and not early and counts[1] - counts[0] == each < counts[0]
             self._settle(max(early, counts[0] - each) if steady else early)
 
     def _drawn_early(self) -> int:

@@ -133,6 +133,8 @@ def put(frozen: Frozen, current: Any) -> Any:
     """The value: `current` itself, changed in place, where that can be; otherwise a new one."""
     kind = frozen[0]
     if kind == "generator":
+        if current is None:
+            current = rng.made(frozen[1], frozen[2])  # one that is made at its first use
         if is_generator(current) and type(current).__name__ == frozen[1]:
             rng.put_generators((frozen[2],), (current,))
         return current

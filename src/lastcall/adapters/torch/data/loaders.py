@@ -22,8 +22,8 @@ import torch
 from torch.utils import data as torch_data
 
 from lastcall import errors
+from lastcall.adapters.torch.data import between, facts, iterators, opening, position, rescaling, sites
 from lastcall.adapters.torch.data import classes as data_classes
-from lastcall.adapters.torch.data import facts, iterators, opening, position, rescaling, sites
 from lastcall.adapters.torch.data import randomness as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 from lastcall.core.doubts import Doubts
@@ -76,12 +76,6 @@ class LoaderTracker:
         self.worlds: tuple[int, int] | None = None  # ranks of the run that saved the position, and of this one
         self._ledger = position.Ledger()
         self._attached = False
-        if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-            log.warning(
-                "in_order=False delivers batches in the order in which the workers finish: after an "
-                "interruption some batches of the pass may be repeated or missed. Use in_order=True for an "
-                "exact resume."
-            )
 
     @property
     def doubts(self) -> Doubts:
@@ -160,6 +154,8 @@ class LoaderTracker:
         try:
             for batch in iterator:
                 ledger.used += 1
+                if ledger.used == 1:
+                    between.look_for_counts(iterator, ledger.name, ledger.doubts)
                 yield batch
         finally:
             ledger.used = None

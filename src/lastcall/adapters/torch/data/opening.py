@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lastcall.adapters.torch.data import facts, iterators, position
+from lastcall.adapters.torch.data import facts, iterators, position, seeding
 from lastcall.adapters.torch.data import randomness as rng
 
 
@@ -14,7 +14,10 @@ def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
     ledger.holding.of(loader)
     resume = ledger.resume_for(ledger.opening)
     if resume is None:
-        return _open_fresh(loader, ledger)
+        if ledger.begun:
+            return _open_fresh(loader, ledger)
+        with seeding.watched(ledger.name, ledger.doubts):
+            return _open_fresh(loader, ledger)
     inside = resume.phase == position.INSIDE
     if inside:
         ledger.taken()
@@ -72,7 +75,7 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
     left = resume.phase == position.LEFT
     holding, told = ledger.holding, facts.sampler_epochs(loader)
     if not left:
-        facts.compare_epochs(loader, tuple(resume.state["epochs"]), ledger.doubts)
+        ledger.told = facts.epochs_told(loader, tuple(resume.state["epochs"]))
     holding.put(resume.held_at("now"))  # the script may have come by here already, at the top of its epoch
     facts.compare_length(loader, resume.state, ledger.doubts)
     held_at_draw = None

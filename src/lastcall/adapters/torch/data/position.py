@@ -7,6 +7,7 @@ around persistent workers, which then would live until the next garbage collecti
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import weakref
 from collections import deque
@@ -207,6 +208,7 @@ class Ledger:
     moved: Callable[[], None] = lambda: None  # ... and after what it draws from there
     lead: lead.Lead = field(default_factory=lead.Lead)
     noting: bool = False  # every draw is noted
+    told: tuple[tuple[int, int], ...] = ()  # of a resumed pass: epochs that its samplers were told, and those that they are at
     opening: str = ""  # who opens the next iterator, where it is not the script itself
     site: str = ""  # where the script opens the iterator that it trains from
     anchor: Anchor | None = None  # the pass whose beginning is the position, where somebody begins all of it again
@@ -291,6 +293,9 @@ class Ledger:
         if not self.site and latest is not None and latest.here:
             self.site = latest.site
         self.lead.boundary(latest)
+        if self.lead.unclear:
+            self.lead.unclear = False
+            between.look_for_calls(sys._getframe(), self.name, self.doubts)
         self._settled()
 
     def _look(self, latest: Pass) -> None:

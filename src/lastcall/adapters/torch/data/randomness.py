@@ -63,6 +63,20 @@ def put_generators(states: Iterable[Any], generators: Iterable[Any]) -> None:
         _put_own(generator, state)
 
 
+def made(kind: str, state: Any) -> Any:
+    """A new generator of the kind that this state was taken of; None where nobody can make one."""
+    if kind == "Random":
+        return random.Random()
+    if kind == "RandomState":
+        return np.random.RandomState()
+    if kind != "Generator":
+        return None
+    if isinstance(state, bytes):
+        return torch.Generator() if len(state) == torch.default_generator.get_state().numel() else None  # otherwise of a device
+    bits = getattr(np.random, str(_thaw(state)["bit_generator"]), None)
+    return None if bits is None else np.random.Generator(bits())
+
+
 def find_generators(loader: Any) -> list[Any]:
     """The generators that belong to this loader and its samplers, each once, in an order that does not change between
     incarnations.
