@@ -49,6 +49,10 @@ class Prelude:
         if self._entry is not None and threading.get_ident() == self._thread:
             self.loop_begins(final=False)
 
+    def in_own_pass(self) -> None:
+        """The script is inside a loop of its own: what it does at the top of a pass, it may not have done before its first one."""
+        self._outside = False
+
     def loop_begins(self, *, final: bool) -> None:
         """`final`: the loop that the checkpoint was saved in, or the first one of a fresh run."""
         if self._mark is None:

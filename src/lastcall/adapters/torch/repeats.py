@@ -2,7 +2,8 @@
 
 Found in the source of the frames between the step and the `with` block, when the first step is over. A loop that asks the run where to
 go on (`range(run.step, n)`, `while run.step < n`), one over data, and a `while` loop (its variables are carried) are right. Around
-run.batches() the epochs that are over are passed over by empty loops, but what else is done in an epoch is done again.
+run.batches() the epochs that are over are passed over by empty loops, but what else is done in an epoch is done again. Not so in a
+`while` loop: its variables are put back at the first run.batches(), so that its first pass is the one that was interrupted (goes_on()).
 """
 
 from __future__ import annotations
@@ -23,21 +24,29 @@ Entered = tuple[types.CodeType, int]
 
 def check(frame: types.FrameType | None, entered: Entered | None, run: object, doubts: Doubts, *, batches: bool) -> None:
     """`frame`: the one that asks for the first batch, or ticks. `entered`: where the block began. `run`: what its loops may ask."""
+    for where, scope, loop in _around_step(frame, entered):
+        if isinstance(loop, ast.For) and (_starts_over(loop, scope) and (batches or not _asks(loop, scope, run))):
+            _doubt(loop, where, doubts, batches)
+            return
+
+
+def goes_on(frame: types.FrameType | None, entered: Entered | None, run: object) -> bool:
+    """Whether the first pass of the script's own loops around run.batches() is, in a resumed run, the one that was interrupted."""
+    found = list(_around_step(frame, entered))
+    return bool(found) and all(isinstance(loop, ast.While) or _asks(loop, scope, run) for _, scope, loop in found)
+
+
+def site(frame: types.FrameType | None, entered: Entered | None) -> tuple[object, ...]:
+    """Where a loop begins: the same again only in another pass of a loop around it."""
+    found: list[object] = []
     for _ in range(_DEEP):
         if frame is None:
-            return
-        inside = entered is not None and frame.f_code is entered[0]
-        scope = scopes.of_frame(frame) if not scopes.is_library(frame.f_globals) else None
-        if isinstance(frame.f_locals, dict) and frame.f_code.co_flags & 1:
-            frame.f_locals.clear()  # a copy that the frame would keep, and the last batch with it
-        if scope is not None:
-            for loop in _loops(scope, entered[1] if inside and entered is not None else 0):
-                if _starts_over(loop, scope, run):
-                    _doubt(loop, frame, doubts, batches)
-                    return
-        if inside:
-            return
+            break
+        found += [frame.f_code, frame.f_lasti]
+        if entered is not None and frame.f_code is entered[0]:
+            break
         frame = frame.f_back
+    return tuple(found)
 
 
 def check_tick(frame: types.FrameType, lines: set[int], doubts: Doubts) -> None:
@@ -105,19 +114,44 @@ def _doubt(loop: ast.For, frame: types.FrameType, doubts: Doubts, batches: bool)
     doubts.add(f"`for {target} in {over:.60}` ({where}) begins anew in a resumed run", remedy)
 
 
-def _loops(scope: scopes.Scope, after: int) -> Iterator[ast.For]:
-    """The for loops that are running here, and begin behind the line where the block was entered."""
+def _around_step(
+    frame: types.FrameType | None, entered: Entered | None
+) -> Iterator[tuple[types.FrameType, scopes.Scope, ast.For | ast.While]]:
+    """The loops of the script's own between here and the line where the block was entered."""
+    for _ in range(_DEEP):
+        if frame is None:
+            return
+        inside = entered is not None and frame.f_code is entered[0]
+        scope = scopes.of_frame(frame) if not scopes.is_library(frame.f_globals) else None
+        if isinstance(frame.f_locals, dict) and frame.f_code.co_flags & 1:
+            frame.f_locals.clear()  # a copy that the frame would keep, and the last batch with it
+        if scope is not None:
+            for loop in _loops(scope, entered[1] if inside and entered is not None else 0):
+                yield frame, scope, loop
+        if inside:
+            return
+        frame = frame.f_back
+
+
+def _loops(scope: scopes.Scope, after: int) -> Iterator[ast.For | ast.While]:
+    """The loops that are running here, and begin behind the line where the block was entered."""
     assert scope.line is not None
     for node in scopes.below(scope.node):
-        if isinstance(node, ast.For) and node.lineno > after and node.body[0].lineno <= scope.line <= (node.end_lineno or 0):
+        if (
+            isinstance(node, ast.For | ast.While)
+            and node.lineno > after
+            and node.body[0].lineno <= scope.line <= (node.end_lineno or 0)
+        ):
             yield node
 
 
-def _starts_over(loop: ast.For, scope: scopes.Scope, run: object) -> bool:
+def _asks(loop: ast.For, scope: scopes.Scope, run: object) -> bool:
+    return any(isinstance(node, ast.Name | ast.Attribute) and scope.value(node) is run for node in ast.walk(loop.iter))
+
+
+def _starts_over(loop: ast.For, scope: scopes.Scope) -> bool:
     """Whether it counts by itself, to more than one."""
     over: ast.expr = loop.iter
-    if any(isinstance(node, ast.Name | ast.Attribute) and scope.value(node) is run for node in ast.walk(over)):
-        return False
     while isinstance(over, ast.Call) and _name(over.func) in _WRAPS and over.args:
         over = over.args[0]
     if isinstance(over, ast.Call):

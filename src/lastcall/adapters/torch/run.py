@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -120,6 +120,7 @@ class Run:
         self._counting = Counting(subject.doubts)
         self._continues = False  # the next batches() loop is the one that was interrupted
         self.left_early = False  # the last incarnation left its loop by `break`, as an early stop does
+        self._sites: set[tuple[object, ...]] = set()  # the batches() loops of this pass of it
         self._ticked: set[int] = set()  # the lines that call tick()
         self._again = False  # this process has finished a run in this directory before
         self._stepping = False  # inside run.steps(): batches are the user's own business
@@ -306,7 +307,11 @@ class Run:
         subject.went_on()
         if not self._begun:
             repeats.check(sys._getframe(1), self._where, self, subject.doubts, batches=True)
+            if self._epochs is None:
+                self._in_own_pass(sys._getframe(1))
             self._begin(None)
+        elif self._epochs is None:
+            self._in_own_pass(sys._getframe(1))
         if self._prelude is not None:
             self._prelude.loop_begins(final=self._loops_to_skip == 0)
         self._carry(final=self._loops_to_skip == 0)
@@ -356,6 +361,19 @@ class Run:
         if not subject.in_pass:
             subject.refresh_if_stale()
 
+    def _in_own_pass(self, frame: FrameType) -> None:
+        """A pass of a `while` loop of the script's own around batches() is an epoch without a number: a resumed run begins with the one
+        that was interrupted. It is another pass where the script comes to the same place again."""
+        if self._own_passes is None:
+            self._own_passes = repeats.goes_on(frame, self._where, self)
+        if self._own_passes:
+            site = repeats.site(frame, self._where)
+            if site in self._sites:
+                self._sites, self._subject.loops = set(), 0
+            self._sites.add(site)
+            if self._prelude is not None:
+                self._prelude.in_own_pass()
+
     def _count(self, loader: Any) -> Iterator[Any]:
         """batches() with lastcall off: `run.step` counts all the same."""
         stepped = hooks.Counter()
@@ -404,6 +422,7 @@ class Run:
     _begun = False
     _prelude: Prelude | None = None  # puts back what a resumed script changes on its way to the loop
     _where: repeats.Entered | None = None  # where the block was entered
+    _own_passes: bool | None = None  # batches() is in a `while` loop of the script's own
     _looping = 0  # batches() loops that are running
     _ticking = False
     _first_epoch = 0

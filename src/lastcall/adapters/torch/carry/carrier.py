@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lastcall.adapters.torch.carry import frames, movers, owners, places, values
+from lastcall.adapters.torch.carry import classes, frames, movers, owners, places, values
 from lastcall.adapters.torch.carry.handed import Handed
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.carry.remade import Remade
@@ -60,8 +60,9 @@ class Carrier:
         self._looked_at: tuple[int, ...] = ()  # the frames in which they were found
         self._marks: dict[str, dict[str, Any]] = {}  # by owner: what each name was when it was first seen
         self._moving: dict[str, set[str]] = {}  # by owner: names that have changed since
-        self._made = Remade()
+        self._fresh = Remade()
         self._remade = False  # there are objects that a pass replaces by others of the same name
+        self._first: dict[tuple[str, str], type] = {}  # by frame and name: what it was when the loop began
         self._reads = 0
         self._learned = 0.0
         self._read: Saved = {}  # what was read last
@@ -89,12 +90,13 @@ class Carrier:
         """A loop begins. `final`: it is the innermost one of those that the checkpoint was saved in."""
         self._thread = threading.get_ident()
         chain = list(self._chain(frame))
+        self._remember(chain)
         self._handed = Handed(self._state())
         if self.pending:
             self._put_back(chain, final=final)
             if final:
                 self.pending = {}
-        for key in self._made.keys(chain, self._entered):
+        for key in self._fresh.keys(chain, self._entered):
             self._marks.pop(key, None)
         self._scan(chain, anew=True)
 
@@ -164,10 +166,11 @@ class Carrier:
 
     def load(self, saved: object) -> None:
         if isinstance(saved, dict) and isinstance(kept := saved.pop("kept", None), dict):
-            self.kept._load(kept)
+            self.kept._load(self._made(kept) or {})
         if isinstance(saved, dict) and all(isinstance(part, dict) for part in (saved.get("frames"), saved.get("owners"))):
             self.pending = saved
-            self._moving.update({key: set(named) for key, named in saved["owners"].items() if isinstance(named, dict)})
+            both = (*saved["owners"].items(), *saved["frames"].items())
+            self._moving.update({key: set(named) for key, named in both if isinstance(named, dict)})
 
     # ---- reading ---------------------------------------------------------------------------------------------------------------
 
@@ -266,11 +269,30 @@ class Carrier:
             try:
                 named[name] = values.savable(value, self._handed)
             except values.Unsavable as why:
-                if name in place.carried and why.matters and not owners.is_object(value) and not movers.is_room(value):
+                if owners.is_object(value):
+                    self._take_late(place, name, value, named)
+                elif name in place.carried and why.matters and not movers.is_room(value):
                     self._doubt(f"`{name}` ({places.shown(place)})", why)
         if named and not frames.is_module(frame) and not frames.writable():
             self._doubts.add(f"the loop carries {_listed(named)} ({places.shown(place)}), which this Python cannot put back", _REMEDY)
         return named
+
+    def _take_late(self, place: places.Place, name: str, value: Any, named: Saved) -> None:
+        """An object whose attributes are looked at; where the loop has made it, a resumed script has none to put them back into."""
+        if name not in place.carried or name in place.fresh or self._first.get((place.key, name), type(value)) is type(value):
+            return
+        try:
+            named[name] = values.savable_object(value, self._handed, owners.is_object)
+        except values.Unsavable as why:
+            if why.matters:
+                self._doubt(f"`{name}` ({places.shown(place)})", why)
+
+    def _remember(self, chain: list[FrameType]) -> None:
+        """What the script has made when its loop begins."""
+        for frame in chain:
+            key = places.of(frame).key
+            for name, value in frames.variables(frame).items():
+                self._first.setdefault((key, name), type(value))
 
     def _unread(self, place: places.Place, own: Mapping[str, Any], anew: bool) -> Saved:
         """Of a frame whose source nobody has (a notebook's cell, exec()): what is another value than when the loop began."""
@@ -317,9 +339,11 @@ class Carrier:
         moving = self._moving.get(owner.key, _NOTHING)
         stale = False
         for name, value in list(owner.read().items()):
-            if name in moving:
+            if name in moving and values.is_value(value):
                 continue
             if not values.is_value(value):
+                if marks.get(name, _NOTHING) is None and owners.is_object(value):  # made by the loop: a resumed script has none
+                    self._moving.setdefault(owner.key, set()).add(name)
                 stale = stale or (owner.open and id(value) != marks.setdefault(name, id(value)) and owners.is_object(value))
                 marks[name] = id(value)
                 continue
@@ -342,12 +366,19 @@ class Carrier:
                 found.pop(owner.key, None)  # what its name stood for when the loop began
                 continue
             try:
-                taken[name] = value if type(value) in values.PLAIN else values.savable(value, self._handed)
+                taken[name] = self._savable(value)
             except values.Unsavable as why:
-                if why.matters and values.is_value(value):
+                if why.matters and (values.is_value(value) or owners.is_object(value)):
                     self._doubt(f"`{owner.shown(name)}`", why)
         if taken:
             found[owner.key] = taken
+
+    def _savable(self, value: Any) -> Any:
+        if type(value) in values.PLAIN:
+            return value
+        if owners.is_object(value):
+            return values.savable_object(value, self._handed, owners.is_object)
+        return values.savable(value, self._handed)
 
     # ---- telling ---------------------------------------------------------------------------------------------------------------
 
@@ -401,18 +432,28 @@ class Carrier:
         roots: list[tuple[str, Any]] = []
         for frame in chain:
             place, own = places.of(frame), frames.variables(frame)
-            named = saved.get(place.key)
-            if isinstance(named, dict) and place.key not in done:
+            named = self._made(saved.get(place.key))
+            if named is not None and place.key not in done:
                 done.add(place.key)
                 wanted = set(own) if early or place.node is None else place.needed
                 self._write(frame, {name: each for name, each in named.items() if name in wanted and (final or _rests(each))}, own)
             roots += [(f"{place.key}: {name}", value) for name, value in frames.variables(frame).items()]
         for owner in self._find(roots, chain):
-            named = self.pending["owners"].get(owner.key)
-            if isinstance(named, dict):
+            named = self._made(self.pending["owners"].get(owner.key))
+            if named is not None:
                 for name, value in named.items():
                     if final or _rests(value):
                         self._fill(owner, name, value)
+
+    def _made(self, named: object) -> Saved | None:
+        """What was saved under these names. A class that the script no longer has is named, and its value left as it is."""
+        found: Saved = {}
+        for name, value in named.items() if isinstance(named, dict) else ():
+            try:
+                found[name] = classes.made(value)
+            except (LookupError, ValueError) as error:
+                self._doubts.add(f"`{name}` was not put back: the script no longer has {error}", "Keep the class under its name.")
+        return found if isinstance(named, dict) else None
 
     def _write(self, frame: FrameType, named: Saved, own: Mapping[str, Any]) -> None:
         made = {name: _like(own.get(name), value) for name, value in named.items()}
@@ -441,8 +482,6 @@ def _like(live: Any, value: Any) -> Any:
     if movers.is_state(value):
         movers.put(live, value)
         return live
-    if values.is_named(live) and type(value) is tuple and len(value) == len(live):
-        return type(live)(*value)
     return value
 
 

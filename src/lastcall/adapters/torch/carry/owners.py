@@ -6,13 +6,16 @@ An owner has a name that is the same in every incarnation (`main: self.meters['l
 from __future__ import annotations
 
 import ast
+import enum
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from lastcall.adapters.torch.carry import clocks, frames, values
+from lastcall.adapters.torch.carry import classes, clocks, frames, movers, values
 from lastcall.adapters.torch.script import sources
 
 _DEPTH = 4
@@ -23,7 +26,10 @@ _PASSED_OVER = (
     *(torch.Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator),
     *(torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler, BaseException),
 )
-_NAMESPACES = frozenset({("types", "SimpleNamespace"), ("argparse", "Namespace")})
+_LEADING_ON = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)  # what is below them is looked at
+_NAMESPACES = frozenset(
+    {("types", "SimpleNamespace"), ("argparse", "Namespace")} | {("collections", name) for name in ("UserDict", "UserList", "ChainMap")}
+)
 
 
 class Owner:
@@ -61,7 +67,7 @@ class Attributes(Owner):
     def __init__(self, key: str, value: Any) -> None:
         super().__init__(key, value)
         kind = value if isinstance(value, type) else type(value)
-        self._slots = [name for each in kind.__mro__ for name in _slots(each)] if not isinstance(value, type) else []
+        self._slots = values.slots(kind) if not isinstance(value, type) else []
         self._module = isinstance(value, torch.nn.Module)  # what it keeps in plain values is Inside's
         self._tree = _tree(kind)
 
@@ -223,6 +229,11 @@ class Walk:
             return
         if kind in values.CONTAINERS:
             self._container(key, value, depth)
+        elif isinstance(value, functools.partial):
+            for name, part in (("func", value.func), ("args", value.args), ("keywords", value.keywords)):
+                self.below(f"{key}.{name}", part, depth + 1)
+        elif isinstance(value, types.MethodType):
+            self.below(f"{key}.__self__", value.__self__, depth + 1)
         elif isinstance(value, types.FunctionType):
             if frames.is_own(value.__module__ or "") and (value.__closure__ or vars(value) or _defaults(value)):
                 self._add(Cells(key, value), depth)
@@ -250,7 +261,7 @@ class Walk:
         if self._handed(value):
             return
         self._seen.add(id(value))
-        if type(value) in values.MUTABLE:
+        if type(value) in values.MUTABLE or (type(value) is tuple and any(map(_moves, value))):
             self.found.append(Items(key, value))
         self._inside(key, value, depth)
 
@@ -259,7 +270,7 @@ class Walk:
         if len(value) > _LISTED or depth > _DEPTH or isinstance(value, set | frozenset | bytearray):
             return
         for name, item in list(value.items()) if isinstance(value, dict) else list(enumerate(value)):
-            if is_object(item) or isinstance(item, torch.nn.Module):
+            if is_object(item) or isinstance(item, _LEADING_ON):
                 self.below(f"{key}[{name!r}]", item, depth + 1)
 
     def _module(self, key: str, value: torch.nn.Module, depth: int) -> None:
@@ -274,23 +285,21 @@ class Walk:
                 self.found.append(owner)
 
 
+def _moves(value: Any) -> bool:
+    """Whether it can be changed in place, and put back in place."""
+    return type(value) in values.MUTABLE or isinstance(value, torch.Tensor | np.ndarray) or movers.is_one(value)
+
+
 def is_object(value: Any) -> bool:
     """Whether it is a plain object of the script's: one of its classes, such a class, or a namespace."""
     kind = type(value)
     if kind in values.PLAIN or isinstance(value, _PASSED_OVER):
         return False
     if isinstance(value, type):
-        return frames.is_own(value.__module__) and not issubclass(value, (torch.nn.Module, BaseException, *_PASSED_OVER))
+        return frames.is_own(value.__module__) and not issubclass(value, (torch.nn.Module, BaseException, enum.Enum, *_PASSED_OVER))
     if (kind.__module__, kind.__qualname__) in _NAMESPACES:
         return True
-    return kind.__module__ != "builtins" and frames.is_own(kind.__module__) and not values.is_named(value)
-
-
-def _slots(kind: type) -> Iterator[str]:
-    found = vars(kind).get("__slots__", ())
-    for name in (found,) if isinstance(found, str) else tuple(found):
-        if name not in ("__dict__", "__weakref__"):
-            yield name if not name.startswith("__") or name.endswith("__") else f"_{kind.__name__.lstrip('_')}{name}"
+    return kind.__module__ != "builtins" and frames.is_own(kind.__module__) and not classes.is_one(value)
 
 
 def _tree(kind: type) -> ast.AST | None:

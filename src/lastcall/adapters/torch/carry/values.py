@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch.carry import frames, movers
+from lastcall.adapters.torch.carry import classes, frames, movers
 from lastcall.adapters.torch.state import tensors
 from lastcall.core import digest
 from lastcall.formats import tree
@@ -50,7 +50,7 @@ def is_value(value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN or kind in CONTAINERS or isinstance(value, torch.Tensor | np.ndarray) or base(kind) is not None:
         return True
-    return movers.is_one(value) or movers.is_pulled(value) or movers.is_room(value)
+    return movers.is_one(value) or movers.is_pulled(value) or movers.is_room(value) or classes.is_one(value)
 
 
 def base(kind: Any) -> Any:
@@ -65,6 +65,11 @@ def savable(value: Any, handed: Callable[[object], bool]) -> Any:
     if type(value) in PLAIN:
         return value
     return _Reader(handed).value(value)
+
+
+def savable_object(value: Any, handed: Callable[[object], bool], is_object: Callable[[Any], bool]) -> Any:
+    """An object of the script's own, as its class and its attributes. Raises Unsavable."""
+    return _Reader(handed).object(value, is_object, 0)
 
 
 class _Reader:
@@ -92,11 +97,34 @@ class _Reader:
             return value
         if movers.is_one(value):
             return movers.state(value)
+        if classes.is_one(value):
+            return self._classed(value, depth)
         if kind not in CONTAINERS and (made_from := base(kind)) is not None:
             return self._container(_as(value, made_from), made_from, depth)
         if kind not in CONTAINERS:
             raise self._unknown(value, kind, depth)
         return self._container(value, kind, depth)
+
+    def object(self, value: Any, is_object: Callable[[Any], bool], depth: int) -> Any:
+        kind = type(value)
+        if self._handed(value) or not classes.is_plain(kind):
+            raise self._unknown(value, kind, depth)
+        if depth > 20:
+            raise Unsavable("it is nested too deeply", matters=True)
+        found = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots(kind) if hasattr(value, name)}}
+        made = {
+            name: self.object(each, is_object, depth + 1) if is_object(each) else self.value(each, depth + 1)
+            for name, each in found.items()
+        }
+        return classes.object_state(kind, made)
+
+    def _classed(self, value: Any, depth: int) -> Any:
+        if isinstance(value, tuple):
+            self._count(len(value))
+        saved = classes.state(value, lambda item: self.value(item, depth + 1))
+        if saved is None:
+            raise Unsavable(f"its class `{type(value).__qualname__}` cannot be found by its name", matters=True)
+        return saved
 
     def _unknown(self, value: Any, kind: type, depth: int) -> Unsavable:
         """An object. Functions and parts of torch matter where they are kept in a container that changes, or made in the loop."""
@@ -169,6 +197,10 @@ def mark(value: Any, depth: int = 0) -> Any:
         return tuple(map(id, movers.waiting(value)))
     if kind not in CONTAINERS and (made_from := base(kind)) is not None:
         return mark(_as(value, made_from), depth)
+    if classes.is_one(value) and not isinstance(value, tuple):
+        return (kind, value)
+    if classes.is_named(value):
+        return (kind, tuple(mark(item, depth + 1) for item in value))
     if kind not in CONTAINERS:
         return id(value)
     if depth > 4 or len(value) > ITEMS:
@@ -200,6 +232,9 @@ def put(live: Any, saved: Any) -> bool:
         return True
     if movers.is_state(saved):
         return movers.put(live, saved)
+    if type(live) is tuple and type(saved) is tuple and len(live) == len(saved):
+        done = [type(item) in PLAIN or put(one, item) for one, item in zip(live, saved, strict=True)]
+        return all(done)
     if (base(type(live)) or type(live)) is not type(saved) or type(saved) not in MUTABLE or live is saved:
         return live is saved
     if isinstance(live, collections.deque) and live.maxlen != saved.maxlen:
@@ -267,8 +302,14 @@ def _digest(array: np.ndarray[Any, Any]) -> object:
     return digest.of(np.ascontiguousarray(array.reshape(-1)[:: max(1, array.size // _SAMPLED)]).view(np.uint8).data)
 
 
-def is_named(value: object) -> bool:
-    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+def slots(kind: type) -> list[str]:
+    """The attributes of its objects that are in no dict."""
+    found = []
+    for each in kind.__mro__:
+        own = vars(each).get("__slots__", ())
+        names = [name for name in ((own,) if isinstance(own, str) else tuple(own)) if name not in ("__dict__", "__weakref__")]
+        found += [f"_{each.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names]
+    return found
 
 
 def is_silent(value: object) -> bool:
