@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,7 @@ class Joined:
     peers: Peers
     keys: Keys
     homes: Homes = field(default_factory=lambda: Homes(0))
+    over: threading.Event = field(default_factory=threading.Event)  # all ranks have finished
 
 
 Bring = Callable[[str], None]  # has a checkpoint, known by the fingerprint of its record, in this rank's directory
@@ -189,10 +191,11 @@ class Joining:
             self._place_of_keys.share(start.token, keys.to_bytes(), self._told, self._meeting.left)
             self._shared = start.token
         fast, connect = self._change_over(start, keys)
-        store = Anchored(fast, Nowhere() if self._homes.spread else FolderStore(self._place(start)), connect)
+        over = threading.Event()
+        store = Anchored(fast, Nowhere() if self._homes.spread else FolderStore(self._place(start)), connect, over)
         Peers.register(store, self._world.rank, self.mine)
         self._store = store
-        return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._homes)
+        return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._homes, over)
 
     def _find_keys(self, start: Start) -> Keys:
         """From the directory that this rank shares with rank 0, or else from the mirror."""

@@ -37,6 +37,7 @@ class Ranks:
         self.size = world.size
         self._clock = clock
         self._store: Store = joined.store
+        self._over = joined.over
         self.token = joined.start.token
         self.agreement = Agreement(joined.store, world.rank, world.size, clock)  # the agent's, and at the start the training thread's
         self._ear_agreement = self.agreement.clone()
@@ -63,6 +64,10 @@ class Ranks:
         self._heart = Heart(self._pulse, watch, progress, self._found)
         self._heart.start()
         threading.Thread(target=self._listen, name="lastcall-ear", daemon=True).start()
+
+    def finished(self) -> None:
+        """All ranks have finished: the store may go at any time."""
+        self._over.set()
 
     def close(self) -> None:
         """This rank leaves. A wait that is under way ends by itself: nobody waits for it."""

@@ -436,6 +436,8 @@ class Session:
             joint.close()
             raise self._end_not_saved(error) from error
         self.outcome = Outcome.FINISHED
+        if self.ranks is not None:
+            self.ranks.finished()
         joint.close()
 
     def _end_not_saved(self, error: Exception) -> errors.SaveError:

@@ -10,6 +10,7 @@ A run has one loop. `steps` ends every pass in a boundary; `epochs`/`batches` en
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ from lastcall import errors, settings
 from lastcall.adapters.torch import arguments, collecting, endings, hooks, pinned, repeats
 from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.batches import Batches, Numbers
+from lastcall.adapters.torch.carry import places
 from lastcall.adapters.torch.carry.carrier import Carrier
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.counting import Counting, Itself
@@ -188,8 +190,9 @@ class Run:
             self._session.progress.update(self._subject.step, self._subject.epoch - self._first_epoch, metrics)
 
     def save(self) -> Path | None:
-        """Save now. Between two steps the checkpoint is exact. Inside a step it is saved at once as it is, marked as not exact, and
-        an exact one follows at the end of the step. Returns the checkpoint's folder; None when lastcall is off."""
+        """Save now. Between two steps, and at the end of an epoch, the checkpoint is exact. Inside a step, or between the last batch
+        and the end of an epoch, it is saved at once as it is, marked as not exact, and an exact one follows at the end of the step or
+        epoch. Returns the checkpoint's folder; None when lastcall is off."""
         session = self._session
         if session is None:
             log.warning("run.save() does nothing: lastcall is switched off")
@@ -201,7 +204,12 @@ class Run:
                 return session.save(self._subject.unfinished(), Kind.MANUAL, "run.save()").path
             if session.committed == self._subject.boundary and session.saver.last is not None:
                 return session.saver.last.path
-            return session.save(self._subject.capture(), Kind.MANUAL, "run.save()").path
+            capture = self._subject.capture()
+            if self._subject.behind and not places.ends_pass(sys._getframe(1)):
+                session.background.owe()
+                because = f"saved between the last batch and the end of epoch {self.epoch}, which a resumed run does again"
+                capture = dataclasses.replace(capture, exact=False, because=because)
+            return session.save(capture, Kind.MANUAL, "run.save()").path
 
     # ---- loops -----------------------------------------------------------------------------------------------------------------
 
@@ -312,13 +320,21 @@ class Run:
             self._begin(None)
         elif self._epochs is None:
             self._in_own_pass(sys._getframe(1))
+        # The run was interrupted behind this loop: what follows it in the script is still to be done.
+        last = self._loops_to_skip == 1 and not subject.batches and not subject.saved_behind
+        final = last or self._loops_to_skip == 0
         if self._prelude is not None:
-            self._prelude.loop_begins(final=self._loops_to_skip == 0)
-        self._carry(final=self._loops_to_skip == 0)
+            self._prelude.loop_begins(final=final)
+        self._carry(final=final)
         if self._loops_to_skip > 0:  # an earlier loop of the interrupted epoch, which had ended
             self._loops_to_skip -= 1
             self._skipped = True
-            subject.put_randomness_back()
+            if self._loops_to_skip == 0 and not subject.batches:
+                self._continues = False
+            if last:
+                subject.settle_randomness()
+            else:
+                subject.put_randomness_back()
             return
         subject.settle_randomness()
         if not self._continues:
@@ -499,6 +515,8 @@ class Run:
         self._resumed = None if entry is None else entry.record.step
         self._again = endings.again(self.directory) and entry is not None
         self.left_early = entry is not None and endings.announce(self.directory, entry, self._again)
+        if entry is not None and not entry.record.exact and not self._subject.doubts:  # what went on differently stays different
+            self._subject.doubts.resume([f"resumed from {entry.path.name}, which was not exact: {entry.record.because}"])
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._continues = self._subject.inside
         self._subject.put_randomness_back()

@@ -67,6 +67,7 @@ class TorchSubject:
         self.loops = 0  # batches() loops that ended in this epoch before it
         self.loop = 0  # loops of the block that have begun: steps(), epochs(), or batches() without them
         self.saved_loop = 0  # the one of them that the checkpoint was saved in
+        self.saved_behind = False  # run.save() has saved it behind a batches() loop, after some of what the script does there
         self.batches = 0  # batches that the current batches() loop has handed out, by all incarnations
         self.length: int | None = None  # ... and how many it has, where that is known
         self.epoch_began: tuple[int, int] | None = None  # the epoch and the step where this incarnation saw one begin
@@ -385,6 +386,11 @@ class TorchSubject:
         found = {name: seen for name, seen in found.items() if not name.startswith(ours)}
         return {**found, **{f"{name}.{WRITTEN}": repr(often) for name, often in self.state.versions().items()}}
 
+    @property
+    def behind(self) -> bool:
+        """Whether a batches() loop of this epoch has ended, and neither the next one nor the next epoch has begun."""
+        return self.inside and self.loops > 0 and not self.batches
+
     def capture(self) -> Capture:
         self.look_for_overlooked(last=False)
         cuda.settle()
@@ -393,7 +399,7 @@ class TorchSubject:
         hidden = "gradients are being accumulated where they cannot be read" if self.waiting and self.state.hidden_gradients() else ""
         loaders = self._positions()
         place = (self.inside, self.loops, self.batches)
-        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, place)
+        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, place, behind=self.behind)
 
     def look_for_overlooked(self, *, last: bool) -> None:
         """Before a save. `last`: it is the last one of this incarnation."""
@@ -491,6 +497,8 @@ class TorchSubject:
         step: int,
         because: str,
         place: tuple[bool, int, int],
+        *,
+        behind: bool = False,
     ) -> Capture:
         run = {
             "step": step,
@@ -506,6 +514,8 @@ class TorchSubject:
         }
         if place[0] and self._epoch_randomness is not None:
             run["epoch_randomness"] = self._randomness.to_document(self._epoch_randomness)
+        if behind:
+            run["behind"] = True
         if self.prelude is not None:
             run["prelude"] = sorted(self.prelude)
         if laid_out := self.together.buckets():
@@ -575,6 +585,7 @@ class TorchSubject:
         self.together.resumed_buckets(run.get("buckets", []))
         self.doubts.resume(run.get("doubts", []))
         self.saved_loop = run["loop"] if type(run.get("loop")) is int else 0
+        self.saved_behind = run.get("behind") is True
         prelude = run.get("prelude")
         self.prelude = {name for name in prelude if isinstance(name, str)} if isinstance(prelude, list) else None
         self.step, self.epoch, self.loops, self.batches, self._resumed_loaders = step, epoch, loops, batches, loaders

@@ -26,8 +26,17 @@ _FLEETING = "pulse/"  # what is said anew every second is not worth repeating
 
 
 class Anchored:
-    def __init__(self, fast: Store | None, folder: FolderStore | Nowhere, connect: Callable[[], Store] | None = None) -> None:
+    """`over`: set once all ranks have finished. Who loses the store then leaves nothing in the directory, which is being tidied."""
+
+    def __init__(
+        self,
+        fast: Store | None,
+        folder: FolderStore | Nowhere,
+        connect: Callable[[], Store] | None = None,
+        over: threading.Event | None = None,
+    ) -> None:
         self._fast = fast
+        self._over = over if over is not None else threading.Event()
         self._folder = folder
         self._connect = connect  # a new connection to the same store
         self._back: Store | None = None  # ... that has come about
@@ -51,7 +60,8 @@ class Anchored:
                 return
             except errors.StoreLost:
                 self._lose()
-        self._folder.set(key, value)
+        if not self._over.is_set():
+            self._folder.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes | None:
         until = time.monotonic() + timeout
@@ -124,10 +134,10 @@ class Anchored:
         fast = self._store()
         if fast is not None:
             try:
-                return Anchored(fast.clone(), self._folder.clone(), self._connect)
+                return Anchored(fast.clone(), self._folder.clone(), self._connect, self._over)
             except errors.StoreLost:
                 self._lose()
-        other = Anchored(None, self._folder.clone(), self._connect)
+        other = Anchored(None, self._folder.clone(), self._connect, self._over)
         other._lose()
         return other
 
@@ -158,6 +168,8 @@ class Anchored:
     def _lose(self) -> None:
         """From here on everything goes through the directory, what has been said included: it may not have arrived."""
         self._fast = None
+        if self._over.is_set():
+            return
         self._folder.set(_FALLBACK, b"1")
         self._repeat()
         if self._connect is not None and not self._closed.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +31,21 @@ def test_a_healthy_run_leaves_nothing_in_the_directory_but_claims(tmp_path: Path
     assert not (tmp_path / "agreement").exists()
     assert one.claim("decision", b"7") == b"7" and two.get("decision", PATIENCE) == b"7"
     assert [path.name for path in (tmp_path / "agreement").iterdir()] == ["decision"]
+
+
+def test_e5_a_store_that_goes_when_all_have_finished_leaves_nothing_in_the_directory(tmp_path: Path) -> None:
+    """E5: rank 0 has tidied up and gone, and its store with it, while another rank still listens."""
+    memory, over = MemoryStore(), threading.Event()
+    link = memory.clone()
+    one = Anchored(link, FolderStore(tmp_path / "agreement"), None, over)
+    one.set("position/0", b"7")
+    ear = one.clone()
+    over.set()
+    link.close()
+    memory.close()
+    one.set("pulse/0", b"8")
+    ear.set("position/1", b"9")
+    assert one.lost and not (tmp_path / "agreement").exists()
 
 
 def test_there_is_one_register_when_one_rank_is_cut_off(tmp_path: Path) -> None:

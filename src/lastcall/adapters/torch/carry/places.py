@@ -127,6 +127,25 @@ def asks(loop: Loop, line: int) -> bool:
     return flow.at_head(loop, line) and head_reads(loop, READ_AGAIN)
 
 
+def ends_pass(frame: FrameType) -> bool:
+    """Whether what a frame is doing is the last thing in a pass of its loop, as far as its source tells."""
+    place = of(frame)
+    if not place.loops or place.node is None:
+        return False
+    block: list[ast.stmt] = place.loops[-1].body
+    while True:
+        last = block[-1]
+        if not last.lineno <= place.line <= (last.end_lineno or last.lineno):
+            return False
+        if not isinstance(last, ast.If | ast.With):
+            return isinstance(last, ast.Expr | ast.Assign)
+        blocks = [last.body] if isinstance(last, ast.With) else [last.body, last.orelse]
+        here = [each for each in blocks if each and each[0].lineno <= place.line <= (each[-1].end_lineno or 0)]
+        if not here:
+            return False
+        block = here[0]
+
+
 def set_between(place: Place, name: str) -> bool:
     """Whether a name is assigned in the same `with` block as the loop, before it."""
     assert place.node is not None
