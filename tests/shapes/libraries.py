@@ -333,7 +333,7 @@ def peekable() -> None:
                 learn(batch, scale=1.0 if batches else 0.5)
 
 
-@shape(case="X_chunked_accum", kills=(2, 5), needs=MORE, warned="the count of islice around run.batches()")
+@shape(case="X_chunked_accum", kills=(5, BATCHES + 5), needs=MORE, warned="the count of islice around run.batches()")
 def chunked() -> None:
     more: Any = importlib.import_module("more_itertools")
     data = noisy()

@@ -51,6 +51,10 @@ class Counter(NamedTuple):
         """Whether it has had enough: an islice that asked for no more batches than these."""
         return self.kind == "islice" and 0 <= _word(self.counter, 2).value <= by
 
+    def renewed(self, by: int) -> bool:
+        """Whether it is one of several in a row: an islice that never asked for so many batches (more_itertools.chunked)."""
+        return self.kind == "islice" and 0 <= _word(self.counter, 2).value < by
+
     @property
     def plain(self) -> bool:
         """Whether it hands on what it gets, from the first one on."""
@@ -88,7 +92,7 @@ class Counting:
         """The loop goes on behind `by` batches. False if it would not have gone on. `frame`: what waits for its first batch."""
         if not known():
             return True  # the first incarnation has said so
-        counters = find(itself[0](), frame)
+        counters = [counter for counter in find(itself[0](), frame) if not counter.renewed(by)]
         self._known = True
         if any(counter.over(by) for counter in counters):
             return False
@@ -129,7 +133,8 @@ class Counting:
         elif number in _LOOKS:
             now = [counter.value for counter in counters]
             gone_on = [after - before for before, after in zip(self._seen, now, strict=False)]
-            if any(by != _LOOKS[1] - _LOOKS[0] for by in gone_on):
+            renewed = any(counter.kind == "islice" and counter.value != number - 1 for counter in counters)
+            if renewed or any(by != _LOOKS[1] - _LOOKS[0] for by in gone_on):
                 self._doubt(f"the count of {_names(counters)} around run.batches(){where} is not that of the batches")
             self._seen = now
             self._known = self._known or number == _LOOKS[-1]
