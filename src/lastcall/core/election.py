@@ -72,16 +72,20 @@ class Decision:
     token: str = ""  # tells this decision from every other; given when it is claimed
     kept: bool = False  # a checkpoint of it is committed, or begun by all: where that comes to be, nobody writes it again
     epochs: int = 0  # that `step` counts
+    ahead: bool = False  # no rank has come to that boundary yet: it may be the end of an epoch, which is no step
 
     def to_bytes(self) -> bytes:
         return messages.packed({**asdict(self), "writers": messages.spans(self.writers), "missing": messages.spans(self.missing)})
 
     @property
     def shown(self) -> int:
-        """The step as people count it: the same on all ranks, whether or not they have come to the end of the epoch."""
-        return self.step - self.epochs
+        """The step as people count it: the same on all ranks, whether or not they have come to the end of the epoch. Of a boundary
+        that is still ahead, the step before it."""
+        return self.step - self.epochs - self.ahead
 
     def described(self) -> str:
+        if self.ahead:
+            return f"all save at the boundary after step {self.shown}"
         what = {"boundary": "all save", "instant": "all save at once", "survivors": "the survivors save"}.get(self.kind)
         return self.kind if what is None else f"{what} step {self.shown}"
 
@@ -116,8 +120,10 @@ def boundary(positions: Mapping[int, Position], size: int, holdings: Holdings | 
     ready = [at for at in running if at.parked and at.step == step]
     how = "all wait there" if len(ready) == len(running) else f"{len(running) - len(ready)} of {len(running)} ranks are on their way"
     epochs = _epochs(running)
-    because = f"no rank is past step {step - epochs}, {how}" + _apart(left_out)
-    return Decision("boundary", step, max(at.entered for at in running), writers, left_out, because, epochs=epochs)
+    ahead = not any(at.step == step for at in running)
+    because = ("no rank is past it" if ahead else f"no rank is past step {step - epochs}") + f", {how}" + _apart(left_out)
+    entered = max(at.entered for at in running)
+    return Decision("boundary", step, entered, writers, left_out, because, epochs=epochs, ahead=ahead)
 
 
 def instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -> Decision:

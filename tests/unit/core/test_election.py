@@ -27,7 +27,7 @@ def after(*entered: int) -> dict[int, Position]:
 def test_the_boundary_is_the_first_that_nobody_has_passed() -> None:
     decision = election.boundary(ranks(Position(0, 7), Position(1, 6), Position(2, 7, parked=True)), 3)
     assert (decision.kind, decision.step, decision.writers, decision.missing) == ("boundary", 8, (0, 1, 2), ())
-    assert decision.because == "no rank is past step 8, 3 of 3 ranks are on their way"
+    assert decision.because == "no rank is past it, 3 of 3 ranks are on their way"
 
 
 def test_ranks_that_all_wait_at_one_boundary_save_there() -> None:
@@ -268,3 +268,6 @@ def test_e6_the_step_of_a_decision_is_the_same_for_all_ranks_at_the_end_of_an_ep
     decision = Decision.from_bytes(election.boundary(positions, 2).to_bytes())
     assert decision.step == 7 and decision.shown == 6
     assert decision.described() == "all save step 6" and "no rank is past step 6" in decision.because
+    underway = {rank: Position(rank, 6, parked=False, epochs=0) for rank in (0, 1)}  # the next boundary may be the epoch's end
+    decision = election.boundary(underway, 2)
+    assert decision.step == 7 and decision.described() == "all save at the boundary after step 6"
