@@ -83,21 +83,16 @@ class Followed:
         assert passage is not None
         if self._lc_ledger.noting or passage.remade:
             return self._lc_noted(passage)
-        if passage.iterable:
-            return self._lc_timed(passage, time.perf_counter())
-        try:
-            batch = self._lc_take()
-        except StopIteration:
-            self._lc_ledger.finish(passage)
-            raise
-        except Exception:
-            passage.failed += 1
-            raise
-        passage.delivered += 1
+        if not passage.iterable:
+            return self._lc_counted(passage)
+        began = time.perf_counter()
+        batch = self._lc_counted(passage)
+        passage.seconds += time.perf_counter() - began
+        if passage.seconds >= passage.costly:
+            replaying.forewarn(passage)
         return batch
 
-    def _lc_timed(self, passage: position.Pass, began: float) -> Any:
-        """As __next__(), where a resumed run must make all batches again: how long will that take?"""
+    def _lc_counted(self, passage: position.Pass) -> Any:
         try:
             batch = self._lc_take()
         except StopIteration:
@@ -107,7 +102,6 @@ class Followed:
             passage.failed += 1
             raise
         passage.delivered += 1
-        passage.seconds += time.perf_counter() - began
         return batch
 
     def _lc_noted(self, passage: position.Pass) -> Any:

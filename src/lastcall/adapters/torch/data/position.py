@@ -92,6 +92,7 @@ class Pass:
     opened: int = 0  # what another incarnation had delivered of it
     ended: int = 0  # the step in which its end was seen
     seconds: float = 0.0  # that its batches took, where they must be made again
+    costly: float = 30.0  # of these, where it is said what a resume would cost
     recent: deque[tuple[Noted, rng.Parts | None]] = field(default_factory=lambda: deque(maxlen=lead.UNKNOWN))  # before the latest draws
     remade: list[rng.Parts | None] = field(default_factory=list)  # the randomness for what was drawn and not trained, and is made again
     moves: bool = False  # begun before the loop; an uninterrupted run would have begun it inside: what it draws is drawn for good

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 log = logging.getLogger("lastcall")
 _EVERY = 5.0  # seconds between two lines of progress
@@ -31,6 +32,24 @@ def replay(what: str, count: int, seconds: float, draw: Callable[[], object], no
             left = (at - began) / (done + 1) * (count - done - 1)
             log.info("%s: %d of %d batches replayed, about %s left", what, done + 1, count, _told(left))
     return count
+
+
+class Costly(Protocol):
+    """A pass over a stream."""
+
+    over: str
+    delivered: int
+    seconds: float
+    costly: float
+
+
+def forewarn(passage: Costly) -> None:
+    """Before anything is lost: what a resume would cost now. Said again when it has doubled."""
+    passage.costly = 2 * passage.seconds
+    log.info(
+        "A resume at this place would read the first %d batches of `%s` again, which has taken %s so far. A StatefulDataLoader "
+        "(torchdata) over a dataset with state_dict() begins in the middle.", passage.delivered, passage.over, _told(passage.seconds),
+    )  # fmt: skip
 
 
 def _told(seconds: float) -> str:

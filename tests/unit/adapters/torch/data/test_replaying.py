@@ -43,3 +43,21 @@ def test_g13_the_time_that_the_batches_took_is_part_of_the_position() -> None:
     assert float.fromhex(tracker.state()["seconds"] or "0x0p+0") >= 0.0
     latest = tracker.ledger.latest
     assert latest is not None and latest.seconds > 0.0
+
+
+def test_g13_a_pass_that_has_become_costly_says_what_a_resume_would_cost_before_there_is_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "lastcall")
+    loader = DataLoader(Stream(), batch_size=2)
+    tracker = loaders.LoaderTracker(loader)
+    tracker.attach()
+    batches = iter(loader)
+    next(batches)
+    passage = tracker.ledger.latest
+    assert passage is not None and passage.costly == 30.0 and not caplog.records
+    passage.seconds = 45.0
+    next(batches)
+    next(batches)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "would read the first 2 batches of `Stream` again, which has taken 45 s so far" in said
