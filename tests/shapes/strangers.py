@@ -426,3 +426,68 @@ def rates_from_a_generator() -> None:
         batches = forever(data)
         for _ in run.steps(STEPS):
             learn(next(batches), scale=next(rates))
+
+
+class Counted:
+    """An iterator that counts by hand."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches, self.count = iter(batches), 0
+
+    def __iter__(self) -> Counted:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        batch = next(self.batches)
+        self.count += 1
+        return self.count, batch
+
+
+class CountedFirst(Counted):
+    def __next__(self) -> tuple[int, Any]:
+        self.count += 1
+        return self.count, next(self.batches)
+
+
+@shape(kills=((5, 17),))
+def iterator_that_counts_afterwards() -> None:
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for count, batch in Counted(run.batches(data)):
+                learn(batch, scale=1 / count)
+
+
+@shape(kills=(5,), warned="before it asks run.batches() for the next batch")
+def iterator_that_counts_first() -> None:
+    data = loader()
+    with protect() as run:
+        for _ in run.epochs(3):
+            for count, batch in CountedFirst(run.batches(data)):
+                learn(batch, scale=1 / count)
+
+
+@shape(kills=(5,), warned="calls itself from step to step")
+def recursion() -> None:
+    data = loader()
+    with protect(data=data) as run:
+        batches = forever(data)
+
+        def descend(average: float) -> float:
+            if run.step >= 20:
+                return average
+            loss = learn(next(batches), scale=1 + min(average, 1.0) / 10)
+            run.tick()
+            return descend(0.9 * average + loss)
+
+        descend(0.0)
+
+
+@shape(kills=((5, 17),))
+def list_shuffled_at_the_top() -> None:
+    data = [torch.full((4,), float(number)) for number in range(BATCHES)]
+    with protect() as run:
+        for _ in run.epochs(3):
+            random.shuffle(data)
+            for batch in run.batches(data):
+                learn(batch)

@@ -28,7 +28,7 @@ _MARGIN = 5.0  # seconds after the grace until what is left is killed
 _MOMENT = 2.0  # seconds in which a shell may end its script by itself, after the training
 _FOREVER = float("inf")
 UNPROTECTED = (
-    "Nothing below this launcher is protected: no training process has joined so far, and a notice saves nothing. "
+    "Nothing below this launcher is protected: no training process has joined, so a notice saves nothing. "
     "In a loop of your own use lastcall.protect(); `lastcall doctor SCRIPT` says what a Trainer's or Accelerate's script needs"
 )
 

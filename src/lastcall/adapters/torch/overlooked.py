@@ -58,6 +58,7 @@ class Overlooked:
         self._versions: dict[int, Versions] = {}  # of the parameters of modules that are not in the state
         self._samples: set[Sample] = set()  # what the first values of the state's parameters have been
         self._told: set[int] = set()
+        self._before: dict[int, tuple[float, ...]] = {}  # scalers and averages that were in use before the loop began
         self._found: list[weakref.ref[Any]] | None = None  # what the last search has found
         self._watched: dict[int, tuple[Any, weakref.ref[Module]]] = {}  # copies of the state: do they serve before they are made anew?
 
@@ -91,7 +92,9 @@ class Overlooked:
         if self.looking and self._found is None:
             handed = Handed(self._state())
             self._sample(handed)
-            for module in _foreign(self._alive(search=True), handed):
+            alive = self._alive(search=True)
+            self._before = {id(one): used for one in alive if (used := _used(one)) is not None}
+            for module in _foreign(alive, handed):
                 self._versions[id(module)] = _versions(module)
 
     def later(self) -> None:
@@ -124,7 +127,7 @@ class Overlooked:
         handed, alive = Handed(self._state()), self._alive(search=True)
         self._look_at(alive, handed, frame)
         for module in alive:
-            if isinstance(module, AveragedModel) and not handed(module) and int(module.n_averaged) > 0:
+            if isinstance(module, AveragedModel) and not handed(module) and self._serves(module):
                 self._tell(module, f"the parameters of {{name}} ({type(module).__name__}) change", frame)
         now = time.monotonic()
         self._again_at = now + 1000 * (now - began)
@@ -168,8 +171,12 @@ class Overlooked:
             if id(scheduler) not in inner and any(scheduler.optimizer is optimizer for optimizer in self._living()):
                 self._tell(scheduler, f"the learning rate scheduler {{name}} ({type(scheduler).__name__}) is in use", frame)
         for one in alive:
-            if isinstance(one, _SCALER) and not handed(one) and one.is_enabled() and one._scale is not None:
+            if isinstance(one, _SCALER) and not handed(one) and self._serves(one):
                 self._tell(one, "the gradient scaler {name} is in use", frame)
+
+    def _serves(self, one: object) -> bool:
+        """Whether it was used since the loop began, and not only by what came before in this process."""
+        return (used := _used(one)) is not None and used != self._before.get(id(one))
 
     def _alive(self, *, search: bool) -> list[Any]:
         if search or self._found is None:
@@ -359,6 +366,15 @@ def _sampled(tensor: torch.Tensor) -> Sample | None:
     if not mine.is_floating_point() or not mine.numel() or mine.is_meta or mine.layout is not torch.strided:
         return None
     return tensor.shape, tuple(mine.reshape(-1)[:_VALUES].tolist())
+
+
+def _used(one: object) -> tuple[float, ...] | None:
+    """Something that each use of a scaler or an average changes; None for what was never used, or is neither."""
+    if isinstance(one, AveragedModel):
+        return (float(one.n_averaged),) if int(one.n_averaged) > 0 else None
+    if not isinstance(one, _SCALER) or not one.is_enabled() or one._scale is None:
+        return None
+    return float(one._scale), float(one._growth_tracker if one._growth_tracker is not None else 0)
 
 
 def _has_state(optimizer: Optimizer) -> bool:

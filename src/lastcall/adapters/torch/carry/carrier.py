@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lastcall.adapters.torch.carry import classes, frames, movers, owners, places, values
+from lastcall.adapters.torch.carry import calls, classes, frames, movers, owners, places, values
 from lastcall.adapters.torch.carry.handed import Handed
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.carry.remade import Remade
@@ -205,6 +205,8 @@ class Carrier:
         if anew:
             self._owners = self._find(roots, chain)
             self._looked_at = tuple(map(id, chain))
+        if chain and not quick:
+            calls.check_recursion(chain, self._doubts)
         found: Saved = {}
         if quick:
             for owner in self._owners:
@@ -217,6 +219,8 @@ class Carrier:
         named = {key: values_ for key, values_ in named.items() if values_}
         if not looped or not (named or found):
             return {}
+        if not quick:
+            calls.check_iterator(chain[0], found, self._doubts)
         self._tell(named, found, chain)
         return {"frames": named, "owners": found, **({"tick": True} if self._ticking else {})}
 

@@ -127,6 +127,17 @@ def asks(loop: Loop, line: int) -> bool:
     return flow.at_head(loop, line) and head_reads(loop, READ_AGAIN)
 
 
+def changed_before(place: Place) -> frozenset[str]:
+    """Of the method that stands there: the attributes of its object that it assigns before it comes to this line."""
+    if place.node is None or not place.code.co_argcount:
+        return frozenset()
+    itself = place.code.co_varnames[0]
+    nodes = (node for node in below(place.node) if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
+    return frozenset(
+        node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == itself and node.lineno < place.line
+    )
+
+
 def ends_pass(frame: FrameType) -> bool:
     """Whether what a frame is doing is the last thing in a pass of its loop, as far as its source tells."""
     place = of(frame)
