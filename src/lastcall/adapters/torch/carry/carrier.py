@@ -63,6 +63,7 @@ class Carrier:
         self._fresh = Remade()
         self._remade = False  # there are objects that a pass replaces by others of the same name
         self._first: dict[tuple[str, str], type] = {}  # by frame and name: what it was when the loop began
+        self._modes: dict[str, bool] = {}  # of the models, at the last boundary
         self._reads = 0
         self._learned = 0.0
         self._read: Saved = {}  # what was read last
@@ -132,6 +133,7 @@ class Carrier:
                 began = time.thread_time()
                 chain = list(self._chain(sys._getframe(1)))
                 self._read = self._scan(chain, thorough=thorough)
+                self._modes = {owner.key: owner.value.training for owner in self._owners if isinstance(owner, owners.Inside)}
                 if self._undecided:
                     self._check_tick(chain)
                 self._learned += (time.thread_time() - began) * thorough
@@ -148,8 +150,12 @@ class Carrier:
         """For who saves what was read at the last boundary: what has begun to change, and was not read there."""
         for owner in self._owners:
             marks, moving = self._marks.get(owner.key, {}), self._moving.get(owner.key, _NOTHING)
+            # An evaluation has begun since the last boundary: that is no change at the boundary.
+            evaluates = self._modes.get(owner.key, _NOTHING) is marks.get("training")
             for name, value in list(owner.read().items()):
-                if name not in moving and values.is_value(value) and name in marks and not _is_same(marks[name], _mark(value)):
+                if name in moving or not values.is_value(value) or name not in marks or (evaluates and _is_mode(name)):
+                    continue
+                if not _is_same(marks[name], _mark(value)):
                     return f"`{owner.shown(name)}` has begun to change since the loop's variables were last looked at"
         return ""
 

@@ -104,11 +104,11 @@ class Holding:
                 self._keep(path, leaf.value, now[1])
             elif before is None or before[1] != now[1] or (now[1] is None and before[0] != now[0]):
                 self._moved(path, leaf, before, now, doubts)
-        for path in [path for path in known if path not in found and path[:-1] in holders]:
+        for path in [path for path in {**known, **self.moving} if path not in found and path[:-1] in holders]:
             gone = not graph.has_child(holders[path[:-1]], path[-1])
             if not gone:  # it is an object now, which is looked into, or stands elsewhere, too
                 self.moving.pop(path, None)
-            elif known[path][1] not in (None, leaves.MISSING):
+            elif known.get(path, (None, None))[1] not in (None, leaves.MISSING):
                 self.moving[path] = None
             known[path] = (None, leaves.MISSING if gone else None)
         if self.random:
