@@ -267,6 +267,8 @@ class TorchSubject:
         self.inside, self.loops, self.batches = False, 0, 0
         self.epoch_began = (self.epoch, self.step)
         self._asked = []
+        for tracker in self._attended():
+            tracker.epoch_over()
 
     def _positions(self) -> list[Any]:
         """Where the loaders stand; one that this incarnation has not come to yet stands where the last one left it."""

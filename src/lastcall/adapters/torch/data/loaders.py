@@ -167,6 +167,9 @@ class LoaderTracker:
     def loop_begins(self) -> None:
         self._ledger.lead.begin(self._ledger.latest)
 
+    def epoch_over(self) -> None:
+        self._ledger.epoch_over()
+
     def boundary(self) -> None:
         self._ledger.boundary()
 

@@ -220,6 +220,7 @@ class Ledger:
     _looks: int = 0
     used: int | None = None  # batches of the latest pass that the loop was given, where somebody stands between and reads ahead
     _alive: list[Pass] = field(default_factory=list)
+    _returned: Resume | None = None  # a loaded position that was taken up, and given back
 
     def attend(self, step: Callable[[], int], taken: Callable[[], None], moved: Callable[[], None]) -> None:
         """The loader is drawn from by a script's own loop, whose boundaries we see."""
@@ -265,7 +266,16 @@ class Ledger:
             self.latest = self._alive[-1]
         # Nor must one that the script does before its loop use up what was loaded.
         if phase == LEFT and passage.taken is not None and self.step is not None and passage.site != sites.BATCHES:
+            self._returned = passage.taken
             self.pending = passage.taken if self.pending is None else self.pending
+
+    def epoch_over(self) -> None:
+        """An interrupted epoch is over. What was opened in it and left again without a step (by a zip() that ended with its first) is not
+        waited for any longer."""
+        if self.pending is not None and self.pending is self._returned:
+            self.pending = None
+        if self.latest is not None and self.latest.phase == BETWEEN:
+            self.latest.before_end = None  # whoever has seen the end has also come to it
 
     # ---- draws and steps -------------------------------------------------------------------------------------------------------
 
@@ -333,7 +343,18 @@ class Ledger:
                 return state_of(latest.before_end, self.site)
             return {**self._before(latest, held), "remade": ()}  # another thread would make them with the loop's generators
         held = self._held()
-        return self._before(latest, held) if held and latest is not None else state_of(self.note(), self.site)
+        if held and latest is not None:
+            return self._before(latest, held)
+        if latest is not None and latest.before_end is not None and self._end_is_ahead(latest):
+            return state_of(latest.before_end, self.site)
+        return state_of(self.note(), self.site)
+
+    def _end_is_ahead(self, latest: Pass) -> bool:
+        """Whether the end of a pass was seen by who reads ahead, and no step has come to it yet. Of run.batches(), the loop that has
+        ended is counted instead."""
+        if self.step is None or self.pending is not None or latest.phase != BETWEEN or latest.site == sites.BATCHES:
+            return False
+        return self.step() - latest.ended <= self.lead.held
 
     def _held(self) -> int:
         """The draws that no step has used yet."""

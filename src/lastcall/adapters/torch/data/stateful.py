@@ -74,6 +74,7 @@ class StatefulTracker:
             "generators": generators,
             "workers": self._crew.state(),
             "held": self._crew.hold(loader),
+            "created": self._crew.created,
         }
 
     def note(self) -> dict[str, Any]:
@@ -94,6 +95,7 @@ class StatefulTracker:
         self.loader.load_state_dict({} if state["inner"] is None else _thaw(state["inner"]))
         rng.put_generators(state["generators"], rng.find_generators(self.loader))
         self._crew.saved = tuple(state.get("workers", ()))
+        self._crew.created = state.get("created")
         self._crew.held = state.get("held") or {}
         self._crew.holding.of(self.loader)
         if self._crew.held:
@@ -122,6 +124,7 @@ class _Crew:
         self.saved: tuple[Any, ...] = ()  # of the pass that is continued
         self.holding = held.Holding(asked=True)
         self.held: dict[str, Any] = {}  # of the pass that is continued
+        self.created: rng.Parts | None = None  # the process's generators, before the iterator of the latest pass was made
         self._begin: held.Snapshot | None = None
         self._pool: position.Pool | None = None
 
@@ -149,9 +152,16 @@ class _Crew:
             holding.put(known.get("now", ()))
             holding.put(known.get("begin", ()))
         self._begin = holding.begin(self.doubts)
+        indexed = not isinstance(loader.dataset, IterableDataset)
+        anew = inside_a_pass and indexed and not hasattr(loader.sampler, "state_dict")  # torchdata begins its order again, and skips
+        if anew and self.created is not None:
+            rng.put_parts(self.created)
+        elif not inside_a_pass:
+            self.created = rng.take_parts()
         iterator = self._staffed(loader, build)
-        if inside_a_pass and known.get("begin"):
+        if anew or (inside_a_pass and known.get("begin")):
             _draw_order(iterator)
+        if inside_a_pass and known.get("begin"):
             holding.put(known["now"])
         return iterator
 
