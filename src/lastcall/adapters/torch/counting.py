@@ -30,6 +30,7 @@ Itself = list["weakref.ref[object]"]  # the iterator of run.batches(): not held,
 _RANGES = (type(iter(range(0))), type(iter(range(1 << 70))))
 _DEEP = 20  # iterators around an iterator that are looked at
 _LOOKS = (4, 8)  # batches at which a fresh loop is looked at: the counter must have gone on by the difference
+_LONGEST = "itertools.zip_longest"
 _REMEDY = "Use `run.batch`, which is right in a resumed epoch."
 
 
@@ -122,7 +123,11 @@ class Counting:
 
     def _look(self, counters: list[Counter], frame: types.FrameType | None, number: int, beside: str) -> None:
         where = f" ({_line(frame)})" if frame is not None else ""
-        if beside:
+        if beside == _LONGEST:
+            self._doubt(
+                f"of what {_LONGEST} pulls beside run.batches(){where}, a shorter one that had ended begins again when it is resumed"
+            )
+        elif beside:
             self._doubt(f"`{beside}` beside run.batches(){where}, in a zip(), begins at its beginning again in a resumed epoch")
         elif not counters:
             self._known = True
@@ -178,8 +183,10 @@ def _pulls(above: object, below: object) -> bool:
 
 
 def _beside(iterator: object) -> str:
-    """A counter that a zip() pulls together with this iterator."""
+    """A counter that a zip() pulls together with this iterator, or a zip_longest()."""
     for pair in gc.get_referrers(iterator):
+        if type(pair) is tuple and any(type(one) is itertools.zip_longest for one in gc.get_referrers(pair)):
+            return _LONGEST
         if type(pair) is tuple and any(type(one) is zip for one in gc.get_referrers(pair)):
             kinds = [type(one) for one in pair]
             found = "range" if any(kind in _RANGES for kind in kinds) else "itertools.count" if itertools.count in kinds else ""

@@ -120,9 +120,13 @@ _reporter: _Reporter | None = None
 
 
 class WorkerStart:
-    """Stands in for the loader's worker_init_fn: runs it, then puts back what the worker's generators and objects were."""
+    """Stands in for the loader's worker_init_fn: runs it, then puts back what the worker's generators and objects were.
 
-    def __init__(self, inner: Callable[[int], Any] | None, workers: Sequence[Any], collate: Any) -> None:
+    `stops`: the end of a stream is reported as WorkerStop. torchdata's workers hold torch's own class, which could not be pickled then.
+    """
+
+    def __init__(self, inner: Callable[[int], Any] | None, workers: Sequence[Any], collate: Any, *, stops: bool = True) -> None:
+        self._stops = stops
         self._inner = inner
         self._workers = tuple(workers)
         self._collate = collate
@@ -134,7 +138,7 @@ class WorkerStart:
         saved = self._workers[worker_id] if worker_id < len(self._workers) else None
         if saved is not None:
             rng.put_parts(tuple(saved[:3]))
-        if _StopIteration is not object:
+        if self._stops and _StopIteration is not object:
             torch_worker._IterableDatasetStopIteration = WorkerStop  # type: ignore[misc]  # in this worker process only
         info = torch_data.get_worker_info()
         tops = {"dataset": info.dataset, "collate_fn": self._collate} if info is not None else {}

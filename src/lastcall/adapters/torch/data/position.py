@@ -49,6 +49,7 @@ class Pool:
         self.created = created
         self.workers = list(saved)
         self.persistent = persistent
+        self.asked = False  # the dataset has a state_dict(), which torchdata asks for
         self._ended: set[int] = set()
 
     def absorb(self, message: object) -> None:

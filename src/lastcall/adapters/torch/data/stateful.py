@@ -180,11 +180,12 @@ class _Crew:
         )
         collate, start = loader.collate_fn, loader.worker_init_fn
         loader.collate_fn = inside.ReportingCollate(collate)
-        loader.worker_init_fn = inside.WorkerStart(start, pool.workers, collate)
+        loader.worker_init_fn = inside.WorkerStart(start, pool.workers, collate, stops=False)
         try:
             iterator = build()
         finally:
             loader.collate_fn, loader.worker_init_fn = collate, start
+        pool.asked = hasattr(loader.dataset, "state_dict")
         skips = iterable or getattr(loader, "snapshot_every_n_steps", 1) != 1
         iterator.__class__ = _opening_class(type(iterator), self, pool, skips)
         return iterator
@@ -193,7 +194,8 @@ class _Crew:
         pool.absorb(envelope)
         for reason, remedy in envelope.report.doubts:
             self.doubts.add(reason, remedy)
-        if skips and (envelope.report.parts != (None, None, None) or envelope.report.held):
+        held = envelope.report.held and not pool.asked  # torchdata asks a dataset with state_dict() for it
+        if skips and (envelope.report.parts != (None, None, None) or held):
             self.doubts.add(
                 "the workers of the StatefulDataLoader draw random numbers, and torchdata makes some batches again when it goes on, "
                 "with other ones",
