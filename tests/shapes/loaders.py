@@ -561,8 +561,8 @@ class Renewing:
 
 @shape(case="X_steps_generator_renew", kills=(5, BATCHES + 5))
 def iterator_made_anew() -> None:
-    """Not stopped at the end of a pass: there the resumed iterator begins at its end, which this script does not expect of one that it has
-    just made (docs/exact.md)."""
+    """Not stopped at the end of a pass: there the resumed iterator begins at its end, which this script does not expect of one
+    that it has just made (docs/exact.md)."""
     data = noisy()
     with protect(data=data) as run:
         source = Renewing(data)

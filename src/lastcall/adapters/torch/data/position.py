@@ -271,8 +271,8 @@ class Ledger:
             self.pending = passage.taken if self.pending is None else self.pending
 
     def epoch_over(self) -> None:
-        """An epoch is over. What was opened in it and left again without a step (by a zip() that ended with its first) is not waited for
-        any longer."""
+        """An epoch is over. What was opened in it and left again without a step (by a zip() that ended with its first) is no longer
+        waited for."""
         if self.pending is not None and self.pending is self._returned:
             self.pending = None
         if self.latest is not None and self.latest.phase == BETWEEN:
