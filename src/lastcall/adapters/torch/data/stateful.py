@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 
 from lastcall import errors
 from lastcall.adapters.torch.data import classes as data_classes
@@ -152,8 +152,8 @@ class _Crew:
             holding.put(known.get("now", ()))
             holding.put(known.get("begin", ()))
         self._begin = holding.begin(self.doubts)
-        indexed = not isinstance(loader.dataset, IterableDataset)
-        anew = inside_a_pass and indexed and not hasattr(loader.sampler, "state_dict")  # torchdata begins its order again, and skips
+        # torchdata begins its order again, and skips: with a seed that it draws from the process's generator
+        anew = inside_a_pass and type(loader.sampler) is RandomSampler and loader.sampler.generator is None
         if anew and self.created is not None:
             rng.put_parts(self.created)
         elif not inside_a_pass:
