@@ -290,7 +290,7 @@ def test_f19_of_a_pod_its_restart_policy_decides() -> None:
         (["bash", "-c", "pip install x && python train.py"], None, None),
         (["lastcall", "run", "--", *PIPED], None, None),
         (["python", "train.py"], ["--lr", "1"], None),
-        (["bash", "/work/train.sh"], None, None),  # a file of the image, not of the webhook
+        (["bash", "/app/train.sh"], None, None),  # a file of the image, not of the webhook
         ([1], None, None),
         (None, None, None),
     ],
