@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench import measure, table
 from lastcall import clock
-from lastcall.core import agreement, election
+from lastcall.core.ranks import agreement, election
 from lastcall.core.store import client, memory, server
 
 _PROCESSES = (2, 4, 8, 16, 32, 64)

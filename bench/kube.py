@@ -48,7 +48,7 @@ class Server:
 
 @contextmanager
 def _server(folder: Path, core: int) -> Iterator[Server]:
-    from lastcall.kube import certificates
+    from lastcall.kube.webhook import certificates
 
     pair = certificates.authority()
     (folder / "ca.crt").write_bytes(pair.certificate)

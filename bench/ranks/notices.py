@@ -16,11 +16,11 @@ from pathlib import Path
 
 from lastcall import errors, memory, settings
 from lastcall.core import session as sessions
-from lastcall.core.catalog import Entry
-from lastcall.core.gathering import Order
-from lastcall.core.restore import Loading, Stored
+from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.joint.save import Order
+from lastcall.core.ranks.world import World
+from lastcall.core.restore.restore import Loading, Stored
 from lastcall.core.store import Scoped, client
-from lastcall.core.world import World
 from lastcall.notices.signals import SignalListener
 from lastcall.types import Capture, Group, Notice, TensorEntry
 

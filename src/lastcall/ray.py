@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ray.train
 
-from lastcall.adapters.ray.config import JITCheckpointConfig, RunConfig, accept
-from lastcall.adapters.ray.named import protect
+from lastcall.adapters.ray.driver.config import JITCheckpointConfig, RunConfig, accept
+from lastcall.adapters.ray.saves.protect import protect
 
 __all__ = ["JITCheckpointConfig", "RunConfig", "protect"]
 

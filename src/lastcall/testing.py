@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import clock, errors
-from lastcall.core import catalog, restore, writer
+from lastcall.core.checkpoint import catalog
+from lastcall.core.engine import writer
+from lastcall.core.restore import restore
 from lastcall.storage import files as storage
 
 OPERATIONS = (

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from lastcall import errors
-from lastcall.adapters.torch.c10d import C10dStore
+from lastcall.adapters.torch.distributed.c10d import C10dStore
 from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.client import StoreClient

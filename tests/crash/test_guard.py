@@ -16,8 +16,9 @@ import pytest
 from helpers import chain
 from helpers.nursery import Nursery, until
 from lastcall import testing
-from lastcall.core import guard, recovery
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.guard import guard
+from lastcall.core.startup import recovery
 from lastcall.storage.files import Files
 from lastcall.types import Kind
 

@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from lastcall.adapters.torch import cuda, rng
-from lastcall.adapters.torch.state import tensors
+from lastcall.adapters.torch.randomness import rng
 from lastcall.adapters.torch.state.entries import StateSet
+from lastcall.adapters.torch.tensors import cuda, tensors
 from unit.adapters.torch import training
 from unit.adapters.torch.roundtrip import Saved, read, write
 

@@ -15,7 +15,7 @@ import pytest
 from helpers.metadata_servers import AwsServer, AzureServer, GcpServer, MetadataServer
 from helpers.nursery import PATIENCE, Nursery, environment, until
 from lastcall import testing
-from lastcall.core.record import Record
+from lastcall.core.checkpoint.record import Record
 
 SERVERS = {"aws": AwsServer, "gcp": GcpServer, "azure": AzureServer}
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}

@@ -23,8 +23,8 @@ import pytest
 
 from helpers import containers, nursery
 from helpers.world import State, World, flip
-from lastcall.core import record as records
-from lastcall.doctor import storage
+from lastcall.core.checkpoint import record as records
+from lastcall.doctor.checks import storage
 from lastcall.types import Kind
 
 RUN = ("lastcall", "run", "--", "python", "train.py")

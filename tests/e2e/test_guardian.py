@@ -15,7 +15,7 @@ import pytest
 
 from helpers.nursery import environment, until
 from lastcall import testing
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage.files import Files
 from lastcall.types import Kind
 

@@ -318,7 +318,7 @@ def test_what_cannot_be_saved_is_refused_at_once_with_its_path(nursery: Nursery,
 def test_two_runs_cannot_share_a_directory(nursery: Nursery, tmp_path: Path) -> None:
     first = start(nursery, tmp_path, ENDLESS, **NOW)
     first.expect("at 3")
-    source = "from lastcall.core import succession\nsuccession.PATIENCE = 0.3\n"
+    source = "from lastcall.core.startup import takeover as succession\nsuccession.PATIENCE = 0.3\n"
     (tmp_path / "second").mkdir()
     script = nursery.write(tmp_path / "second", source + "import runpy, sys\nrunpy.run_path(sys.argv[3])")
     second = nursery.run(tmp_path, script, tmp_path / "run", tmp_path / "result", tmp_path / "script.py")

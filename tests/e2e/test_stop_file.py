@@ -15,7 +15,7 @@ import pytest
 
 from helpers import chain
 from helpers.nursery import PATIENCE, environment, until
-from lastcall.kube import tree
+from lastcall.kube.inject import package_volume
 
 USER = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 ALONE = ["unshare", *USER, "--pid", "--fork", "--kill-child", "--mount-proc"]  # PID 1 of a namespace, as in a container
@@ -61,7 +61,7 @@ class Container:
 
     def hook(self) -> None:
         """What the kubelet does first: the hook, with the container's environment."""
-        subprocess.run(tree.PRE_STOP, env=self.env, check=True, timeout=PATIENCE)
+        subprocess.run(package_volume.PRE_STOP, env=self.env, check=True, timeout=PATIENCE)
 
     def said(self) -> str:
         return self.output.read_text(errors="replace")

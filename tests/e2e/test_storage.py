@@ -13,8 +13,8 @@ import pytest
 
 from helpers import chain
 from helpers.nursery import Child, Nursery
-from lastcall.core import digest
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
+from lastcall.core.engine import digest
 
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 TRAIN = """

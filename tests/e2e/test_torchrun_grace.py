@@ -15,7 +15,7 @@ import pytest
 from helpers import nursery
 from lastcall import testing
 from lastcall.auto import environment
-from lastcall.core import catalog
+from lastcall.core.checkpoint import catalog
 from lastcall.storage import files as storage
 
 SCRIPT = Path(__file__).parent / "scripts" / "auto_slow_save.py"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.world import block
-from lastcall.core import digest, writer
-from lastcall.core.record import NAME, Record
+from lastcall.core.checkpoint.record import NAME, Record
+from lastcall.core.engine import digest, writer
 from lastcall.formats import layouts, safetensors
 from lastcall.types import FileRecord, Kind, TensorEntry
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from helpers.http_servers import Served
 from helpers.kube_api import Api, Object, until
 from helpers.kube_cluster import Cluster
-from lastcall.kube import certificates
+from lastcall.kube.webhook import certificates
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 FIELD = f"metadata.annotations['{INDEX}']"

@@ -9,7 +9,8 @@ from helpers import kube_images, nursery
 from helpers.kube_api import Api, Refused, until
 from helpers.kube_cluster import Cluster
 from helpers.ports import free_port
-from lastcall.kube import certificates, manifests
+from lastcall.kube.install import manifests
+from lastcall.kube.webhook import certificates
 
 
 class Webhook:

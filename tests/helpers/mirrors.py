@@ -13,10 +13,10 @@ from helpers import nursery
 from helpers.world import State, World
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core import record as records
-from lastcall.core import saving
-from lastcall.core.catalog import Entry, Keep
-from lastcall.core.mirror import Mirror
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Entry, Keep
+from lastcall.core.mirror.mirror import Mirror
+from lastcall.core.save import saver
 from lastcall.events import EventLog
 from lastcall.storage import objects
 from lastcall.storage.objects import Folder, Moved, nothing
@@ -150,7 +150,7 @@ class Life:
 
     def save(self, step: int, kind: Kind = Kind.PERIODIC, **more: object) -> Entry:
         self.state.step(step)
-        return self.world.saver.save(self.state.capture(step, **more), saving.Request(kind, "test"))
+        return self.world.saver.save(self.state.capture(step, **more), saver.Request(kind, "test"))
 
     def copied(self, step: int, kind: Kind = Kind.PERIODIC, **more: object) -> Entry:
         entry = self.save(step, kind, **more)

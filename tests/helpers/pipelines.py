@@ -39,7 +39,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lastcall
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage.files import Files
 
 BATCHES = 12  # of a pass over loader()

@@ -16,10 +16,13 @@ import numpy.typing as npt
 
 from helpers.world import block, content, noise
 from lastcall import errors, memory
-from lastcall.core import naming, restore, shares, writer
-from lastcall.core import record as records
-from lastcall.core.catalog import Entry
-from lastcall.core.record import Record
+from lastcall.core.checkpoint import filenames
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Record
+from lastcall.core.engine import writer
+from lastcall.core.ranks import partition
+from lastcall.core.restore import restore
 from lastcall.formats import layouts, manifest, safetensors
 from lastcall.types import Extent, FileLayout, Group, Kind, Region, Share, Target, TensorEntry
 
@@ -81,10 +84,10 @@ def write(
     writers = states.keys() if writers is None else writers
     made, described = [], []
     for rank in writers:
-        portion = shares.portion(states[rank], rank, writers)
+        portion = partition.portion(states[rank], rank, writers)
         described.append(json.loads(json.dumps(manifest.describe(rank, portion))))
-        made.append(_small(naming.document(rank), json.dumps({"rank": rank}).encode()))
-        made += [safetensors.layout(naming.tensors(group.name, rank), group.entries, {"format": "pt"}) for group in portion]
+        made.append(_small(filenames.document(rank), json.dumps({"rank": rank}).encode()))
+        made += [safetensors.layout(filenames.tensors(group.name, rank), group.entries, {"format": "pt"}) for group in portion]
     made.append(_small(manifest.NAME, manifest.merge(described)))
     return commit(folder, engine, made, world or len(states))
 

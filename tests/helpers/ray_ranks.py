@@ -11,13 +11,13 @@ from typing import Any
 
 from ray.train import Checkpoint
 
-from lastcall.adapters.ray.committing import Committing
-from lastcall.adapters.ray.echo import Echo
-from lastcall.adapters.ray.flow import Flow
-from lastcall.adapters.ray.meeting import Line
-from lastcall.adapters.ray.ownsave import OwnSave
-from lastcall.adapters.ray.reporting import Reporting
-from lastcall.adapters.ray.serving import Serving
+from lastcall.adapters.ray.saves.script_save import OwnSave
+from lastcall.adapters.ray.worker.committing import Committing
+from lastcall.adapters.ray.worker.connection import Line
+from lastcall.adapters.ray.worker.flow import Flow
+from lastcall.adapters.ray.worker.preemption_info import Echo
+from lastcall.adapters.ray.worker.reporting import Reporting
+from lastcall.adapters.ray.worker.responder import Serving
 from lastcall.core.store import memory
 from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lastcall import events, testing
-from lastcall.core.report import Report
+from lastcall.core.progress.report import Report
 
 
 class Reported:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lastcall.adapters.torch import script as scripts
+from lastcall import script as scripts
 
 BATCHES = 4
 EPOCHS = 6

@@ -13,11 +13,11 @@ from helpers.together import PATIENCE, at_once
 from helpers.world import block, content, noise, put
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core import restore
-from lastcall.core.gate import Gate
+from lastcall.core.ranks.world import World
+from lastcall.core.restore import restore
 from lastcall.core.session import FINISHED, Session
 from lastcall.core.store.memory import MemoryStore
-from lastcall.core.world import World
+from lastcall.core.sync.gate import Gate
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Group, Notice, Share, TensorEntry

@@ -14,21 +14,21 @@ from typing import Any, TypeVar
 from helpers import ranks as states
 from helpers.ranks import Whole, rows
 from lastcall import clock as clocks
-from lastcall.core import shares
-from lastcall.core.budget import Budget
-from lastcall.core.catalog import Catalog, Entry
-from lastcall.core.fencing import Fence
-from lastcall.core.gathering import Gathering, Order
-from lastcall.core.homes import Homes
-from lastcall.core.joining import Joined, Start
-from lastcall.core.keys import Keys
-from lastcall.core.liveness import Peers
-from lastcall.core.parcels import Parcels
-from lastcall.core.ranks import Ranks
-from lastcall.core.saving import Saver
+from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.engine.writer import Engine
+from lastcall.core.joint.joint_start import Joined, Start
+from lastcall.core.joint.peers import Ranks
+from lastcall.core.joint.save import Gathering, Order
+from lastcall.core.ranks import partition
+from lastcall.core.ranks.heartbeat import Peers
+from lastcall.core.ranks.keys import Keys
+from lastcall.core.ranks.world import World
+from lastcall.core.save.budget import Budget
+from lastcall.core.save.saver import Saver
 from lastcall.core.store.memory import MemoryStore
-from lastcall.core.world import World
-from lastcall.core.writer import Engine
+from lastcall.core.transfer.directories import Homes
+from lastcall.core.transfer.parts import Parcels
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Kind
 
@@ -91,7 +91,7 @@ class Member:
 
     def capture(self, step: int, writers: Sequence[int], **more: Any) -> Capture:
         groups = states.state(self.tensors, self.rank, self.ranks.size)
-        return Capture(step, {"rank": self.rank}, shares.portion(groups, self.rank, writers), **more)
+        return Capture(step, {"rank": self.rank}, partition.portion(groups, self.rank, writers), **more)
 
     def save(self, order: Order, step: int = 1, **more: Any) -> Entry:
         return self.gathering.save(self.capture(step, order.writers, **more), order)

@@ -15,8 +15,11 @@ import pytest
 
 from lastcall import clock as clocks
 from lastcall import errors, memory
-from lastcall.core import catalog, restore, saving, writer
-from lastcall.core.budget import Budget
+from lastcall.core.checkpoint import catalog
+from lastcall.core.engine import writer
+from lastcall.core.restore import restore
+from lastcall.core.save import saver
+from lastcall.core.save.budget import Budget
 from lastcall.formats import safetensors
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Group, Kind, TensorEntry
@@ -121,12 +124,12 @@ class World:
         self.catalog.open(self.clock)
         self.engine = writer.Engine(threads, self.files)
         self.budget = Budget(self.clock)
-        self.saver = saving.Saver(self.catalog, self.engine, self.budget, self.clock, run="r", incarnation=1)
+        self.saver = saver.Saver(self.catalog, self.engine, self.budget, self.clock, run="r", incarnation=1)
         entries = self.catalog.entries()
         self.saver.follow(entries, entries[0] if entries else None)
 
     def save(self, state: State, step: int, kind: Kind = Kind.JIT, **request: object) -> catalog.Entry:
-        return self.saver.save(state.capture(step), saving.Request(kind, "test", **request))  # type: ignore[arg-type]
+        return self.saver.save(state.capture(step), saver.Request(kind, "test", **request))  # type: ignore[arg-type]
 
     def restore(self, state: State) -> catalog.Entry | None:
         return restore.newest(self.catalog, self.engine, state)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stage import Fate, Rank, Stage
-from lastcall.core import election
-from lastcall.core.agreement import Agreement, Verdict
-from lastcall.core.election import Decision, Position
+from lastcall.core.ranks import election
+from lastcall.core.ranks.agreement import Agreement, Verdict
+from lastcall.core.ranks.election import Decision, Position
 
 PATIENCE = 5.0
 seeds = st.integers(0, 2**32)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastcall.kube import annotations as noted
-from lastcall.kube import inject, kinds, patches, review
-from lastcall.kube.inject import Options
+from lastcall.kube.inject import annotations as noted
+from lastcall.kube.inject import draft, inject, kinds
+from lastcall.kube.inject.inject import Options
+from lastcall.kube.webhook import review
 from unit.kube.objects import every, trainjob
 
 OPTIONS = Options(image="lastcall:1")
@@ -39,7 +40,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
     obj["metadata"]["annotations"] = draw(ANNOTATIONS)
     for _ in range(draw(st.integers(0, 3))):
         *above, last = draw(st.sampled_from(places(obj)))
-        node = patches.at(obj, tuple(above))
+        node = draft.at(obj, tuple(above))
         if draw(st.booleans()) and isinstance(node, dict):
             node[draw(st.sampled_from(["env", "volumes", "lifecycle", "initContainers", "volumeMounts", "restartPolicy"]))] = draw(JUNK)
         elif last in node if isinstance(node, dict) else last < len(node):
@@ -85,7 +86,7 @@ def test_an_object_with_junk_in_it_never_fails(obj: dict[str, Any], operation: s
     answer = answered({"uid": "u", "operation": operation, "namespace": "n", "object": obj, "oldObject": old})
     assert answer is not None and answer.result != "failed", answer
     if answer.operations:
-        patches.applied(obj, json.loads(base64.b64decode(answer.document["response"]["patch"])))
+        draft.applied(obj, json.loads(base64.b64decode(answer.document["response"]["patch"])))
 
 
 @st.composite
@@ -97,12 +98,12 @@ def version(draw: st.DrawFn, kind: str) -> dict[str, Any]:
         **draw(st.sampled_from([{}, {"lastcall.dev/grace-seconds": "60"}])),
     }
     for path in [path for path in places(made) if path[-2:] == ("containers", 0)]:
-        container, pod = patches.at(made, path), patches.at(made, path[:-2])
+        container, pod = draft.at(made, path), draft.at(made, path[:-2])
         container["name"] = draw(st.sampled_from(["main", "other"]))
         container |= draw(st.sampled_from([{}, {"env": [{"name": "A"}]}, {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}}]))
         pod |= draw(st.sampled_from([{}, {"terminationGracePeriodSeconds": 200}, {"restartPolicy": "Never"}]))
     if draw(st.booleans()):
-        made = patches.applied(made, inject.patch(made, options=OPTIONS))
+        made = draft.applied(made, inject.patch(made, options=OPTIONS))
     return made
 
 
@@ -113,7 +114,7 @@ def test_an_update_from_one_version_to_another_never_fails(versions: tuple[dict[
     answer = answered({"uid": "u", "operation": "UPDATE", "namespace": "n", "object": new, "oldObject": old})
     assert answer is not None and answer.result in ("patched", "unchanged"), answer
     if answer.operations:
-        patches.applied(new, json.loads(base64.b64decode(answer.document["response"]["patch"])))
+        draft.applied(new, json.loads(base64.b64decode(answer.document["response"]["patch"])))
 
 
 def kept(before: Any, after: Any, path: tuple[Any, ...] = ()) -> None:
@@ -141,7 +142,7 @@ def test_a_patch_applies_keeps_what_was_there_and_is_made_once(obj: dict[str, An
     except noted.AnnotationError:
         return
     assert obj == before
-    after = patches.applied(obj, operations)
+    after = draft.applied(obj, operations)
     kept(before, after)
     assert inject.patch(after, options=OPTIONS) == []
 
@@ -172,4 +173,4 @@ def test_an_object_of_five_megabytes_is_patched() -> None:
     answer = answered({"uid": "u", "operation": "CREATE", "object": obj})
     assert answer is not None and answer.result == "patched"
     made = json.loads(base64.b64decode(answer.document["response"]["patch"]))
-    assert kinds.of(patches.applied(obj, made)) is not None
+    assert kinds.of(draft.applied(obj, made)) is not None

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import ranks
-from lastcall.core import restore, shares, writer
+from lastcall.core.engine import writer
+from lastcall.core.ranks import partition
+from lastcall.core.restore import restore
 
 dimensions = st.one_of(st.integers(0, 9), st.sampled_from([33, 64, 130]))
 shapes = st.one_of(st.lists(dimensions, max_size=2), st.lists(st.integers(1, 7), min_size=3, max_size=4)).map(tuple)
@@ -48,9 +50,9 @@ def test_what_some_ranks_wrote_is_what_other_ranks_read(
 ) -> None:
     saved, loaded, before, after = plan
     states = {rank: ranks.state(saved, rank, before) for rank in range(before)}
-    holdings = {rank: shares.holdings(groups) for rank, groups in states.items()}
+    holdings = {rank: partition.holdings(groups) for rank, groups in states.items()}
     writers = {0, *data.draw(st.sets(st.integers(0, before - 1)), label="writers")}
-    if shares.missing(holdings, writers):
+    if partition.missing(holdings, writers):
         writers = set(states)
     with mock.patch.object(writer, "CHUNK", 4096), tempfile.TemporaryDirectory() as folder:
         engine = writer.Engine(2)
@@ -74,7 +76,7 @@ def test_the_portions_of_all_ranks_are_as_large_as_the_whole(
     states = {rank: ranks.state(saved, rank, before) for rank in range(before)}
     sizes = dict.fromkeys(saved, 0)
     for rank, groups in states.items():
-        for entry in shares.portion(groups, rank, range(before))[0].entries:
+        for entry in partition.portion(groups, rank, range(before))[0].entries:
             if entry.share is not None:
                 sizes[entry.name.partition("@")[0]] += entry.source.nbytes
                 assert entry.share.holders == (rank,)

@@ -173,6 +173,17 @@ def replay_memory_of_named_tuples() -> None:
 
 
 @shape(kills=KILLS)
+def replay_memory_of_tuples_that_begin_with_an_array() -> None:
+    """(state, action, reward, done): comparing its first item with a text gives an array."""
+    memory: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=20)
+    with protect() as run:
+        for _ in run.steps(STEPS):
+            memory.append((np.random.rand(4).astype(np.float32), 1, random.random(), False))
+            picked = random.sample(memory, min(4, len(memory)))
+            learn([torch.from_numpy(state) for state, *_ in picked], scale=1 + sum(reward for _, _, reward, _ in picked))
+
+
+@shape(kills=KILLS)
 def decimals_and_fractions() -> None:
     data = loader()
     with protect(data=data) as run:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # The module that is asked for -> "module:function" of ours, which fills it.
-ALIASES = {"ray.train._internal.jit_checkpoint_config": "lastcall.adapters.ray.config:publish"}
+ALIASES = {"ray.train._internal.jit_checkpoint_config": "lastcall.adapters.ray.driver.config:publish"}
 
 
 class Loader:

@@ -23,8 +23,8 @@ PATCHES = {
 }
 # Where only Ray's own variable says yes, nothing but Ray Train is touched: a Trainer outside of Ray stays as it is.
 RAY = {
-    "ray.train.v2.api.data_parallel_trainer": "lastcall.adapters.ray.patch:protect_all",
-    "ray.tune.execution.class_cache": "lastcall.adapters.ray.tuning:hand_on",
+    "ray.train.v2.api.data_parallel_trainer": "lastcall.adapters.ray.driver.patch:protect_all",
+    "ray.tune.execution.class_cache": "lastcall.adapters.ray.driver.tune:hand_on",
 }
 
 _ON = ("1", "true", "yes", "on")

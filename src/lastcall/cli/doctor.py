@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lastcall.cli import ls, output, watch
-from lastcall.core import catalog as catalogs
-from lastcall.doctor import inspection, rundir
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.doctor import inspection
+from lastcall.doctor.checks import rundir
 from lastcall.doctor.finding import Case, Finding
 from lastcall.storage import files as storage
 

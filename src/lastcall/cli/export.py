@@ -20,8 +20,8 @@ from typing import Any
 
 from lastcall import errors, memory
 from lastcall.cli import output, show, verify
-from lastcall.core import writer
-from lastcall.core.inventory import Inventory, Place
+from lastcall.core.engine import writer
+from lastcall.core.restore.inventory import Inventory, Place
 from lastcall.formats import safetensors, torchzip
 from lastcall.storage import files as storage
 from lastcall.types import FileLayout, TensorEntry

@@ -20,9 +20,9 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.cli import output
-from lastcall.core import catalog as catalogs
-from lastcall.core import record as records
-from lastcall.core.record import Record
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.record import Record
 
 _NAME = re.compile(r"checkpoint-\d+(\.replaced-\d+)?(?P<aside>\.damaged-\d+)?")
 _DEPTH = 4  # how far below a directory runs are looked for

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pause": ("pause", "have a run save, stop, and stay stopped"),
     "resume": ("pause", "let a paused run go on"),
     "doctor": ("doctor", "say what will happen here when the machine is taken away"),
-    "kube": ("kube", "Kubernetes: one annotation protects a job; pause, resume, status"),
+    "kube": ("kube.command", "Kubernetes: one annotation protects a job; pause, resume, status"),
     "drill": ("drill", "really preempt a real run, and report what was lost"),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.cli import ls, output, watch
-from lastcall.core import catalog as catalogs
+from lastcall.core.checkpoint import catalog as catalogs
 from lastcall.storage import files as storage
 
 _POLL = 0.1  # seconds

@@ -17,8 +17,8 @@ from typing import Any
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.cli import ls, output
-from lastcall.core import catalog as catalogs
-from lastcall.core.catalog import Catalog, Entry, Keep
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.checkpoint.catalog import Catalog, Entry, Keep
 from lastcall.storage import files as storage
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.cli import ls, output
-from lastcall.core import catalog as catalogs
-from lastcall.core.record import Record
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.checkpoint.record import Record
 from lastcall.formats import safetensors
 
 _SHORT = 12  # digits of a digest that are enough to tell two apart

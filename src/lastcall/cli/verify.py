@@ -15,9 +15,10 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.cli import ls, output
-from lastcall.core import record as records
-from lastcall.core import restore, writer
-from lastcall.core.catalog import Entry
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.engine import writer
+from lastcall.core.restore import restore
 from lastcall.storage import files as storage
 
 _BAR = 30

@@ -21,8 +21,8 @@ from typing import Any
 
 from lastcall import events
 from lastcall.cli import ls, output
-from lastcall.core import catalog as catalogs
-from lastcall.core import registry
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.process import registry
 
 PAUSE = "pause.json"
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process

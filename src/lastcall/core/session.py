@@ -20,31 +20,36 @@ from typing import Protocol
 
 from lastcall import clock as clocks
 from lastcall import errors, memory, settings
-from lastcall.core import catalog as catalogs
-from lastcall.core import exits, joining, refusal, restore, shares, space
-from lastcall.core.budget import Budget
-from lastcall.core.copier import Copier
-from lastcall.core.gate import Gate
-from lastcall.core.gathering import Gathering, Order
-from lastcall.core.guard import Guard
-from lastcall.core.joint import Joint
-from lastcall.core.latch import Latch
-from lastcall.core.leaving import Leaving
-from lastcall.core.metrics_page import MetricsPage
-from lastcall.core.mirror import Mirror
-from lastcall.core.outside import Outside
-from lastcall.core.periodic import Periodic
-from lastcall.core.preparing import Preparing
-from lastcall.core.ranks import HANG, LOST, Ranks
-from lastcall.core.report import Report
-from lastcall.core.saving import Request, Saver
-from lastcall.core.serving import Serving, named
-from lastcall.core.snapshot import Arena
-from lastcall.core.starting import Starting
-from lastcall.core.status_push import StatusPush
-from lastcall.core.witness import Witness
-from lastcall.core.world import World
-from lastcall.core.writer import Engine
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.checkpoint.departure import Leaving
+from lastcall.core.engine.snapshot import Arena
+from lastcall.core.engine.writer import Engine
+from lastcall.core.guard.guard import Guard
+from lastcall.core.joint import joint_start
+from lastcall.core.joint.joint import Joint
+from lastcall.core.joint.peers import Ranks
+from lastcall.core.joint.save import Gathering, Order
+from lastcall.core.mirror.mirror import Mirror
+from lastcall.core.mirror.upload_duty import Copier
+from lastcall.core.notice.launcher_link import Outside
+from lastcall.core.notice.periodic import Periodic
+from lastcall.core.notice.responder import Serving, named
+from lastcall.core.notice.warmup import Preparing
+from lastcall.core.process import exits, refusal
+from lastcall.core.progress.page import MetricsPage
+from lastcall.core.progress.push import StatusPush
+from lastcall.core.progress.report import Report
+from lastcall.core.proof.witness import Witness
+from lastcall.core.ranks import partition
+from lastcall.core.ranks.heartbeat import HANG, LOST
+from lastcall.core.ranks.world import World
+from lastcall.core.restore import restore
+from lastcall.core.save import spare_space
+from lastcall.core.save.budget import Budget
+from lastcall.core.save.saver import Request, Saver
+from lastcall.core.startup.startup import Starting
+from lastcall.core.sync.gate import Gate
+from lastcall.core.sync.latch import Latch
 from lastcall.events import EventLog, Progress
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage import files as storage
@@ -325,7 +330,7 @@ class Session:
             return capture
         everybody = tuple(range(self.ranks.size)) if writers is None else writers
         files = capture.files if self.ranks.rank == min(everybody) else tuple(file for file in capture.files if not file.shared)
-        return dataclasses.replace(capture, groups=shares.portion(capture.groups, self.ranks.rank, everybody), files=files)
+        return dataclasses.replace(capture, groups=partition.portion(capture.groups, self.ranks.rank, everybody), files=files)
 
     def write(self, capture: Capture, request: Request, boundary: Boundary) -> catalogs.Entry:
         """Commit, alone or together. `capture` is what this rank writes of this boundary, which all ranks save."""
@@ -380,7 +385,7 @@ class Session:
             for path in self.catalog.prune(self.keep):
                 self.events.emit("pruned", path=path.name)
         if self.gathering is None or self.gathering.at_hand:
-            space.warn_if_short(self.catalog, record.written)
+            spare_space.warn_if_short(self.catalog, record.written)
 
     def has(self, name: str) -> bool:
         """Whether there is a checkpoint of this name, here or where the ranks have committed it."""
@@ -528,7 +533,7 @@ class Session:
         if self.gathering is not None:
             self.gathering.close()
             if self.outcome is Outcome.FINISHED and self.world.rank == 0:
-                joining.sweep(self.catalog)  # all have read the last decision: nobody is left to obey it
+                joint_start.sweep(self.catalog)  # all have read the last decision: nobody is left to obey it
         self._agent.join()
         self._scribe.join(2.0)
         for reporter in self.reporters:

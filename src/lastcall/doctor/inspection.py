@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass
 
 from lastcall import settings
-from lastcall.doctor import capacity, configuration, delivery, finding, grace, rays, restart, rundir, storage
+from lastcall.doctor import finding
+from lastcall.doctor.checks import capacity, configuration, delivery, grace, ray, restart, rundir, storage
 from lastcall.doctor.finding import Case, Finding
-from lastcall.launch import commandline, platforms
+from lastcall.launch import platforms
+from lastcall.launch.shell import commandline
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def inspect(case: Case, known: rundir.Directory | None) -> Report:
     findings += grace.check_platform(case, jit, expected, platform.name)
     findings += grace.check_torchrun(launch, jit, expected, case.environ)
     findings += grace.check_slurm(launch, expected, case.environ)
-    findings += rays.check(case, launch, jit, expected, versions["ray"])
+    findings += ray.check(case, launch, jit, expected, versions["ray"])
     findings += of_storage
     if case.directory is not None and not any(item.name == "writable" and item.level == "risk" for item in of_storage):
         findings += storage.check_room(case.directory, expected.nbytes, known.spare if known else 0)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import errors, events
-from lastcall.core import catalog as catalogs
-from lastcall.core import record as records
-from lastcall.core.record import Record
+from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.record import Record
 from lastcall.storage import files as storage
 from lastcall.types import Kind
 

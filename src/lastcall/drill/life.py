@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lastcall import errors
-from lastcall.core import registry
-from lastcall.core.registry import Member
+from lastcall.core.process import registry
+from lastcall.core.process.registry import Member
 from lastcall.drill.options import Options
 from lastcall.launch import environment, processes
 from lastcall.launch.processes import Process

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastcall import settings
-from lastcall.core import witness
-from lastcall.core.witness import Plan, Statement
+from lastcall.core.proof import witness
+from lastcall.core.proof.witness import Plan, Statement
 from lastcall.drill import causes, evidence, words
 from lastcall.drill.interruption import Interrupted, Interruptions
 from lastcall.drill.life import Life

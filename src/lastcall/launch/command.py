@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lastcall import settings
-from lastcall.core import handover, liveness, logs, registry
+from lastcall.core.checkpoint import handover
+from lastcall.core.process import identity, logs, registry
 from lastcall.launch import environment, machines, outcome, platforms, processes, restarts, store
 from lastcall.launch.ears import Ears
 from lastcall.launch.options import Options
@@ -243,7 +244,7 @@ def _registry() -> Iterator[registry.Registry]:
         settings.fail(f"no place for a few small files: {error}. Set TMPDIR to a directory that can be written to.")
     book = registry.Registry(folder)
     try:
-        book.sign(dataclasses.asdict(liveness.Process.own()))
+        book.sign(dataclasses.asdict(identity.Process.own()))
     except OSError as error:  # a full TMPDIR: then nobody below can tell when this process is killed
         log.warning("The launcher could not write down who it is (%s): if it is killed, the training below it goes on", error)
     try:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lastcall import errors
-from lastcall.core import recovery, registry
-from lastcall.core.recovery import Rescued
+from lastcall.core.process import registry
+from lastcall.core.startup import recovery
+from lastcall.core.startup.recovery import Rescued
 
 log = logging.getLogger("lastcall")
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lastcall import errors
-from lastcall.core import exits
-from lastcall.core.registry import Member
+from lastcall.core.process import exits
+from lastcall.core.process.registry import Member
 from lastcall.launch import processes
 from lastcall.launch.supervisor import Ending
 from lastcall.types import Notice, Outcome

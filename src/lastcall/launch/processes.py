@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lastcall.core import registry
+from lastcall.core.process import registry
 
 _PR_SET_CHILD_SUBREAPER = 36
 _AGENTS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}

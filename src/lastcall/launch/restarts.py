@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lastcall.core.registry import Member
+from lastcall.core.process.registry import Member
 from lastcall.launch.options import Options
 from lastcall.launch.outcome import Result, Verdict
 from lastcall.types import Notice

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Collection
 
-from lastcall.core import registry
+from lastcall.core.process import registry
 from lastcall.launch import processes
 from lastcall.launch.options import Options
 from lastcall.launch.processes import Process

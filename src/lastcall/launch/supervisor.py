@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lastcall.core import registry
+from lastcall.core.process import registry
 from lastcall.launch import processes
 from lastcall.launch.ears import RESET, Ears, Heard
 from lastcall.launch.options import Options

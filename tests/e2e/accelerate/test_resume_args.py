@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helpers import chain
 from helpers.nursery import Nursery, environment, until
-from lastcall.core import handover
+from lastcall.core.checkpoint import handover
 
 SCRIPT = Path(__file__).parent / "scripts" / "no_trainer.py"
 ON = {"LASTCALL_ENABLED": "1", "FORKED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}

@@ -14,7 +14,7 @@ from helpers import ranks_plan, ranks_trials, running
 from helpers.ranks_jobs import LASTCALL_RUN, SCRIPTS, Job, Launched, Launcher
 from helpers.ranks_plan import Plan
 from helpers.ranks_trials import Life, References, Trial
-from lastcall.core import registry
+from lastcall.core.process import registry
 from lastcall.launch import processes
 
 PLAN = Plan(steps=60, seconds=0.08)  # seconds in which an orphan finds that it is one: many times as many as it needs

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import ports
 from helpers.nursery import PATIENCE, environment
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage import files as storage
 
 SCRIPT = """

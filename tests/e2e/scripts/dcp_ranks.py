@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
 from lastcall.dcp import Reader, Writer
 
 

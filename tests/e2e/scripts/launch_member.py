@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from lastcall.core import registry
+from lastcall.core.process import registry
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory", type=Path)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from lastcall.adapters.torch import placement
+from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state.entries import StateSet
 from unit.adapters.torch.roundtrip import read
 

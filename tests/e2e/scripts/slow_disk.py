@@ -16,7 +16,7 @@ import runpy
 import sys
 import time
 
-from lastcall.core import succession
+from lastcall.core.startup import takeover
 from lastcall.storage import files as storage
 
 plain = storage.Files.fsync
@@ -42,6 +42,6 @@ if os.environ.get("SLOW_DISK"):
 if os.environ.get("NO_LOCKS"):
     fcntl.lockf = fcntl.fcntl = refuse  # type: ignore[assignment]
 if os.environ.get("IMPATIENT"):
-    succession.PATIENCE = 0.0
+    takeover.PATIENCE = 0.0
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -15,7 +15,7 @@ import pytest
 from helpers import ranks_jobs, trainer_chain
 from helpers.nursery import Nursery, environment, until
 from helpers.trainer_chain import PLAIN, QUICK, SAVED, SCRIPTS, Blow, Chain, places
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
 from lastcall.types import Kind
 
 SCRIPT = SCRIPTS / "bits_sharded.py"

@@ -9,7 +9,8 @@ import pytest
 
 from helpers.world import State, World
 from lastcall.cli import main
-from lastcall.core import saving, writer
+from lastcall.core.engine import writer
+from lastcall.core.save import saver
 from lastcall.types import Kind
 from unit.cli.harness import Cli, MakeRun, Said
 
@@ -36,7 +37,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
             for step in steps:
                 state.step(step)
                 made = state.capture(step, **{"metrics": {"loss": step / 100}, **capture})
-                world.saver.save(made, saving.Request(kind, reason))
+                world.saver.save(made, saver.Request(kind, reason))
         return root
 
     return make

@@ -12,7 +12,7 @@ HOLD = """
     import time
     from pathlib import Path
     from lastcall import clock
-    from lastcall.core.catalog import Catalog
+    from lastcall.core.checkpoint.catalog import Catalog
     from lastcall.storage import files
 
     Catalog(Path({root!r}), files.Files()).open(clock.Clock())

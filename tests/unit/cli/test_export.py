@@ -19,7 +19,7 @@ from helpers import forging
 from helpers.nursery import environment
 from helpers.world import SIZES, flip, header_of, noise
 from lastcall.cli import export
-from lastcall.core import writer
+from lastcall.core.engine import writer
 from lastcall.storage import files as storage
 from unit.cli.harness import Cli, MakeRun
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.world import State, World, flip
 from lastcall.cli import ls
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
 from lastcall.types import Kind
 from unit.cli.harness import Cli, MakeRun
 

@@ -35,7 +35,7 @@ ACTOR = """
     import sys, time
     from pathlib import Path
     from lastcall import clock, events
-    from lastcall.core.catalog import Catalog
+    from lastcall.core.checkpoint.catalog import Catalog
     from lastcall.storage import files
 
     root = Path({root!r})

@@ -8,9 +8,10 @@ import pytest
 
 from lastcall import testing
 from lastcall.cli import prune
-from lastcall.core import record as records
-from lastcall.core import restore, writer
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.engine import writer
+from lastcall.core.restore import restore
 from lastcall.storage import files as storage
 from processes import Script
 from unit.cli.harness import HOLD, Cli, MakeRun

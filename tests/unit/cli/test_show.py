@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.world import SIZES
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
 from lastcall.types import Kind
 from unit.cli.harness import Cli, MakeRun
 

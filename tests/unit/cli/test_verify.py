@@ -12,8 +12,10 @@ import pytest
 from helpers.nursery import environment
 from helpers.world import flip
 from lastcall.cli import ls
-from lastcall.core import catalog, restore, writer
-from lastcall.core import record as records
+from lastcall.core.checkpoint import catalog
+from lastcall.core.checkpoint import record as records
+from lastcall.core.engine import writer
+from lastcall.core.restore import restore
 from lastcall.types import Kind
 from processes import Script
 from unit.cli.harness import HOLD, Cli, MakeRun

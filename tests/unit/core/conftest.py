@@ -8,13 +8,14 @@ import pytest
 from helpers import mirrors
 from helpers.mirrors import Watched
 from helpers.world import World
-from lastcall.core import saving, writer
+from lastcall.core.engine import writer
+from lastcall.core.save import saver
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CHUNK", 8192)
-    monkeypatch.setattr(saving, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
+    monkeypatch.setattr(saver, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
 
 
 @pytest.fixture

@@ -17,8 +17,10 @@ from helpers.mirrors import Failing, Held, Watched
 from helpers.sessions import Crew, saved
 from helpers.world import flip
 from lastcall import errors
-from lastcall.core import digest, joining, parcels, supplying
-from lastcall.core.liveness import Process
+from lastcall.core.engine import digest
+from lastcall.core.joint import joint_start
+from lastcall.core.process.identity import Process
+from lastcall.core.transfer import distribute, parts
 
 
 def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
@@ -64,7 +66,7 @@ def test_two_machines_may_have_one_directory_that_the_first_does_not_see(
 ) -> None:
     """They took it from each other when they told directories apart by machine."""
     real, numbers = Process.own(), itertools.count()
-    monkeypatch.setattr(joining.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1"))
+    monkeypatch.setattr(joint_start.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1"))
     saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
     assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
     shutil.rmtree(tmp_path / "b")
@@ -191,7 +193,7 @@ def test_a_checkpoint_that_cannot_be_brought_ends_all(tmp_path: Path, place: Wat
     def unreachable(*_: object) -> None:
         raise errors.StorageError("no route to host")
 
-    monkeypatch.setattr(parcels.Parcels, "bring", unreachable)
+    monkeypatch.setattr(parts.Parcels, "bring", unreachable)
     refused(crew(tmp_path, place, "abb").train(1000), "could not be brought to")
     assert [step_of(path) for path in tmp_path.glob("a/checkpoint-*")], "it is not damaged"
 
@@ -323,7 +325,7 @@ def sharing(made: Crew, name: str, told: Callable[[], bool] = lambda: False) -> 
         if step == 4:
             made.sessions[rank].background.begin("test")
             made.sessions[rank].background.wait()
-            supplying.share(made.sessions[rank], name, "test", told)
+            distribute.share(made.sessions[rank], name, "test", told)
 
     made.hook = hook
     assert made.train(6) == [6] * made.size
@@ -342,7 +344,7 @@ def test_what_cannot_be_shared_is_said_and_holds_nobody_up(
     def unreachable(*_: object) -> None:
         raise errors.StorageError("no route to host")
 
-    monkeypatch.setattr(parcels.Parcels, "bring", unreachable)
+    monkeypatch.setattr(parts.Parcels, "bring", unreachable)
     sharing(crew(tmp_path, place, "abb"), "checkpoint-4")
     assert "checkpoint-4 could not be brought to" in caplog.text and "no route to host" in caplog.text
 

@@ -21,15 +21,20 @@ import torch
 import lastcall
 from lastcall import clock as clocks
 from lastcall import errors, events
-from lastcall.core import contents, digest, guard, keys, leaving, mailbox, recovery, succession
-from lastcall.core import record as records
-from lastcall.core.catalog import Catalog
-from lastcall.core.fencing import Fence
-from lastcall.core.metrics_page import MetricsPage
-from lastcall.core.parcels import Parcels
+from lastcall.core.checkpoint import departure
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.engine import digest
+from lastcall.core.guard import guard, mailbox
+from lastcall.core.progress.page import MetricsPage
+from lastcall.core.ranks import keys
+from lastcall.core.restore import contents
+from lastcall.core.startup import recovery, takeover
 from lastcall.core.store.client import StoreClient
 from lastcall.core.store.memory import MemoryStore
 from lastcall.core.store.server import StoreServer
+from lastcall.core.transfer.parts import Parcels
 from lastcall.formats import marshalled
 from lastcall.storage import files as storage
 from lastcall.storage import objects
@@ -314,7 +319,7 @@ def test_d6_a_document_of_gigabytes_is_refused_before_a_byte_is_read(tmp_path: P
     with open(tmp_path / "state.json", "wb") as file:
         file.truncate(huge)
     record = records.Record(1, 1, Kind.MANUAL, "", True, (FileRecord("state.json", huge, huge, "", ("x",)),))
-    from lastcall.core.catalog import Entry
+    from lastcall.core.checkpoint.catalog import Entry
 
     with pytest.raises(errors.CheckpointError, match="more than the .* that are read"):
         contents.small_file(Entry(tmp_path, record), "state.json")
@@ -428,9 +433,9 @@ def test_d8_crafted_guard_areas_are_passed_over(directory: Path, tmp_path: Path,
 def test_d9_a_leaver_with_more_time_than_anybody_has_is_not_waited_for(directory: Path, seconds: float) -> None:
     word = {"rank": 0, "reason": "x", "seconds": seconds, "process": {"host": "elsewhere", "pid": 1, "started": 1}, "machine": "m"}
     (directory / ".lastcall" / "leaving-0.json").write_text(json.dumps(word))
-    assert leaving.found(directory / ".lastcall") == []
+    assert departure.found(directory / ".lastcall") == []
     catalog = Catalog(directory, storage.Files())
-    assert succession.Succession(catalog, CLOCK, lambda: False).open()
+    assert takeover.Succession(catalog, CLOCK, lambda: False).open()
     catalog.close()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lastcall.core import record as records
-from lastcall.core.catalog import Catalog, Entry, Keep, superfluous
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Catalog, Entry, Keep, superfluous
 from lastcall.storage import files as storage
 from lastcall.types import Kind
 

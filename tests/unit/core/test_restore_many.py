@@ -12,9 +12,11 @@ from helpers import ranks
 from helpers.ranks import Live, Whole, grid, rows
 from helpers.world import State, World, content, flip, header_of
 from lastcall import errors
-from lastcall.core import contents, digest, naming, restore, writer
-from lastcall.core import record as records
-from lastcall.core.catalog import Entry
+from lastcall.core.checkpoint import filenames
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.engine import digest, writer
+from lastcall.core.restore import contents, restore
 from lastcall.formats import manifest
 from lastcall.types import FileRecord, Region
 
@@ -112,7 +114,7 @@ def test_one_process_that_wrote_alone_is_read_by_many(tmp_path: Path, engine: wr
 
 def test_only_the_files_that_a_rank_needs_are_opened(entry: Entry, engine: writer.Engine) -> None:
     for file in entry.record.files:
-        if naming.rank_of(file.name) == 3 and file.name != naming.document(3):
+        if filenames.rank_of(file.name) == 3 and file.name != filenames.document(3):
             os.unlink(entry.path / file.name)
     tensors = {"w": TENSORS["w"]}
     load(entry, engine, Live(tensors, 1), 4).check(range(4))

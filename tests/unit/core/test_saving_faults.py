@@ -12,16 +12,18 @@ import pytest
 
 from helpers.world import State, World, restored
 from lastcall import errors, testing
-from lastcall.core import restore, saving, writer
-from lastcall.core.catalog import Keep
-from lastcall.core.space import Method
+from lastcall.core.checkpoint.catalog import Keep
+from lastcall.core.engine import writer
+from lastcall.core.restore import restore
+from lastcall.core.save import saver
+from lastcall.core.save.spare_space import Method
 from lastcall.storage import files as storage
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CHUNK", 8192)
-    monkeypatch.setattr(saving, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
+    monkeypatch.setattr(saver, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_a_lasting_error_is_given_up_after_three_attempts(tmp_path: Path, state:
     with World(tmp_path / "run", files) as world:
         with pytest.raises(errors.SaveError, match="checkpoint-1 could not be saved .Input/output error.; nothing was committed"):
             world.save(state, 1)
-        assert files.calls["fsync"] == saving.ATTEMPTS
+        assert files.calls["fsync"] == saver.ATTEMPTS
         assert os.listdir(world.catalog.staging) == []
 
 
@@ -176,7 +178,7 @@ def operations(quick: Path) -> int:
     """How many file operations a save with the pruning after it makes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "CHUNK", 8192)
-        patch.setattr(saving, "_DIRECT_FROM", 4096)
+        patch.setattr(saver, "_DIRECT_FROM", 4096)
         saved, files, _ = attempt(quick / "count")
     assert saved
     return files.total

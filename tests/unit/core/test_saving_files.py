@@ -10,14 +10,16 @@ import pytest
 
 from helpers.world import State, World, block, flip, noise, put
 from lastcall import errors, memory, testing
-from lastcall.core import digest, restore, saving
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
+from lastcall.core.engine import digest
+from lastcall.core.restore import restore
+from lastcall.core.save import saver
 from lastcall.testing import FakeClock, Fault, FaultyFiles
 from lastcall.types import Capture, Extent, File, FileLayout, Kind
 
 pytestmark = pytest.mark.usefixtures("small")
 
-REQUEST = saving.Request(Kind.JIT, "SIGTERM")
+REQUEST = saver.Request(Kind.JIT, "SIGTERM")
 NAMES = ("model.bin", "small.json", "sub/one.bin", "sub/deeper/two.bin", "empty/none.bin")
 
 
@@ -134,7 +136,7 @@ def test_where_the_time_runs_out_nothing_is_committed(tmp_path: Path, kind: Kind
         if with_groups:
             late = Capture(2, {}, State(seed=1).groups, files=late.files)
         with pytest.raises(errors.DeadlineError, match="step 2"):
-            world.saver.save(late, saving.Request(kind, "SIGTERM", deadline=clock.now() + 30.0))
+            world.saver.save(late, saver.Request(kind, "SIGTERM", deadline=clock.now() + 30.0))
         assert [entry.record.step for entry in world.catalog.entries()] == [1]
         assert os.listdir(world.catalog.staging) == []
         assert not (world.catalog.root / "checkpoint-2").exists()
@@ -144,7 +146,7 @@ def test_where_the_time_runs_out_nothing_is_committed(tmp_path: Path, kind: Kind
 
 def test_an_abandoned_save_commits_nothing(world: World) -> None:
     with pytest.raises(errors.DeadlineError, match="given up"):
-        world.saver.save(capture(), saving.Request(Kind.PERIODIC, "x", abandoned=lambda: True))
+        world.saver.save(capture(), saver.Request(Kind.PERIODIC, "x", abandoned=lambda: True))
     assert world.catalog.entries() == [] and os.listdir(world.catalog.staging) == []
 
 

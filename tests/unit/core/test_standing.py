@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lastcall.core.report import Standing
+from lastcall.core.progress.report import Standing
 
 
 def test_f15_a_periodic_save_during_the_kill_wait_is_no_answer_to_the_notice() -> None:

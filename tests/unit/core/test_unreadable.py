@@ -15,9 +15,9 @@ import pytest
 
 from helpers.world import State, World
 from lastcall import errors
-from lastcall.core import digest
-from lastcall.core import record as records
-from lastcall.core.catalog import Catalog, Keep
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Catalog, Keep
+from lastcall.core.engine import digest
 from lastcall.storage import errnos
 from lastcall.storage import files as storage
 from lastcall.types import Kind
@@ -273,7 +273,7 @@ def test_h2_on_a_real_overlay(tmp_path: Path) -> None:
 import sys; sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
 from pathlib import Path
 from helpers.world import State, World
-from lastcall.core.catalog import Keep
+from lastcall.core.checkpoint.catalog import Keep
 from lastcall.types import Kind
 with World(Path({str(over / "m" / "run")!r})) as world:
     state = State()

@@ -12,8 +12,8 @@ from helpers import mirrors
 from helpers.mirrors import Watched
 from lastcall import clock as clocks
 from lastcall import errors, testing
-from lastcall.core.catalog import Catalog, Keep
-from lastcall.core.mirror import Mirror
+from lastcall.core.checkpoint.catalog import Catalog, Keep
+from lastcall.core.mirror.mirror import Mirror
 from lastcall.events import EventLog
 from lastcall.storage import files as storage
 from lastcall.storage import mounts, objects, patience

@@ -18,7 +18,7 @@ from lastcall.drill.options import Options
 JOIN = """
 import os, sys, time
 from pathlib import Path
-from lastcall.core.registry import Membership
+from lastcall.core.process.registry import Membership
 membership = Membership(Path(os.environ["LASTCALL_REGISTRY"]), Path("here"))
 membership.update(step=4, resumed=3)
 print("joined", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lastcall.cli import proved
-from lastcall.core.witness import Statement
+from lastcall.core.proof.witness import Statement
 from lastcall.drill import causes, proof
 from lastcall.drill.evidence import Checkpoint
 from lastcall.drill.options import Options

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from helpers.world import State, World
 from lastcall import clock, events
-from lastcall.core import registry
-from lastcall.core.saving import Request
+from lastcall.core.process import registry
+from lastcall.core.save.saver import Request
 from lastcall.types import Kind
 
 parser = argparse.ArgumentParser()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lastcall.kube.kubectl import Kubectl
+from lastcall.kube.jobs.kubectl import Kubectl
 from unit.kube.cluster import Cluster
 
 

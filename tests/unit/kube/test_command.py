@@ -17,7 +17,7 @@ import yaml
 
 from helpers import nursery
 from lastcall.cli import main
-from lastcall.kube import certificates
+from lastcall.kube.webhook import certificates
 from unit.kube import objects
 from unit.kube.objects import ON, job, made, pod, protected, trainer
 

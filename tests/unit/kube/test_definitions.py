@@ -15,7 +15,7 @@ from kubeflow_trainer_api import models
 
 from helpers import kube_checks, kube_kinds, kube_rules, kube_schemas, kubeflow_objects
 from kube import objects
-from lastcall.kube import inject, patches
+from lastcall.kube.inject import draft, inject
 
 KINDS = {kind.name: kind for kind in kube_kinds.all_kinds()}
 MODELS = {
@@ -106,7 +106,7 @@ def test_nothing_that_the_webhook_writes_is_dropped_or_refused(name: str) -> Non
     item["metadata"]["annotations"] = {**WISHES}
     operations = inject.patch(item, options=inject.Options(image="lastcall:1"))
     assert len(operations) > 2
-    assert faults(patches.applied(item, operations)) == []
+    assert faults(draft.applied(item, operations)) == []
 
 
 def test_nothing_of_the_seeds_trainjob_is_dropped_or_refused() -> None:

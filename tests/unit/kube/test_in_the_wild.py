@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lastcall.kube import annotations, inject
-from lastcall.kube.inject import Options
+from lastcall.kube.inject import annotations, inject
+from lastcall.kube.inject.inject import Options
 from unit.kube.objects import ON, job, made, pod, protected, trainer, variables
 
 SIZES = {"cpu": "8", "memory": "64Gi"}

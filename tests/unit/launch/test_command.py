@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lastcall.cli.main import main
-from lastcall.core import registry
-from lastcall.core.liveness import Process
+from lastcall.core.process import registry
+from lastcall.core.process.identity import Process
 from lastcall.launch import command
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from lastcall.core.registry import Member
+from lastcall.core.process.registry import Member
 from lastcall.launch import outcome
 from lastcall.launch.outcome import Result
 from lastcall.launch.supervisor import Ending

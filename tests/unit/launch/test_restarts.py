@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lastcall.core.registry import Member
+from lastcall.core.process.registry import Member
 from lastcall.launch import restarts
 from lastcall.launch.options import Options
 from lastcall.launch.outcome import Result, Verdict

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from lastcall.core import registry
-from lastcall.core.registry import Member
+from lastcall.core.process import registry
+from lastcall.core.process.registry import Member
 from lastcall.launch.options import Options
 from lastcall.launch.stopping import Stopping
 from lastcall.types import Notice

@@ -15,14 +15,14 @@ import pytest
 
 from helpers.world import State, World
 from lastcall import clock, errors
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage import locks
 from lastcall.storage.files import Files
 
 SECOND = """
 import sys
 from pathlib import Path
-from lastcall.core.catalog import Catalog
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage.files import Files
 catalog = Catalog(Path(sys.argv[1]), Files())
 catalog.make()

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from lastcall.adapters.accelerate.company import Company
-from lastcall.core import digest, handover, jobs
-from lastcall.core import record as records
-from lastcall.core.record import SENTINEL, Record
-from lastcall.core.writer import CHUNK
+from lastcall.core.checkpoint import handover
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.record import SENTINEL, Record
+from lastcall.core.engine import digest
+from lastcall.core.engine.writer import CHUNK
+from lastcall.core.process import job_identity
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord, Kind, Notice
 
@@ -97,7 +99,7 @@ def _put_on_record(files: storage.Files, staging: Path, target: Path, answer: An
         exact=False,
         because=_NOT_EXACT,
         files=tuple(found),
-        run=jobs.identity(),
+        run=job_identity.identity(),
         save=handover.EXPECTED if answer.resumes else "",
         world=world,
         created=time.time(),

@@ -32,12 +32,13 @@ from lastcall import errors, settings
 from lastcall.adapters.accelerate import atomic, resuming
 from lastcall.adapters.accelerate.company import Company
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.protection import Guarded
-from lastcall.adapters.torch.script import Script, find
-from lastcall.core import exits, handover, jobs, registry
-from lastcall.core.budget import Budget
+from lastcall.core.checkpoint import handover
+from lastcall.core.process import exits, job_identity, registry
+from lastcall.core.save.budget import Budget
 from lastcall.core.store import Store
+from lastcall.script import Script, find
 from lastcall.settings import JITCheckpointConfig
+from lastcall.shield.listening import Guarded
 from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
@@ -211,7 +212,7 @@ class Watch:
             f"{found.path} was saved for a restart ({step}), and this one has not loaded it: training has begun anew. To go on from "
             f"it: lastcall run --resume-args '--resume_from_checkpoint {{path}}' -- COMMAND, or give the script that path yourself"
         )
-        if found.demands_a_resume(jobs.identity(), time.time()):
+        if found.demands_a_resume(job_identity.identity(), time.time()):
             self._end()
             settings.fail(f"{told}. To train anew: move it away, or give the script another folder")
         log.warning("%s", told)

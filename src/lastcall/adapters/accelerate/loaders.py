@@ -20,9 +20,9 @@ from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, Seed
 
 from lastcall import errors
 from lastcall.adapters.torch.data import loaders as data
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.adapters.torch.rng import Captured, Noted, Randomness
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.randomness.rng import Captured, Noted, Randomness
+from lastcall.core.checkpoint.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 VERSION = 1

@@ -17,9 +17,10 @@ from accelerate.state import PartialState  # type: ignore[import-untyped]
 from accelerate.utils.constants import RNG_STATE_NAME  # type: ignore[import-untyped]
 
 from lastcall.adapters.accelerate import prepared
-from lastcall.adapters.torch import framework, rng
-from lastcall.adapters.torch.recording import Recorder
-from lastcall.adapters.torch.shadowing import answering, recording_alone
+from lastcall.adapters.torch import framework
+from lastcall.adapters.torch.randomness import rng
+from lastcall.adapters.torch.recorded_save.per_thread import answering, recording_alone
+from lastcall.adapters.torch.recorded_save.recording import Recorder
 from lastcall.types import File
 
 

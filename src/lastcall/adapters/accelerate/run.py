@@ -10,8 +10,8 @@ from lastcall import errors, settings
 from lastcall.adapters.accelerate import loaders, prepared
 from lastcall.adapters.accelerate.subject import AcceleratorSubject
 from lastcall.adapters.torch.run import Run
-from lastcall.core import restore
-from lastcall.core.catalog import PRIVATE, Entry
+from lastcall.core.checkpoint.catalog import PRIVATE, Entry
+from lastcall.core.restore import restore
 from lastcall.core.session import Session
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage.files import Files

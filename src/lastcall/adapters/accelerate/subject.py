@@ -15,10 +15,10 @@ from typing import Any
 
 from lastcall import errors
 from lastcall.adapters.accelerate import prepared, recording
-from lastcall.adapters.torch import placement
+from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.framework import FrameworkSubject
 from lastcall.adapters.torch.state.entries import StateSet
-from lastcall.core.restore import Loading, Stored
+from lastcall.core.restore.restore import Loading, Stored
 from lastcall.formats import tree
 from lastcall.types import Capture, File
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerCallback, WorkerGroupCallback
 
+from lastcall import script as scripts
 from lastcall.adapters.ray.controller import Controller
-from lastcall.adapters.ray.harmless import harmless
-from lastcall.adapters.torch import script as scripts
+from lastcall.adapters.ray.never_raise import harmless
 from lastcall.settings import JIT, JITCheckpointConfig, stop_file
 
 # Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no module.
@@ -109,7 +109,7 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
     def after_init_train_context(self) -> None:
         """In the main thread, after Ray has installed its own SIGTERM handler and before training starts: here, and nowhere else, does
         a handler of ours stay."""
-        from lastcall.adapters.ray.worker import Worker
+        from lastcall.adapters.ray.worker.worker import Worker
 
         if self._place is not None:
             scripts.provide(self.sources)

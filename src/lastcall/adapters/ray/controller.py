@@ -9,8 +9,10 @@ from typing import Any
 import ray
 
 from lastcall import errors
-from lastcall.adapters.ray import internals, leftover, meeting
-from lastcall.core import logs
+from lastcall.adapters.ray import internals
+from lastcall.adapters.ray.saves import uncommitted
+from lastcall.adapters.ray.worker import connection
+from lastcall.core.process import logs
 from lastcall.core.store.server import StoreServer
 from lastcall.settings import JITCheckpointConfig
 
@@ -26,7 +28,7 @@ class Controller:
         self._secret = os.urandom(16).hex()
         self._server = StoreServer(secret=self._secret)
         self._incarnation = 0
-        self._line: meeting.Line | None = None
+        self._line: connection.Line | None = None
         self._reports = 0
         self._noticed = False
         self._run = run
@@ -44,7 +46,7 @@ class Controller:
     def finished(self, result: Any) -> None:
         """The run is over. One that failed may be submitted again, and then goes on from what it left."""
         if self._run is not None and result is not None and result.error is None:
-            leftover.forget_state(self._run.run_config.storage_context)
+            uncommitted.forget_state(self._run.run_config.storage_context)
 
     def next_incarnation(self) -> dict[str, Any]:
         """A new worker group is about to start: where its ranks meet."""
@@ -59,7 +61,7 @@ class Controller:
         }
         if self._line is not None:
             self._line.close()
-        self._line = meeting.connect({**place, "host": "127.0.0.1"}, -1, 0)
+        self._line = connection.connect({**place, "host": "127.0.0.1"}, -1, 0)
         return place
 
     def reported(self, checkpoint: Any) -> None:
@@ -92,7 +94,7 @@ class Controller:
 
     def _saved(self) -> bool:
         try:
-            return self._line is not None and self._line.agreement.wait_for(meeting.SAVED, 0.0) is not None
+            return self._line is not None and self._line.agreement.wait_for(connection.SAVED, 0.0) is not None
         except errors.StoreLost:
             return False
 

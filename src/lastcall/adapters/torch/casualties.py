@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch.utils.data._utils import signal_handling
 
-from lastcall.core.gate import Gate
+from lastcall.core.sync.gate import Gate
 
 _NAME = "_error_if_any_worker_fails"
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from lastcall import errors, memory
-from lastcall.adapters.torch.rng import Captured
-from lastcall.adapters.torch.shadowing import shadowed
+from lastcall.adapters.torch.randomness.rng import Captured
+from lastcall.adapters.torch.recorded_save.per_thread import shadowed
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, File, FileLayout

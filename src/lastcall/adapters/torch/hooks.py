@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lastcall.adapters.torch import cuda, placement
-from lastcall.core.gate import Gate
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.tensors import cuda
+from lastcall.core.sync.gate import Gate
 
 _LESSONS = 64  # passes after which the shape of the loop is known
 _SAMPLES = 3  # parameters looked at

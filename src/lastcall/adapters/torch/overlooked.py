@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from lastcall.adapters.torch import placement
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.distributed import placement
+from lastcall.core.checkpoint.doubts import Doubts
 
 _LOOKS = frozenset({1, 2, 4, 16})  # passes after which what is alive is looked at
 _SEARCHES = frozenset({2, 16})  # ... and looked for: a tenth of a second in a process with torch

@@ -24,24 +24,28 @@ from typing import Any, TypeVar
 import torch
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import arguments, collecting, endings, hooks, pinned, repeats
+from lastcall.adapters.torch import hooks
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.batches import Batches, Numbers
 from lastcall.adapters.torch.carry import places
 from lastcall.adapters.torch.carry.carrier import Carrier
 from lastcall.adapters.torch.carry.kept import Kept
-from lastcall.adapters.torch.counting import Counting, Itself
 from lastcall.adapters.torch.data import items
-from lastcall.adapters.torch.forecast import Forecast
+from lastcall.adapters.torch.loop import arguments, collecting, endings, repeats
+from lastcall.adapters.torch.loop.batches import Batches, Numbers
+from lastcall.adapters.torch.loop.counting import Counting, Itself
+from lastcall.adapters.torch.loop.forecast import Forecast
+from lastcall.adapters.torch.loop.prelude import Prelude
 from lastcall.adapters.torch.overlooked import Overlooked
-from lastcall.adapters.torch.prelude import Prelude
-from lastcall.adapters.torch.protection import Afterwards, Protection
 from lastcall.adapters.torch.subject import TorchSubject
-from lastcall.core import mirror, refusal, witness
-from lastcall.core.catalog import Entry
-from lastcall.core.gate import Gate
+from lastcall.adapters.torch.tensors import pinned
+from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.mirror import mirror
+from lastcall.core.process import refusal
+from lastcall.core.proof import witness
 from lastcall.core.session import Session
+from lastcall.core.sync.gate import Gate
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.shield.listening import Afterwards, Protection
 from lastcall.storage.files import Files
 from lastcall.types import Kind, Outcome
 

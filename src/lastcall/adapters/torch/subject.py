@@ -20,20 +20,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lastcall import errors
-from lastcall.adapters.torch import cuda, hooks, hyperparameters, mail, sampling
+from lastcall.adapters.torch import hooks, hyperparameters
 from lastcall.adapters.torch.carry.carrier import Carrier
 from lastcall.adapters.torch.casualties import Casualties
 from lastcall.adapters.torch.data import items
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data.noticing import Noticed
+from lastcall.adapters.torch.last_state import recorder
+from lastcall.adapters.torch.last_state.shared_state import Together
 from lastcall.adapters.torch.overlooked import Overlooked
-from lastcall.adapters.torch.rng import Captured, Randomness
+from lastcall.adapters.torch.randomness.rng import Captured, Randomness
 from lastcall.adapters.torch.state.entries import StateSet
-from lastcall.adapters.torch.together import Together
-from lastcall.core import digest, mailbox, pieces
-from lastcall.core.doubts import Doubts
-from lastcall.core.gate import Gate
-from lastcall.core.restore import Loading, Stored
+from lastcall.adapters.torch.tensors import cuda, sampling
+from lastcall.core.checkpoint.doubts import Doubts
+from lastcall.core.engine import digest
+from lastcall.core.guard import mailbox
+from lastcall.core.proof import pieces
+from lastcall.core.restore.restore import Loading, Stored
+from lastcall.core.sync.gate import Gate
 from lastcall.formats import tree
 from lastcall.types import Capture, Group, Source
 
@@ -180,9 +184,9 @@ class TorchSubject:
     def join(self, run: str, incarnation: int, folder: Path) -> None:
         self._credit = max(self._credit, _TOGETHER)
 
-        def writer(box: mailbox.Mailbox) -> mail.Mail:
+        def writer(box: mailbox.Mailbox) -> recorder.Mail:
             values, trackers = self.state.values, self._trackers
-            return mail.Mail(box, self, values, trackers, self._randomness, self._positions, lambda: self._every_boundary)
+            return recorder.Mail(box, self, values, trackers, self._randomness, self._positions, lambda: self._every_boundary)
 
         self.together.join(run, incarnation, folder, writer)
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 from lastcall import errors, settings
-from lastcall.adapters.torch.c10d import C10dStore
+from lastcall.adapters.torch.distributed.c10d import C10dStore
+from lastcall.core.ranks.world import World
 from lastcall.core.store import Scoped, Store
-from lastcall.core.world import World
 from lastcall.settings import JITCheckpointConfig
 
 log = logging.getLogger("lastcall")

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lastcall.core import digest, jobs
-from lastcall.core import record as records
-from lastcall.core.catalog import PRIVATE
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import PRIVATE
+from lastcall.core.engine import digest
+from lastcall.core.process import job_identity
 
 log = logging.getLogger("lastcall")
 _FILE = "calls.json"
@@ -93,7 +94,7 @@ class Calls:
 
     def __init__(self, root: Path) -> None:
         self._path = root / PRIVATE / _FILE
-        self.job = jobs.identity()
+        self.job = job_identity.identity()
         self._calls = _read(self._path)
 
     def before(self, number: int) -> Call | None:

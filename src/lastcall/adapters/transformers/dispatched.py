@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.adapters.torch.rng import Captured, Noted, Randomness
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.randomness.rng import Captured, Noted, Randomness
+from lastcall.core.checkpoint.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "accelerate-dispatched", 1

@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import protection
 from lastcall.adapters.transformers.arguments import redirect
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.adapters.transformers.run import TrainerRun
-from lastcall.core import exits
+from lastcall.core.process import exits
 from lastcall.settings import JITCheckpointConfig
+from lastcall.shield import listening
 
 log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
@@ -53,7 +53,7 @@ def _init(original: Any) -> Any:
         arguments: Any = given.get("args")
         callback = next(filter(_is_ours, given.get("callbacks") or ()), None)
         ours = (_everywhere or callback is not None) and _settings(callback).enabled
-        if ours and arguments is not None and not protection.taken:
+        if ours and arguments is not None and not listening.taken:
             redirect(arguments, _settings(callback))  # before the constructor makes the script's folder
         if ours and getattr(arguments, "enable_jit_checkpoint", False):
             # Theirs would take the signal in the constructor. It is put back: a script may look at its own arguments.
@@ -79,7 +79,7 @@ def _train(original: Any) -> Any:
         if (callback is None and not _everywhere) or getattr(self, "_lastcall_run", None) is not None:
             return original(*call.args, **call.kwargs)
         jit = _settings(callback)
-        if not jit.enabled or protection.taken:  # in a train worker of Ray the Trainer is asked to save by Ray's own adapter
+        if not jit.enabled or listening.taken:  # in a train worker of Ray the Trainer is asked to save by Ray's own adapter
             return original(*call.args, **call.kwargs)
         if call.arguments.get("trial") is not None:
             log.warning("A trial of a hyperparameter search is not protected")

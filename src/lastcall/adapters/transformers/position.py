@@ -24,11 +24,11 @@ from lastcall import errors
 from lastcall.adapters.accelerate import loaders as prepared
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data import position as positions
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.adapters.torch.rng import Randomness
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.randomness.rng import Randomness
 from lastcall.adapters.transformers import dispatched
 from lastcall.adapters.transformers.dispatched import DispatchedTracker
-from lastcall.core.doubts import Doubts
+from lastcall.core.checkpoint.doubts import Doubts
 
 log = logging.getLogger("lastcall")
 KIND, VERSION = "trainer", 1

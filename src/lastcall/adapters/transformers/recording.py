@@ -24,9 +24,10 @@ import torch
 from transformers import Trainer
 
 from lastcall import errors, memory
-from lastcall.adapters.torch import framework, rng
-from lastcall.adapters.torch.recording import Recorder
-from lastcall.adapters.torch.shadowing import answering, recording_alone, shadowed
+from lastcall.adapters.torch import framework
+from lastcall.adapters.torch.randomness import rng
+from lastcall.adapters.torch.recorded_save.per_thread import answering, recording_alone, shadowed
+from lastcall.adapters.torch.recorded_save.recording import Recorder
 from lastcall.types import File, FileLayout
 
 log = logging.getLogger("lastcall")

@@ -16,17 +16,21 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import pinned
 from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.protection import Afterwards, Protection
+from lastcall.adapters.torch.tensors import pinned
 from lastcall.adapters.transformers import arguments, calls, choosing, listeners
 from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
-from lastcall.core import exits, mirror, restore, supplying, witness
-from lastcall.core.catalog import PRIVATE, Entry, Keep
-from lastcall.core.contents import small_file
+from lastcall.core.checkpoint.catalog import PRIVATE, Entry, Keep
+from lastcall.core.mirror import mirror
+from lastcall.core.process import exits
+from lastcall.core.proof import witness
+from lastcall.core.restore import restore
+from lastcall.core.restore.contents import small_file
 from lastcall.core.session import Session
+from lastcall.core.transfer import distribute
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.shield.listening import Afterwards, Protection
 from lastcall.types import Kind, Outcome
 
 log = logging.getLogger("lastcall")
@@ -124,7 +128,7 @@ class TrainerRun:
             session.keep = dataclasses.replace(session.keep, always=frozenset({name}))
             if session.mirror is not None and session.world.rank == 0:
                 session.mirror.bring(name, lambda: session.latch.raised)
-            supplying.share(session, name, "start", lambda: session.latch.raised)  # what one rank finds, all must find
+            distribute.share(session, name, "start", lambda: session.latch.raised)  # what one rank finds, all must find
 
     @property
     def listening(self) -> bool:
@@ -368,7 +372,7 @@ class TrainerRun:
             session.catalog.prune(dataclasses.replace(session.keep, over=True, resumable=last))
         best = self.trainer.state.best_model_checkpoint
         if self.trainer.args.load_best_model_at_end and best:
-            supplying.share(session, Path(best).name, "end")
+            distribute.share(session, Path(best).name, "end")
         self.subject.training = False
         self.trainer._initial_global_step = self.subject.ledger.first
         return start_time - self.subject.tally.before

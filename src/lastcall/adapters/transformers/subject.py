@@ -21,8 +21,8 @@ from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.transformers import recording
 from lastcall.adapters.transformers.ledger import Ledger, Tally
 from lastcall.adapters.transformers.position import Position
-from lastcall.core.gate import Gate
-from lastcall.core.restore import Loading, Stored
+from lastcall.core.restore.restore import Loading, Stored
+from lastcall.core.sync.gate import Gate
 from lastcall.formats import tree
 from lastcall.types import Capture, File
 

@@ -1,7 +1,7 @@
 """The key-value store through which the ranks of a run agree. One protocol, three backends that pass one conformance suite:
 
 client/server   our own, which lives in `lastcall run`, outside every training process
-c10d            torch's (adapters/torch/c10d.py), where there is no launcher: under torchrun it lives in the agent
+c10d            torch's (adapters/torch/distributed/c10d.py), where there is no launcher: under torchrun it lives in the agent
 memory          one process, for tests and simulations
 """
 

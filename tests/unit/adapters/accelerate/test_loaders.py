@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from lastcall import errors
 from lastcall.adapters.accelerate import loaders
 from lastcall.adapters.torch.data import loaders as data
-from lastcall.adapters.torch.rng import Randomness
+from lastcall.adapters.torch.randomness.rng import Randomness
 
 BATCHES = 5
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lastcall.adapters.accelerate import auto, resuming
-from lastcall.core.budget import Budget
+from lastcall.core.save.budget import Budget
 from lastcall.settings import JITCheckpointConfig
 from lastcall.testing import FakeClock
 from lastcall.types import Notice

@@ -14,8 +14,8 @@ from accelerate.utils import ProjectConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 import lastcall
-from lastcall.adapters.torch import shadowing
 from lastcall.adapters.torch.data import loaders as data
+from lastcall.adapters.torch.recorded_save import per_thread
 
 QUIET = lastcall.JITCheckpointConfig(kill_wait=0.0, spare=False)
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_another_thread_is_answered_as_ever() -> None:
     Accelerator(cpu=True)
     found = []
-    with shadowing.answering(PartialState, "is_main_process", "us", threading.get_ident()):
+    with per_thread.answering(PartialState, "is_main_process", "us", threading.get_ident()):
         assert PartialState().is_main_process == "us"
         other = threading.Thread(target=lambda: found.append(PartialState().is_main_process))
         other.start()

@@ -11,12 +11,14 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.preemption import PreemptionInfo
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 
-from lastcall.adapters.ray import internals, leftover, meeting
+from lastcall.adapters.ray import internals
 from lastcall.adapters.ray.callback import JITCallback
 from lastcall.adapters.ray.controller import Controller
+from lastcall.adapters.ray.saves import uncommitted
+from lastcall.adapters.ray.worker import connection
 from lastcall.settings import JITCheckpointConfig
 
-Joined = Callable[[int, int], meeting.Line]
+Joined = Callable[[int, int], connection.Line]
 NOTICE = PreemptionInfo(None, {"node": [0]})
 
 
@@ -32,10 +34,10 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
 @pytest.fixture
 def joined(controller: Controller) -> Iterator[Joined]:
     """A rank of the next incarnation."""
-    lines: list[meeting.Line] = []
+    lines: list[connection.Line] = []
 
-    def join(rank: int, size: int) -> meeting.Line:
-        lines.append(meeting.connect(controller.next_incarnation(), rank, size))
+    def join(rank: int, size: int) -> connection.Line:
+        lines.append(connection.connect(controller.next_incarnation(), rank, size))
         return lines[-1]
 
     yield join
@@ -123,7 +125,7 @@ def test_b8_an_error_of_the_script_after_a_notice_is_charged_as_ever(controller:
 
 
 def test_b8_an_error_after_a_notice_that_was_answered_by_a_save_is_free_once(controller: Controller, joined: Joined) -> None:
-    joined(0, 2).agreement.tell(meeting.SAVED, {})
+    joined(0, 2).agreement.tell(connection.SAVED, {})
     assert polled(controller, bug(), WorkerStatus(True)).has_preempted_worker()
     controller.next_incarnation()
     assert not polled(controller, bug(), WorkerStatus(True)).has_preempted_worker()
@@ -141,7 +143,7 @@ def test_b8_what_a_rank_fails_of_whose_peer_was_taken_away_is_a_consequence(cont
 def test_b6_a_run_that_ended_well_leaves_no_state_for_the_next_one_of_its_name(
     controller: Controller, storage: Any, error: Exception | None
 ) -> None:
-    leftover.leave_state(storage, ".lastcall/state-1", [None], {})
+    uncommitted.leave_state(storage, ".lastcall/state-1", [None], {})
     folder = Path(storage.experiment_fs_path, ".lastcall", "state-1")
     folder.mkdir()
     run = SimpleNamespace(run_config=SimpleNamespace(storage_context=storage))
@@ -150,4 +152,4 @@ def test_b6_a_run_that_ended_well_leaves_no_state_for_the_next_one_of_its_name(
     callback._controller.start()
     callback.after_controller_finish(SimpleNamespace(error=error))
     kept = error is not None  # it may be submitted again
-    assert (leftover.find_state(storage, None)[0] is not None, folder.exists()) == (kept, kept)
+    assert (uncommitted.find_state(storage, None)[0] is not None, folder.exists()) == (kept, kept)

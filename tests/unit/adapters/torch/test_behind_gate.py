@@ -12,8 +12,8 @@ import torch
 
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.clock import Clock
-from lastcall.core.gate import Gate
-from lastcall.core.outside import Outside
+from lastcall.core.notice.launcher_link import Outside
+from lastcall.core.sync.gate import Gate
 from lastcall.types import Capture
 
 LARGE = 1 << 19  # numbers: 2 MB of floats, too large for a boundary copy

@@ -18,7 +18,7 @@ import lastcall
 from lastcall import errors
 from lastcall.adapters.torch.carry import flow, frames, owners, values
 from lastcall.adapters.torch.overlooked import Overlooked
-from lastcall.core.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog, Entry
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage.files import Files
 

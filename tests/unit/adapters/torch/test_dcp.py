@@ -26,7 +26,7 @@ from helpers.world import flip
 from lastcall import errors
 from lastcall.adapters.torch.dcp import publishing, values
 from lastcall.cli import main
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
 from lastcall.dcp import Reader, Writer
 from lastcall.storage import files as storage
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch.state import copies, strided
+from lastcall.adapters.torch.state import copies
 from lastcall.adapters.torch.state.entries import StateSet
+from lastcall.adapters.torch.tensors import strided
 from unit.adapters.torch import training
 from unit.adapters.torch.roundtrip import Saved, read
 

@@ -12,9 +12,9 @@ import tqdm
 
 import lastcall
 from lastcall import errors
-from lastcall.adapters.torch import endings
-from lastcall.core.catalog import Catalog
-from lastcall.core.report import Report
+from lastcall.adapters.torch.loop import endings
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.progress.report import Report
 from lastcall.storage.files import Files
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch.state import arrays, dtypes, strided, tensors
+from lastcall.adapters.torch.tensors import arrays, dtypes, strided, tensors
 from lastcall.formats import safetensors
 from unit.adapters.torch.roundtrip import read, write
 

@@ -13,10 +13,10 @@ import pytest
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback as Theirs
 
 from lastcall import errors
-from lastcall.adapters.torch import protection
 from lastcall.adapters.transformers import patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.shield import listening
 
 Make = Callable[..., Any]
 HUNG = ("_maybe_log_save_evaluate", "_evaluate", "_run_epoch", "_init_training_state", "_finalize_training", "_save_checkpoint")
@@ -48,11 +48,11 @@ def test_who_asked_for_all_is_not_overruled_by_who_asks_for_one(fresh: Any) -> N
 
 def test_in_a_train_worker_of_ray_a_trainer_is_left_to_rays_adapter(fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     patch.apply(fresh, everywhere=True)
-    monkeypatch.setattr(protection, "taken", "Ray Train")
+    monkeypatch.setattr(listening, "taken", "Ray Train")
     trainer = make()
     trainer.train()
     assert trainer.state.global_step == 2 and not (Path(trainer.args.output_dir) / ".lastcall").exists()
-    monkeypatch.setattr(protection, "taken", "")
+    monkeypatch.setattr(listening, "taken", "")
     make().train()
     assert (Path(trainer.args.output_dir) / ".lastcall").exists()
 

@@ -18,7 +18,7 @@ from lastcall import errors
 from lastcall.adapters.transformers import calls, listeners, patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.adapters.transformers.run import TrainerRun
-from lastcall.core import record as records
+from lastcall.core.checkpoint import record as records
 from lastcall.settings import JITCheckpointConfig
 
 Make = Callable[..., Any]

@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from lastcall.adapters.torch.carry import frames, places
-from lastcall.core.doubts import Doubts
+from lastcall.core.checkpoint.doubts import Doubts
 
 
 def check_iterator(frame: FrameType, found: Mapping[str, Mapping[str, Any]], doubts: Doubts) -> None:

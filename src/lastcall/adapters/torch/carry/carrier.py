@@ -20,8 +20,8 @@ from lastcall.adapters.torch.carry import calls, classes, frames, movers, owners
 from lastcall.adapters.torch.carry.handed import Handed
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.carry.remade import Remade
-from lastcall.adapters.torch.script.scopes import Loop
-from lastcall.core.doubts import Doubts
+from lastcall.core.checkpoint.doubts import Doubts
+from lastcall.script.source.scopes import Loop
 
 log = logging.getLogger("lastcall")
 _TOLD = 8  # names in a log line

@@ -58,7 +58,7 @@ def made(saved: Any, *, anew: bool = False) -> Any:
     """What was saved, with everything in it that has a class made again; the same object where nothing has, unless it is to be made
     `anew`, for an object of its own. Raises LookupError."""
     kind = type(saved)
-    if kind is tuple and len(saved) > 3 and saved[0] == _TAG:
+    if kind is tuple and len(saved) > 3 and type(saved[0]) is str and saved[0] == _TAG:
         return _made(*saved[1:])
     if kind in (list, tuple, set, frozenset, collections.deque):
         items = [made(item, anew=anew) for item in saved]

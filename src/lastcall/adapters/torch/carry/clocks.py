@@ -6,7 +6,7 @@ import ast
 import datetime
 import functools
 
-from lastcall.adapters.torch.script.scopes import assignments
+from lastcall.script.source.scopes import assignments
 
 _CLOCKS = frozenset(
     {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "default_timer"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from lastcall.adapters.torch.script.scopes import Loop, below
-from lastcall.adapters.torch.script.sources import Body
+from lastcall.script.source.scopes import Loop, below
+from lastcall.script.source.sources import Body
 
 Names = frozenset[str]
 _NONE: Names = frozenset()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from lastcall.adapters.torch.script import scopes
+from lastcall.script.source import scopes
 
 _HELD = 4  # references to a frame's own dict: the frame, its reader, _forget() and getrefcount()
 _PROXIED = sys.version_info >= (3, 13)

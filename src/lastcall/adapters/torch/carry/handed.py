@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lastcall.adapters.torch import placement
+from lastcall.adapters.torch.distributed import placement
 
 
 class Handed:

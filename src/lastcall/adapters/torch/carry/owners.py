@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lastcall.adapters.torch.carry import classes, clocks, frames, movers, values
-from lastcall.adapters.torch.script import sources
+from lastcall.script.source import sources
 
 _DEPTH = 4
 _MANY = 2000  # owners

@@ -10,8 +10,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lastcall.adapters.torch.carry import clocks, flow, frames
-from lastcall.adapters.torch.script import sources
-from lastcall.adapters.torch.script.scopes import Loop, below
+from lastcall.script.source import sources
+from lastcall.script.source.scopes import Loop, below
 
 READ_AGAIN = frozenset({"step", "epoch", "resumed"})  # what a loop may ask the run for, to begin where it was
 

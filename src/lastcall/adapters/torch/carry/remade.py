@@ -10,7 +10,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from lastcall.adapters.torch.carry import flow, frames, places
-from lastcall.adapters.torch.script.scopes import Loop, below
+from lastcall.script.source.scopes import Loop, below
 
 _DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 

@@ -12,8 +12,8 @@ import torch
 
 from lastcall import errors
 from lastcall.adapters.torch.carry import classes, frames, movers
-from lastcall.adapters.torch.state import tensors
-from lastcall.core import digest
+from lastcall.adapters.torch.tensors import tensors
+from lastcall.core.engine import digest
 from lastcall.formats import tree
 
 ITEMS = 20_000  # of a container

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.torch.data import lazy, position, replaying, seen
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.data import position
+from lastcall.adapters.torch.data.delivery import replaying, seen
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.data.objects import lazy
+from lastcall.core.checkpoint.doubts import Doubts
 
 VERSION = 1
 KIND = "items"

@@ -25,9 +25,11 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader as torch_dataloader
 
-from lastcall.adapters.torch.data import between, facts, lazy, position, replaying, seeding, seen
-from lastcall.adapters.torch.data import inside as workers
-from lastcall.adapters.torch.data import randomness as rng
+from lastcall.adapters.torch.data import loader_facts, position
+from lastcall.adapters.torch.data import worker_side as workers
+from lastcall.adapters.torch.data.delivery import between, replaying, seen
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.data.objects import lazy, seeding
 
 log = logging.getLogger("lastcall")
 
@@ -68,7 +70,7 @@ class Followed:
         self._lc_pass = passage
         passage.iterator = weakref.ref(self)
         self._lc_drawn = False
-        self._lc_watched = not (passage.iterable or facts.trusted(loader))
+        self._lc_watched = not (passage.iterable or loader_facts.trusted(loader))
         passage.draws = 0
         passage.over = type(loader.dataset).__name__
         ahead = loader.num_workers * (getattr(loader, "prefetch_factor", None) or 2)
@@ -472,12 +474,12 @@ class PassHandle:
 
 
 def new_pass(loader: Any, ledger: position.Ledger, begin: rng.State, pool: position.Pool | None) -> position.Pass:
-    told, sampler = facts.sampler_epochs(loader), facts.sampler_facts(loader)
+    told, sampler = loader_facts.sampler_epochs(loader), loader_facts.sampler_facts(loader)
     if ledger.told:
-        facts.compare_epochs(loader, ledger.told, ledger.doubts)
+        loader_facts.compare_epochs(loader, ledger.told, ledger.doubts)
         ledger.told = ()
     held = ledger.holding.begin(ledger.doubts)
-    return position.Pass(facts.facts(loader), told, begin, pool=pool, sampler=sampler, held=held)
+    return position.Pass(loader_facts.facts(loader), told, begin, pool=pool, sampler=sampler, held=held)
 
 
 def missing() -> list[str]:

@@ -22,11 +22,12 @@ import torch
 from torch.utils import data as torch_data
 
 from lastcall import errors
-from lastcall.adapters.torch.data import between, facts, iterators, opening, position, rescaling, sites
-from lastcall.adapters.torch.data import classes as data_classes
-from lastcall.adapters.torch.data import randomness as rng
+from lastcall.adapters.torch.data import iterator_start, iterators, loader_facts, position, rescaling
+from lastcall.adapters.torch.data import subclassing as data_classes
+from lastcall.adapters.torch.data.delivery import between, sites
+from lastcall.adapters.torch.data.objects import generators as rng
 from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
-from lastcall.core.doubts import Doubts
+from lastcall.core.checkpoint.doubts import Doubts
 
 __all__ = [
     "Followed", "FollowedLoader", "LoaderTracker", "Noting", "StatefulTracker", "Tracker", "is_foreign", "is_loader", "register",
@@ -44,7 +45,7 @@ class FollowedLoader(torch_data.DataLoader[Any]):
     def _get_iterator(self) -> Any:
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        return opening.open_iterator(self, self._lc_ledger)
+        return iterator_start.open_iterator(self, self._lc_ledger)
 
     def __iter__(self) -> Any:
         ledger = self._lc_ledger
@@ -210,7 +211,7 @@ class LoaderTracker:
         if state["facts"] is None:
             return
         workers, workers_now = state["facts"][2], self.loader.num_workers
-        facts.compare_batches(self.loader, state, self.doubts)
+        loader_facts.compare_batches(self.loader, state, self.doubts)
         inside = state["phase"] == position.INSIDE
         if len(state["generators"]) != len(self._ledger.generators):
             log.warning(

@@ -15,9 +15,10 @@ from typing import Any
 from torch.utils import data as torch_data
 from torch.utils.data import dataloader as torch_dataloader
 
-from lastcall.adapters.torch.data import iterators, loaders, opening, sites
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.data import iterator_start, iterators, loaders
+from lastcall.adapters.torch.data.delivery import sites
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.core.checkpoint.doubts import Doubts
 
 _BEFORE = "before the block"
 _Base: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
@@ -130,7 +131,7 @@ class Noticed:
         untouched = type(iterator) is iterators.Single and iterator._num_yielded == 0
         if tracker is None or not untouched or type(iterator._index_sampler) is not torch_data.BatchSampler:
             return False
-        opening.adopt(iterator, tracker.loader, tracker.ledger, _BEFORE)
+        iterator_start.adopt(iterator, tracker.loader, tracker.ledger, _BEFORE)
         return True
 
 

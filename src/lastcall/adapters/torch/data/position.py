@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lastcall import errors
-from lastcall.adapters.torch.data import between, held, lazy, lead, seen, sites
-from lastcall.adapters.torch.data import inside as workers
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.adapters.torch.data.held import Pairs, Snapshot
-from lastcall.adapters.torch.data.seen import Marks
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.data import worker_side as workers
+from lastcall.adapters.torch.data.delivery import between, lead, seen, sites
+from lastcall.adapters.torch.data.delivery.seen import Marks
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.data.objects import held, lazy
+from lastcall.adapters.torch.data.objects.held import Pairs, Snapshot
+from lastcall.core.checkpoint.doubts import Doubts
 
 VERSION = 1
 KIND = "loader"

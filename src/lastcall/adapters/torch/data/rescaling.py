@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from lastcall.adapters.torch.data import facts, position
+from lastcall.adapters.torch.data import loader_facts, position
 
 log = logging.getLogger("lastcall")
 STATEFUL = "stateful-loader"  # the kind of a StatefulDataLoader's position
@@ -33,10 +33,10 @@ def rescaled(state: dict[str, Any], loader: Any, old: int, new: int) -> tuple[di
         return (state, "") if old == new else _stateful(state, old, new)
     if state.get("kind") != position.KIND or state.get("phase") != position.INSIDE:
         return state, ""  # between two passes there is nothing to recompute
-    saved, now = state.get("sampler"), facts.sampler_facts(loader)
+    saved, now = state.get("sampler"), loader_facts.sampler_facts(loader)
     if old == new and (saved is None or now is None or saved[0] == now[0]):  # the ranks may share the work otherwise all the same
         return state, ""
-    if saved is None and now is None and not state["facts"][3] and facts.trusted(loader):
+    if saved is None and now is None and not state["facts"][3] and loader_facts.trusted(loader):
         return state, ""
     if saved is None or now is None:
         what = "an IterableDataset" if state["facts"][3] else "a sampler that is not torch's DistributedSampler, or was not"
@@ -50,7 +50,7 @@ def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int)
     length, batch, workers, iterable = state["facts"]
     length_now: Any
     batch_now: Any
-    length_now, batch_now, _, _ = facts.facts(loader)
+    length_now, batch_now, _, _ = loader_facts.facts(loader)
     if None in (length, batch, length_now, batch_now):
         return _again(state, replicas, replicas_now, "the size of a batch is not known")
     done = state["delivered"] + state["failed"]
@@ -63,7 +63,7 @@ def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int)
         "delivered": delivered,
         "failed": 0,
         "facts": (length_now, batch_now, workers, iterable),
-        "sampler": facts.sampler_facts(loader),
+        "sampler": loader_facts.sampler_facts(loader),
         "pool": _fresh_workers(state["pool"]),
         "seen": (),  # the same batches are other ones now
     }

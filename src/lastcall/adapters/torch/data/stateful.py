@@ -20,10 +20,11 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
 from lastcall import errors
-from lastcall.adapters.torch.data import classes as data_classes
-from lastcall.adapters.torch.data import graph, held, inside, position, rescaling
-from lastcall.adapters.torch.data import randomness as rng
-from lastcall.core.doubts import Doubts
+from lastcall.adapters.torch.data import position, rescaling, worker_side
+from lastcall.adapters.torch.data import subclassing as data_classes
+from lastcall.adapters.torch.data.objects import generators as rng
+from lastcall.adapters.torch.data.objects import graph, held
+from lastcall.core.checkpoint.doubts import Doubts
 
 VERSION = 1
 KIND = rescaling.STATEFUL
@@ -179,8 +180,8 @@ class _Crew:
             _NOTHING, saved if resumed and len(saved) == count else [None] * count, loader.persistent_workers
         )
         collate, start = loader.collate_fn, loader.worker_init_fn
-        loader.collate_fn = inside.ReportingCollate(collate)
-        loader.worker_init_fn = inside.WorkerStart(start, pool.workers, collate, stops=False)
+        loader.collate_fn = worker_side.ReportingCollate(collate)
+        loader.worker_init_fn = worker_side.WorkerStart(start, pool.workers, collate, stops=False)
         try:
             iterator = build()
         finally:
@@ -190,7 +191,7 @@ class _Crew:
         iterator.__class__ = _opening_class(type(iterator), self, pool, skips)
         return iterator
 
-    def open(self, envelope: inside.Envelope, pool: position.Pool, skips: bool) -> Any:
+    def open(self, envelope: worker_side.Envelope, pool: position.Pool, skips: bool) -> Any:
         pool.absorb(envelope)
         for reason, remedy in envelope.report.doubts:
             self.doubts.add(reason, remedy)
@@ -221,7 +222,7 @@ def _finished(loader: Any) -> bool:
 def _opening_class(own: type[Any], crew: _Crew, pool: position.Pool, skips: bool) -> type[Any]:
     def next_data(self: Any) -> Any:
         batch = own._next_data(self)
-        return crew.open(batch, pool, skips) if type(batch) is inside.Envelope else batch
+        return crew.open(batch, pool, skips) if type(batch) is worker_side.Envelope else batch
 
     return data_classes.derive(own, (own,), {"_next_data": next_data})
 

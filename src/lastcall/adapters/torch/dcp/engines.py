@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import torch
 
-from lastcall.adapters.torch import pinned
-from lastcall.core import writer
+from lastcall.adapters.torch.tensors import pinned
+from lastcall.core.engine import writer
 
 _lock = threading.Lock()
 _made: dict[tuple[int, int, object], writer.Engine] = {}

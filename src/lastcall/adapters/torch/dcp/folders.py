@@ -15,8 +15,8 @@ from typing import Any
 from torch.distributed.checkpoint import filesystem
 
 from lastcall import errors
-from lastcall.core import catalog
-from lastcall.core import record as records
+from lastcall.core.checkpoint import catalog
+from lastcall.core.checkpoint import record as records
 
 _METADATA = (".metadata", "__0.metadata")  # the second where each rank has its own (use_collectives=False)
 _lock = threading.Lock()

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import errors, memory
-from lastcall.core import catalog, naming, writer
-from lastcall.core import record as records
-from lastcall.core.record import Record
+from lastcall.core.checkpoint import catalog, filenames
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.record import Record
+from lastcall.core.engine import writer
 from lastcall.formats import manifest
 from lastcall.storage import files as storage
 from lastcall.types import Extent, FileLayout, FileRecord, Kind
@@ -137,7 +138,7 @@ def commit(folder: Path, path: Path, made: Commit, *, sync: bool) -> None:
     """Complete the folder and give it its name. Runs on the coordinator, after every rank has said that its file is there."""
     engine = writer.Engine(1)
     try:
-        small = [_layout(manifest.NAME, made.manifest), _layout(naming.document(0), json.dumps(made.document).encode())]
+        small = [_layout(manifest.NAME, made.manifest), _layout(filenames.document(0), json.dumps(made.document).encode())]
         files = [*write(folder, small, engine, sync=sync), *made.files]
     finally:
         engine.close()

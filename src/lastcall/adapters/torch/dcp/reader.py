@@ -31,10 +31,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lastcall import errors
-from lastcall.adapters.torch import cuda
 from lastcall.adapters.torch.dcp import engines, folders, values
-from lastcall.adapters.torch.state import dtypes, tensors
-from lastcall.core.inventory import Inventory, Place
+from lastcall.adapters.torch.tensors import cuda, dtypes, tensors
+from lastcall.core.restore.inventory import Inventory, Place
 from lastcall.types import Region
 
 _BY_CODE = {code: dtype for dtype, code in dtypes.CODES.items()}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch.state import dtypes, nodes, shelf
+from lastcall.adapters.torch.tensors import dtypes, nodes, table
 from lastcall.formats import tree
 
 _ARRAY = "array"
@@ -43,7 +43,7 @@ def _foreign(value: Any, path: str) -> object:
             "(DefaultSavePlanner(flatten_state_dict=True), its default), or put the tensor under a key of its own."
         )
     if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return shelf.scalar(value)
+        return table.scalar(value)
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return {
             tree.TAG: _ARRAY,

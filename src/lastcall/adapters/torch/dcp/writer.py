@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from lastcall import errors, types
-from lastcall.adapters.torch import cuda
 from lastcall.adapters.torch.dcp import engines, folders, publishing, splitting, values
-from lastcall.adapters.torch.state import dtypes, tensors
-from lastcall.core import inventory, naming
+from lastcall.adapters.torch.tensors import cuda, dtypes, tensors
+from lastcall.core.checkpoint import filenames
+from lastcall.core.restore import inventory
 from lastcall.formats import manifest, safetensors
 
 
@@ -119,7 +119,7 @@ class Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         task: Task = plan.storage_data
         folder = publishing.find(self.path, task.staging)
-        file = naming.tensors(inventory.DCP, task.rank)
+        file = filenames.tensors(inventory.DCP, task.rank)
         results: list[WriteResult] = []
         entries: dict[str, types.TensorEntry] = {}
         live: list[torch.Tensor] = []

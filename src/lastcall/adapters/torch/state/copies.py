@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import parts, tensors
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import parts
+from lastcall.adapters.torch.tensors import tensors
 
 _PLAIN = (np.generic, torch.dtype, torch.device, torch.Size, parts.Held)
 LARGE = 1 << 20  # a copy of less costs microseconds

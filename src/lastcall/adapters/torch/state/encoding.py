@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import arrays, copies, nodes, parts, tensors
-from lastcall.adapters.torch.state.shelf import Place, Shelf, place_of, scalar
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import copies, parts
+from lastcall.adapters.torch.tensors import arrays, nodes, tensors
+from lastcall.adapters.torch.tensors.table import Place, Shelf, place_of, scalar
 from lastcall.formats import tree
 
 

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import cuda, placement
-from lastcall.adapters.torch.state import copies, gradients, modules, objects, optimizers, parts, structure, tensors
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import copies, gradients, modules, objects, optimizers, parts, structure
 from lastcall.adapters.torch.state.encoding import Encoder, Stale
 from lastcall.adapters.torch.state.restore import Build, Restorer
-from lastcall.adapters.torch.state.shelf import Shelf, place_of
+from lastcall.adapters.torch.tensors import cuda, tensors
+from lastcall.adapters.torch.tensors.table import Shelf, place_of
 from lastcall.formats import tree
 from lastcall.formats.safetensors import Stored
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch.state import nodes, tensors
 from lastcall.adapters.torch.state.structure import Structure
+from lastcall.adapters.torch.tensors import nodes, tensors
 
 if TYPE_CHECKING:
     from lastcall.adapters.torch.state.restore import Build, Restorer

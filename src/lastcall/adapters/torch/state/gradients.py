@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import dtypes, modules, optimizers, parts, tensors
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import modules, optimizers, parts
 from lastcall.adapters.torch.state.restore import Restorer
-from lastcall.adapters.torch.state.shelf import place_of, stored_share
+from lastcall.adapters.torch.tensors import dtypes, tensors
+from lastcall.adapters.torch.tensors.table import place_of, stored_share
 
 GROUP = "grads"
 

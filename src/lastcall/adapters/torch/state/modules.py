@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import copies, fitting, structure, tensors
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import copies, fitting, structure
 from lastcall.adapters.torch.state.encoding import Stale
-from lastcall.adapters.torch.state.shelf import place_of
+from lastcall.adapters.torch.tensors import tensors
+from lastcall.adapters.torch.tensors.table import place_of
 from lastcall.formats import tree
 
 if TYPE_CHECKING:

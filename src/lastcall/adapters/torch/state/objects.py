@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lastcall import errors
-from lastcall.adapters.torch.state import copies, parts, tensors
+from lastcall.adapters.torch.state import copies, parts
+from lastcall.adapters.torch.tensors import tensors
 from lastcall.formats import tree
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import copies, fitting, tensors
-from lastcall.adapters.torch.state.shelf import place_of
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import copies, fitting
+from lastcall.adapters.torch.tensors import tensors
+from lastcall.adapters.torch.tensors.table import place_of
 from lastcall.formats import tree
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from lastcall import errors, types
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import arrays, dtypes, nodes, parts, tensors
-from lastcall.adapters.torch.state.shelf import Place, stored_share
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.state import parts
+from lastcall.adapters.torch.tensors import arrays, dtypes, nodes, tensors
+from lastcall.adapters.torch.tensors.table import Place, stored_share
 from lastcall.formats import tree
 from lastcall.formats.safetensors import Stored
 

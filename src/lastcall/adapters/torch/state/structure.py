@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from lastcall.adapters.torch import placement
-from lastcall.adapters.torch.state import tensors
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.tensors import tensors
 
 Module = torch.nn.Module
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lastcall import types
-from lastcall.adapters.torch import placement
+from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state.entries import Loading, StateSet
 from lastcall.formats import safetensors
 from unit.adapters.torch.roundtrip import read, write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lastcall.adapters.torch import placement
+from lastcall.adapters.torch.distributed import placement
 from unit.adapters.torch.state import pretend
 
 

@@ -1,0 +1,86 @@
+"""A train worker's part, put together: signals, Ray's drain notices, optimizer steps, report()."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from lastcall.adapters.ray import internals
+from lastcall.adapters.ray.saves import fallback, trainers, uncommitted
+from lastcall.adapters.ray.saves.fallback import Fallback
+from lastcall.adapters.ray.saves.script_save import OwnSave
+from lastcall.adapters.ray.worker import connection
+from lastcall.adapters.ray.worker.committing import Committing
+from lastcall.adapters.ray.worker.flow import Flow
+from lastcall.adapters.ray.worker.preemption_info import Echo
+from lastcall.adapters.ray.worker.reporting import Reporting
+from lastcall.adapters.ray.worker.responder import Serving
+from lastcall.settings import JITCheckpointConfig
+from lastcall.shield import listening
+from lastcall.shield.listening import Guarded
+
+log = logging.getLogger("lastcall")
+
+
+class Worker:
+    """Between Ray's init_train_context and its shutdown, both in the main thread."""
+
+    def __init__(self, jit: JITCheckpointConfig, place: Mapping[str, Any]) -> None:
+        context = internals.train_context()
+        line = connection.connect(place, context.get_world_rank(), context.get_world_size())
+        own, echo, self._flow = OwnSave(), Echo(context), Flow(context)
+        self._context = context
+        self._line = line
+        self._echo = echo
+        self._serving = Serving(jit, line, echo, own, self._flow)
+        training = line.clone()
+        committing = Committing(context, self._serving, training, echo)
+        self._reporting = Reporting(context, self._serving, training, own, committing)
+        self._fallback = Fallback(context, self._serving, committing, training)
+        self._serving.fall_back = committing.fall_back = self._fallback.save
+        self._serving.failed = self._reporting.failed
+        self._guarded = Guarded(jit, self._serving.on_signal, self._serving.on_notice)
+        self._signals = [signal.Signals[name] for name in jit.signals]
+        self._former: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """Signals last: one that we hear and cannot serve would be worse than one that kills."""
+        fallback.install(self._context, self._fallback)
+        self._fallback.restore()
+        uncommitted.inject(self._context)
+        self._flow.begin()
+        trainers.resume_all()
+        try:
+            if internals.trains_with_torch(self._context):
+                self._serving.boundary.install()
+            self._reporting.begin()
+            threading.Thread(target=self._serving.listen, name="lastcall-ear", daemon=True).start()
+            for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
+                self._former[signum] = signal.signal(signum, _nothing)
+            self._guarded.begin()
+        except BaseException:
+            self.end()
+            raise
+        listening.taken = "Ray Train"
+        self._echo.begin(self._serving.on_drain)
+
+    def end(self) -> None:
+        """Handlers first: the next SIGTERM is Ray's own."""
+        self._guarded.let_go()
+        listening.taken = ""
+        for signum, former in self._former.items():
+            if signal.getsignal(signum) is _nothing:
+                signal.signal(signum, former)
+        self._echo.end()
+        self._serving.close()
+        self._reporting.end()
+        self._flow.end()
+        self._fallback.end()
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """A notice is heard on a thread of its own (notices/signals.py)."""

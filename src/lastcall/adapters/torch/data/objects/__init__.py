@@ -1,0 +1,1 @@
+"""The objects below a loader (samplers, datasets, functions) and what they hold."""

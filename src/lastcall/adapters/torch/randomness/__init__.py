@@ -1,0 +1,1 @@
+"""The random generators of the process, captured cheaply and put back."""

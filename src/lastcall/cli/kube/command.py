@@ -1,0 +1,116 @@
+"""lastcall kube: the admission webhook and its installation, the same change to a file, and jobs in a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from lastcall import errors, settings
+from lastcall.cli.kube import files, jobs
+from lastcall.kube.inject import package_volume
+
+_INSTALL = "python3 -m pip install 'lastcall[kube]'"
+_EXAMPLES = """
+examples:
+  lastcall kube manifest | kubectl apply -f -        # install the webhook; then annotate:  lastcall.dev/enabled: "true"
+  lastcall kube inject -f job.yaml | kubectl apply -f -      # the same to a file, without a webhook
+  lastcall kube status job/train
+  lastcall kube pause job/train                      # SIGTERM saves it
+  lastcall kube resume job/train
+"""
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "kube",
+        help="Kubernetes: one annotation protects a job",
+        description="Kubernetes: one annotation protects a job.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    _add_webhook(commands)
+    files.add(commands)
+    jobs.add(commands)
+    _add_copy(commands)
+
+
+def _add_webhook(commands: Any) -> None:
+    parser = commands.add_parser(
+        "webhook",
+        help="serve the admission webhook",
+        description="Serves the admission webhook over TLS: /mutate, /healthz, /readyz, /metrics. `lastcall kube manifest` prints what "
+        "runs it in a cluster.",
+    )
+    parser.add_argument("--host", default="", help="the address to listen on (default: all)")
+    parser.add_argument("--port", type=int, default=8443, help="the port to listen on; 0: one that is free (default: 8443)")
+    parser.add_argument("--image", help="the image with lastcall that pods get the package from; not given: their own images have it")
+    own = parser.add_argument_group("its own certificate, signed here, renewed before its time runs out")
+    own.add_argument("--ca-cert", metavar="FILE", type=Path, help="of the authority that signs it")
+    own.add_argument("--ca-key", metavar="FILE", type=Path)
+    own.add_argument("--name", metavar="HOST", action="append", help="a name or address by which the API server reaches it")
+    given = parser.add_argument_group("a certificate of others, read anew when it changes")
+    given.add_argument("--tls-cert", metavar="FILE", type=Path)
+    given.add_argument("--tls-key", metavar="FILE", type=Path)
+    api = parser.add_argument_group("the API server, for the annotations of namespaces (default: that of the pod)")
+    api.add_argument("--api-server", metavar="URL")
+    api.add_argument("--api-token", metavar="FILE", type=Path)
+    api.add_argument("--api-ca", metavar="FILE", type=Path)
+    parser.add_argument(
+        "--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="DEBUG: unchanged objects, too"
+    )
+    parser.set_defaults(call=webhook)
+
+
+def _add_copy(commands: Any) -> None:
+    parser = commands.add_parser(
+        "copy",
+        help="copy the package into a folder, for containers whose image lacks it",
+        description="Copies the package into a folder: what the init container of an annotated pod does.",
+    )
+    parser.add_argument("target", metavar="DIR", type=Path)
+    parser.set_defaults(call=copy)
+
+
+def copy(args: argparse.Namespace) -> int:
+    package_volume.copy(args.target)
+    return 0
+
+
+def webhook(args: argparse.Namespace) -> int:
+    try:
+        from lastcall.kube.webhook import logs, server, tls
+    except ImportError as error:
+        raise errors.LastcallError(f"the webhook needs {error.name}. Install it with: {_INSTALL}") from None
+    from lastcall.kube.inject.inject import Options
+
+    source = _source(args, tls)
+    try:
+        holder = tls.Serving(source)
+    except ValueError as error:  # ssl.SSLError is an OSError
+        settings.fail(f"{source.certificate} and {source.key} cannot be served: {error}")
+    logs.start(args.log_level)
+    server.run(Options(image=args.image), holder, _api(args), server.Address(args.host, args.port))
+    return 0
+
+
+def _source(args: argparse.Namespace, serving: Any) -> Any:
+    own, given = (args.ca_cert, args.ca_key, args.name), (args.tls_cert, args.tls_key)
+    if all(own) and not any(given):
+        return serving.Own(args.ca_cert, args.ca_key, tuple(args.name))
+    if not all(given) or any(own):
+        settings.fail(
+            "the API server speaks to webhooks over TLS only. Give --ca-cert, --ca-key and --name, or --tls-cert and --tls-key. "
+            "In a cluster, what `lastcall kube manifest` prints does so."
+        )
+    return serving.Given(args.tls_cert, args.tls_key)
+
+
+def _api(args: argparse.Namespace) -> Any:
+    from lastcall.kube.webhook import namespaces
+
+    if args.api_server is None:
+        return namespaces.in_cluster(os.environ)
+    return namespaces.Api(args.api_server, args.api_token, args.api_ca)

@@ -1,0 +1,183 @@
+"""`lastcall kube status|pause|resume`: a job in a cluster, through the user's own kubectl."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from lastcall import parsing
+from lastcall.cli import output
+from lastcall.kube.jobs import jobs, pausing, progress
+from lastcall.kube.jobs.jobs import PodStatus, Status, Target
+from lastcall.kube.jobs.kubectl import Kubectl
+
+_JOB = "a TrainJob, RayJob or Job: trainjob/NAME, rayjob/NAME, job/NAME, or NAME where that is clear"
+
+
+def add(commands: Any) -> None:
+    """To the commands of `lastcall kube`."""
+    parser = commands.add_parser(
+        "status",
+        help="show a job: pods, progress, checkpoints",
+        description="Shows a job in a cluster: its pods, their progress, and saves.",
+    )
+    _add_common(parser)
+    parser.set_defaults(call=status)
+    parser = commands.add_parser(
+        "pause",
+        help="have a job save and stop, and stay stopped",
+        description="Suspends a job: its pods get SIGTERM, save, and are gone. Waits for that, and says what they saved. Exit code 1 "
+        "if they did not.",
+    )
+    _add_common(parser)
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the pods are gone")
+    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="give up waiting after so long (the job stays paused)")
+    parser.set_defaults(call=pause)
+    parser = commands.add_parser("resume", help="let a paused job go on", description="Lets a paused job go on from what it saved.")
+    _add_common(parser)
+    parser.set_defaults(call=resume)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help=_JOB)
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="where it is (default: that of the context)")
+    parser.add_argument("--context", metavar="NAME", help="the cluster, as kubectl calls it (default: the current context)")
+    parser.add_argument("--kubectl", metavar="PATH", default="kubectl", help="the program to use (default: kubectl)")
+    output.add_json(parser)
+
+
+def _seconds(text: str) -> float:
+    """The ValueError's sentence is the message of the parser of words."""
+    try:
+        return parsing.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+
+def status(args: argparse.Namespace) -> int:
+    found = jobs.status(_kubectl(args), args.job)
+    if args.json:
+        output.document({**_identity(found.target), "state": found.state, "pods": [_described(item) for item in found.pods]})
+        return 0
+    output.write(f"{found.target} in {found.target.namespace}: {found.state}")
+    for item in found.pods:
+        output.write(_pod_line(item))
+        for run in item.runs:
+            for name, value in _facts(run, time.time()):
+                output.write(f"    {name:<10} {output.printable(value)}")
+    if hint := _hint(found):
+        output.write(hint)
+    return 0
+
+
+def pause(args: argparse.Namespace) -> int:
+    def tell(line: str) -> None:
+        sys.stderr.write(f"{output.printable(line)}\n")
+        sys.stderr.flush()
+
+    done = pausing.pause(_kubectl(args), args.job, wait=not args.no_wait, timeout=args.timeout, tell=tell)
+    if args.json:
+        endings = [{"pod": item.pod.name, "outcome": item.outcome, "words": item.words} for item in done.endings]
+        output.document({**_identity(done.target), "paused": True, "new": done.new, "gone": done.gone, "pods": endings})
+    else:
+        output.write(_sentence(done))
+    return 1 if done.lost or (done.waited and not done.gone) else 0
+
+
+def resume(args: argparse.Namespace) -> int:
+    target, was_paused = jobs.resume(_kubectl(args), args.job)
+    if args.json:
+        output.document({**_identity(target), "paused": False, "was_paused": was_paused})
+    elif was_paused:
+        output.write(f"{target} may go on: see how it does with: lastcall kube status {target}{_where(target)}")
+    else:
+        output.write(f"{target} was not paused")
+    return 0
+
+
+def _kubectl(args: argparse.Namespace) -> Kubectl:
+    return Kubectl(args.kubectl, args.context, args.namespace)
+
+
+def _identity(target: Target) -> dict[str, object]:
+    return {"kind": target.kind.title, "name": target.name, "namespace": target.namespace}
+
+
+def _where(target: Target) -> str:
+    return f" -n {target.namespace}" if target.namespace else ""
+
+
+def _described(item: PodStatus) -> dict[str, object]:
+    pod = item.pod
+    return {
+        "name": pod.name,
+        "phase": pod.phase,
+        "leaving": pod.leaving,
+        "node": pod.node,
+        "restarts": pod.restarts,
+        "container": pod.container,
+        "because": item.because or None,
+        "runs": [
+            {"directory": run.directory, "progress": run.progress, "start": run.start, "last_save": run.committed, "notice": run.notice}
+            for run in item.runs
+        ],
+    }
+
+
+def _pod_line(item: PodStatus) -> str:
+    pod = item.pod
+    parts = [pod.phase.lower() if not pod.leaving else "leaving"]
+    parts += [f"on {pod.node}"] if pod.node else []
+    parts += [output.plural(pod.restarts, "restart")] if pod.restarts else []
+    parts += [item.because] if item.because and item.because != pod.phase.lower() else []
+    return f"  {output.printable(pod.name)}: {output.printable(', '.join(parts))}"
+
+
+def _facts(run: progress.Run, now: float) -> Iterator[tuple[str, str]]:
+    yield "directory", run.directory
+    step, total = run.progress.get("step"), run.progress.get("total")
+    if isinstance(step, int):
+        yield "step", f"{step} of {total} ({step / total:.1%})" if isinstance(total, int) and total else str(step)
+    metrics = run.progress.get("metrics")
+    if isinstance(metrics, dict) and metrics:
+        yield "metrics", ", ".join(f"{name} {output.number(value)}" for name, value in metrics.items())
+    eta = run.progress.get("eta_seconds")
+    if isinstance(eta, int | float):
+        yield "time left", output.duration(eta, precise=False)
+    if run.start is not None and run.start.get("resumed"):
+        yield "resumed", f"from {run.start['resumed']} (incarnation {run.start.get('incarnation')})"
+    if run.committed is not None:
+        at = run.committed.get("at")
+        ago = f", {output.age(at, now)}" if isinstance(at, int | float) else ""
+        yield "last save", f"{run.committed.get('path')} ({run.committed.get('save')}{ago})"
+    if run.notice is not None:
+        yield "notice", str(run.notice.get("reason"))
+
+
+def _hint(found: Status) -> str:
+    if found.state == "paused":
+        return f"It goes on after: lastcall kube resume {found.target}{_where(found.target)}"
+    return ""
+
+
+def _sentence(done: pausing.Paused) -> str:
+    target = done.target
+    again = f"It goes on after: lastcall kube resume {target}{_where(target)}"
+    if not done.waited:
+        return f"{target} is told to save and stop. See how it does with: lastcall kube status {target}{_where(target)}. {again}"
+    if not done.gone:
+        return f"{target} is still there. It stays paused, and is gone when its pods have saved. {again}"
+    if not done.endings:
+        return f"{target} is paused{'' if done.new else ' already'}; no pod of it was running. {again}"
+    saved = sorted({item.words for item in done.endings if item.outcome == "saved"})
+    if saved:
+        return f"{target} is paused: {output.printable('; '.join(saved))}. {again}"
+    if any(item.outcome == "finished" for item in done.endings):
+        return f"{target} finished before it could be paused."
+    failed = sorted({item.words for item in done.endings if item.outcome == "not saved"})
+    if not failed:
+        return f"{target} is paused. Its log does not say whether it saved: it goes elsewhere, or the job is not protected. {again}"
+    return f"{target} is paused, and has left WITHOUT saving: {output.printable('; '.join(failed))}. {again}"

@@ -1,0 +1,455 @@
+"""How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they go on from.
+
+    meet     rank 0 opens the directory, writes its token there, and tells the others; all of them change over to the store of
+             `lastcall run` where there is one, which outlives every training process
+    load     rank 0 names a checkpoint, everybody loads its part of it, and all vote: one that finds damage makes all go on to the next
+    begin    nobody takes a step before all have voted: so a notice that comes earlier finds nothing to save
+
+Whoever is told to stop while it waits here vetoes: the vote's register decides whether that came in time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lastcall import clock as clocks
+from lastcall import errors, settings
+from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.engine import digest
+from lastcall.core.engine.writer import Engine
+from lastcall.core.mirror.mirror import Mirror
+from lastcall.core.process.identity import Process
+from lastcall.core.ranks import keys as keyring
+from lastcall.core.ranks import rendezvous
+from lastcall.core.ranks.agreement import Agreement, Verdict
+from lastcall.core.ranks.heartbeat import Peers
+from lastcall.core.ranks.keys import Keys
+from lastcall.core.ranks.world import World
+from lastcall.core.restore import restore
+from lastcall.core.store import Scoped, Store
+from lastcall.core.store.anchored import Anchored
+from lastcall.core.store.folder import FolderStore
+from lastcall.core.store.nowhere import Nowhere
+from lastcall.core.sync.stopped import Stopped
+from lastcall.core.transfer import directories
+from lastcall.core.transfer.directories import Homes
+from lastcall.storage import files as storage
+
+log = logging.getLogger("lastcall")
+_SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
+STOPPED = "told to stop"
+_DAMAGE = ("CheckpointError", "Spoiled")  # how the objection of a rank that found a damaged checkpoint begins
+_SPOILED = (
+    "all checkpoints were damaged and have been set aside; the state in memory is overwritten in part. Start the run again to begin "
+    "from the beginning."
+)
+AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
+
+
+class _Objection(Exception):
+    """Another rank has found, before anything was loaded, that this checkpoint cannot be."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What rank 0 tells the others."""
+
+    run: str
+    incarnation: int
+    token: str
+    store: str = ""  # the address of the launcher's store; empty where there is none. Nothing in here is a secret: see `keys`
+    mirror: bool = False  # there is one: then the ranks need no directory that all of them see
+    algorithm: str = digest.ALGORITHM  # of digests
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.__dict__).encode()
+
+
+@dataclass(frozen=True)
+class Joined:
+    start: Start
+    fence: Fence
+    store: Store
+    peers: Peers
+    keys: Keys
+    homes: Homes = field(default_factory=lambda: Homes(0))
+    over: threading.Event = field(default_factory=threading.Event)  # all ranks have finished
+
+
+Bring = Callable[[str], None]  # has a checkpoint, known by the fingerprint of its record, in this rank's directory
+
+
+def _nowhere(record: str) -> None:
+    """Where all ranks have one directory, nothing is ever brought."""
+
+
+class Joining:
+    def __init__(
+        self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool], mirror: Mirror | None = None
+    ) -> None:
+        self._world = world
+        self._catalog = catalog
+        self._clock = clock
+        self._told = told  # whether a notice has come to this rank
+        self._place_of_keys, self._mirror = mirror, mirror is not None
+        self._shared = ""  # the token of keys that are in the mirror
+        self._meeting = rendezvous.Meeting(world, clock, told)
+        self.mine = Process.own()
+        self._store: Store | None = None
+        self._homes = Homes(world.rank)
+        self._bring: Bring = _nowhere
+        self._unbrought: errors.LastcallError | None = None  # why the checkpoint that was chosen is not in this directory
+        self._spoiled = False  # damage was found after live tensors had been written to, on some rank
+
+    # ---- meet ------------------------------------------------------------------------------------------------------------------
+
+    def lead(self, run: str, incarnation: int) -> Joined:
+        """Rank 0, which holds the directory's lock."""
+        fence = Fence.take(self._catalog.private, incarnation)
+        sweep(self._catalog)
+        address, secret = self._offer()
+        keys = Keys.made(fence.token, secret)
+        keys.write(self._catalog.private)
+        start = Start(run, incarnation, fence.token, address, self._mirror)
+        if self._mirror:
+            directories.mark(self._place(start), 0).mkdir(parents=True, exist_ok=True)
+        self._meeting.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
+        return self._join(start, fence, keys)
+
+    def refuse(self, error: BaseException) -> None:
+        """Rank 0 cannot start: nobody shall wait for it."""
+        self._meeting.store.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+
+    def leave(self) -> None:
+        self._meeting.leave()
+
+    def left(self) -> bool:
+        return self._meeting.left()
+
+    def fail(self, error: BaseException) -> None:
+        self._meeting.fail(error)
+
+    def follow(self) -> Joined:
+        """Every other rank."""
+        body = json.loads(self._meeting.wait("start", "rank 0 to open the directory"))
+        if "failed" in body:
+            raise errors.RanksError(f"rank 0 could not start: {body['failed']}")
+        theirs, ours = body.pop("root"), str(self._catalog.root.resolve())
+        start = Start(**body)
+        fence = Fence(self._catalog.private, start.token)
+        if start.algorithm != digest.ALGORITHM:
+            raise errors.RanksError(
+                f"rank 0 writes digests of the kind {start.algorithm} and rank {self._world.rank} {digest.ALGORITHM}: neither could "
+                "check what the other has written. Install the same on all machines: pip install xxhash"
+            )
+        if not start.mirror:
+            self._check_directory(fence, theirs, ours)
+        return self._join(start, fence, None)
+
+    def _check_directory(self, fence: Fence, theirs: str, ours: str) -> None:
+        until = self._clock.now() + (_SEEN if theirs == ours else 0.0)
+        while not fence.holds():
+            if self._clock.now() < until:
+                self._clock.sleep(0.2)
+                continue
+            if theirs != ours:
+                raise errors.RanksError(
+                    f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one "
+                    "directory. Give protect() the same on every rank; or give all ranks a mirror, and each machine may have a "
+                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are runs of their own: export "
+                    "LASTCALL_RANKS=separate"
+                )
+            raise errors.RanksError(
+                f"rank {self._world.rank} does not see what rank 0 has written into {ours}: the ranks of a run save into one "
+                "directory on a file system that all machines share. Give protect() a directory there; or give all ranks a mirror, "
+                "and each machine may have a directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX"
+            )
+
+    def _offer(self) -> tuple[str, str]:
+        """The address of the launcher's store, if there is one, and the secret that opens it."""
+        from lastcall.core.store import client
+
+        found = client.parse_port_and_secret(settings.launcher_store() or "")
+        if found is None:
+            return "", ""
+        for host in (self._world.address, "127.0.0.1"):  # where all ranks are on this machine, nobody else is listened to
+            try:
+                client.StoreClient(host, *found).close()
+                return f"{host}:{found[0]}", found[1]
+            except errors.StoreLost as error:
+                log.debug("The store of `lastcall run` is not at %s: %s", host, error)
+        return f"{self._world.address}:{found[0]}", found[1]
+
+    def _join(self, start: Start, fence: Fence, keys: Keys | None) -> Joined:
+        self._homes = self._find_homes(start) if start.mirror else self._homes
+        if keys is None:
+            keys = self._find_keys(start)
+        elif self._homes.spread and self._place_of_keys is not None:
+            self._place_of_keys.share(start.token, keys.to_bytes(), self._told, self._meeting.left)
+            self._shared = start.token
+        fast, connect = self._change_over(start, keys)
+        over = threading.Event()
+        store = Anchored(fast, Nowhere() if self._homes.spread else FolderStore(self._place(start)), connect, over)
+        Peers.register(store, self._world.rank, self.mine)
+        self._store = store
+        return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._homes, over)
+
+    def _find_keys(self, start: Start) -> Keys:
+        """From the directory that this rank shares with rank 0, or else from the mirror."""
+        until = self._clock.now() + _SEEN
+        while True:
+            if not self._homes.apart:
+                found = keyring.read(self._catalog.private, start.token)
+            else:
+                assert self._place_of_keys is not None
+                found = keyring.parse(self._place_of_keys.shared(start.token, self._told, self._meeting.left), start.token)
+            if found is not None:
+                return found
+            if self._told():
+                self._meeting.leave()
+                raise Stopped
+            self._meeting.check()
+            if self._clock.now() >= until:
+                raise errors.RanksError(
+                    f"rank {self._world.rank} cannot read {self._catalog.private / keyring.NAME}, which rank 0 has written for this "
+                    "user alone. Start all ranks of a run as the same user"
+                )
+            self._clock.sleep(0.2)
+
+    def all_here(self) -> None:
+        """All ranks have begun: nobody will look for keys any more."""
+        shared, self._shared = self._shared, ""
+        if shared and self._place_of_keys is not None:
+            self._place_of_keys.unshare(shared)
+
+    def _find_homes(self, start: Start) -> Homes:
+        return directories.find(self._meeting, self._world, self._catalog, self._place(start), self._mirror, self._clock)
+
+    def _place(self, start: Start) -> Path:
+        """Where decisions are anchored, and where the others look for the marks of those that share the directory."""
+        return self._catalog.private / AGREEMENT / start.token
+
+    def opened(self) -> None:
+        """A directory beside that of rank 0 is this incarnation's: the other ranks that have it may go on."""
+        sweep(self._catalog)  # the marks, too: all have been seen
+        self._meeting.store.set(f"opened/{self._homes.name}", b"1")
+
+    def wait_until_opened(self) -> None:
+        self._meeting.wait(f"opened/{self._homes.name}", f"rank {self._homes.leader} to open the directory")
+
+    def _change_over(self, start: Start, keys: Keys) -> tuple[Store, Callable[[], Store]]:
+        """To the launcher's store, if all of us can; and how to connect to it again. What each of us can is counted where we have
+        met."""
+        if not start.store:
+            return self._meeting.store, self._world.meet
+        from lastcall.core.store import client
+
+        host, _, port = start.store.rpartition(":")
+
+        def connect() -> Store:
+            return Scoped(client.StoreClient(host, int(port), keys.store), f"{start.token}/")
+
+        try:
+            theirs: Store | None = connect()
+        except errors.StoreLost as error:
+            log.warning("The store of `lastcall run` on %s cannot be used: %s", host, error)
+            theirs = None
+        failing = 1 << 32
+        total = self._meeting.store.add("over", 1 if theirs is not None else failing + 1)
+        if total % failing == self._world.size:
+            self._meeting.store.claim("all over", b"yes" if total < failing else b"no")
+        if self._meeting.wait("all over", "all ranks to reach the launcher's store") == b"yes":
+            assert theirs is not None
+            return theirs, connect
+        if theirs is not None:
+            theirs.close()
+        return self._meeting.store, self._world.meet
+
+    # ---- load ------------------------------------------------------------------------------------------------------------------
+
+    def load(self, agreement: Agreement, engine: Engine, subject: restore.Restorable, bring: Bring = _nowhere) -> Entry | None:
+        """The checkpoint that all ranks go on from. Returns when all of them have it."""
+        self._bring = bring
+        entries = self._catalog.entries() if self._world.rank == 0 else []
+        order = [entry for entry in entries if entry.record.complete] + [entry for entry in entries if not entry.record.complete]
+        for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
+            chosen, way_out = self._choose(agreement, order, number)
+            error, verdict = self._attempt(agreement, number, chosen, engine, subject, way_out)
+            if verdict.ok:
+                return chosen
+            self._judge(verdict, error)
+            if chosen is None:
+                raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
+            if self._world.rank == 0:
+                log.warning("%s", self._catalog.set_aside(chosen.path, verdict.because))
+        raise errors.RanksError("no checkpoint could be loaded by all ranks")
+
+    def _choose(self, agreement: Agreement, order: list[Entry], number: int) -> tuple[Entry | None, bool]:
+        """The next one to try, and whether another would overwrite what it may leave half loaded."""
+        if self._world.rank == 0:
+            chosen = order[number] if number < len(order) else None
+            way_out = number + 1 < sum(entry.record.complete for entry in order)
+            spoiled = self._spoiled and (chosen is None or not chosen.record.complete)
+            agreement.tell(
+                f"load/{number}",
+                {
+                    "name": None if chosen is None else chosen.path.name,
+                    "record": chosen.record.fingerprint if chosen is not None and self._homes.spread else "",
+                    "way_out": way_out,
+                    "spoiled": spoiled,
+                },
+            )
+            if spoiled:
+                raise errors.CheckpointError(_SPOILED)
+            return chosen, way_out
+        word = self._word(agreement, f"load/{number}", number, 0)
+        if word.get("spoiled"):
+            raise errors.CheckpointError(_SPOILED)
+        name = word.get("name")
+        if name is None:
+            return None, False
+        if self._homes.apart:
+            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get("way_out") is True
+        path = self._catalog.root / Path(str(name)).name
+        entry = next((entry for entry in self._catalog.entries() if entry.path == path), None)
+        return entry or _unseen(path), word.get("way_out") is True
+
+    def _word(self, agreement: Agreement, key: str, number: int, rank: int) -> dict[str, Any]:
+        """What a rank says about the attempt of this number."""
+        until = self._clock.now() + rendezvous.TOGETHER
+        while (word := agreement.wait_for(key, 1.0)) is None:
+            if self._told():
+                self._veto(agreement, number)
+            self.check(rank)
+            if self._clock.now() >= until:
+                raise errors.RanksError(f"rank {rank} has not said in {rendezvous.TOGETHER:.0f} s what is loaded")
+        return word
+
+    def check(self, rank: int) -> None:
+        """Stopped or RanksError where it has no use to wait for the word of this rank."""
+        self._meeting.check()
+        if rank in self._dead():
+            raise errors.RanksError(f"rank {rank} died before the ranks had begun")
+
+    def _veto(self, agreement: Agreement, number: int) -> NoReturn:
+        self.leave()  # those who wait for what this rank brings do not vote yet
+        for vote in ("ready", "load"):  # the others may already wait in the first of them
+            agreement.veto(f"{vote}/{number}", STOPPED)
+        raise Stopped
+
+    def _brought(self, agreement: Agreement, number: int, name: str, record: str) -> Entry:
+        """The checkpoint in a directory that is not that of rank 0. One rank of each machine brings it there."""
+        key = f"brought/{number}/{self._homes.name}"
+        if self._homes.leads:
+            why = ""
+            try:
+                self._bring(record)
+            except Stopped:
+                self._veto(agreement, number)
+            except (errors.LastcallError, OSError) as error:
+                why = f"{type(error).__name__}: {error}"
+            agreement.tell(key, {"why": why})
+        else:
+            why = str(self._word(agreement, key, number, self._homes.leader).get("why"))
+        if why:
+            kind = errors.CheckpointError if why.startswith(_DAMAGE) else errors.RanksError
+            self._unbrought = kind(f"{name} could not be brought to {self._catalog.root}: {why}")
+        return self._here(record) or _unseen(self._catalog.root / name)
+
+    def _here(self, record: str) -> Entry | None:
+        return next((entry for entry in self._catalog.entries() if entry.record.fingerprint == record), None)
+
+    def _attempt(
+        self,
+        agreement: Agreement,
+        number: int,
+        chosen: Entry | None,
+        engine: Engine,
+        subject: restore.Restorable,
+        way_out: bool,
+    ) -> tuple[errors.LastcallError | None, Verdict]:
+        """Load this rank's part, and hear whether all could. Where nothing else would overwrite what one leaves half loaded, nobody
+        begins before all have checked: an objection then is the end of this attempt on all ranks, for the reason that the objector
+        gave."""
+        checked: Verdict | None = None
+
+        def ready() -> None:
+            nonlocal checked
+            checked = self._vote(agreement, f"ready/{number}", None)
+            if not checked.ok:
+                raise _Objection
+
+        error: errors.LastcallError | None = None
+        try:
+            if chosen is not None:
+                self._load_part(chosen, engine, subject, way_out, (lambda: None) if way_out else ready)
+        except _Objection:
+            pass
+        except (errors.CheckpointError, errors.MismatchError, errors.RanksError) as caught:
+            error = caught
+            if not way_out and checked is None:
+                checked = self._vote(agreement, f"ready/{number}", error)
+        if checked is not None and not checked.ok:
+            return error, checked
+        return error, self._vote(agreement, f"load/{number}", error)
+
+    def _load_part(self, chosen: Entry, engine: Engine, subject: restore.Restorable, way_out: bool, ready: Callable[[], None]) -> None:
+        if self._unbrought is not None:
+            found, self._unbrought = self._unbrought, None
+            raise found
+        if not chosen.record.files:
+            raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
+        restore.attempt(chosen, engine, subject, way_out, self._world.rank, self._world.size, ready=ready)
+
+    def _vote(self, agreement: Agreement, name: str, error: errors.LastcallError | None) -> Verdict:
+        why = "" if error is None else f"{type(error).__name__}: {error}"
+        if self._told():
+            agreement.veto(name, STOPPED)
+
+        def stopped() -> str:
+            return STOPPED if self._told() or self._meeting.left() else self._meeting.failed()
+
+        return agreement.vote(name, error is None, why, self._clock.now() + rendezvous.TOGETHER, self._dead, stopped)
+
+    def _dead(self) -> set[int]:
+        """The ranks of this host that have come and are gone."""
+        if self._store is None:
+            return set()
+        try:
+            return Peers.of_host(self._store, self.mine, all_of_them=True).gone()
+        except errors.StoreLost:
+            return set()
+
+    def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
+        """Why not all could: a notice ends it, a state that does not fit is everybody's error, damage is not."""
+        if STOPPED in verdict.reasons.values():
+            raise Stopped
+        if isinstance(mine, errors.MismatchError):
+            raise mine
+        self._spoiled = self._spoiled or any(reason.startswith("Spoiled") for reason in verdict.reasons.values())
+        if verdict.lost or not any(reason.startswith(_DAMAGE) for reason in verdict.reasons.values()):
+            raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
+
+
+def _unseen(path: Path) -> Entry:
+    from lastcall.core.checkpoint.record import Record
+    from lastcall.types import Kind
+
+    return Entry(path, Record(0, 0, Kind.MANUAL, "", True, ()))
+
+
+def sweep(catalog: Catalog) -> None:
+    """What earlier incarnations have decided is of no use to anybody."""
+    folder = catalog.private / AGREEMENT
+    try:
+        if folder.exists():
+            storage.remove_tree(catalog.files, folder)
+    except OSError as error:
+        log.debug("%s could not be removed: %s", folder, error)

@@ -1,0 +1,222 @@
+"""The other ranks of this run, as one of them sees them: their news, their pulse, their word on a save.
+
+Three side threads, each with a connection of its own: the agent, which agrees and saves (`joint`); the ear, which waits for the news of
+others; the heart, which says once a second that this rank lives and, on two ranks, listens whether all do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lastcall import clock as clocks
+from lastcall import errors, messages
+from lastcall.core.joint.joint_start import Joined
+from lastcall.core.process.identity import Process
+from lastcall.core.ranks.agreement import Agreement
+from lastcall.core.ranks.election import Holdings
+from lastcall.core.ranks.heartbeat import HANG, LOST, Finding, Heart, Peers, Pulse, Watch
+from lastcall.core.ranks.world import World
+from lastcall.core.store import Store
+from lastcall.types import Capture, Notice
+
+log = logging.getLogger("lastcall")
+_LISTEN = 300.0  # seconds of one wait for news: the store answers at once when there are some
+_OVER = "over"  # the last news of a round
+
+
+class Ranks:
+    def __init__(self, world: World, clock: clocks.Clock, joined: Joined) -> None:
+        self.rank = world.rank
+        self.size = world.size
+        self._clock = clock
+        self._store: Store = joined.store
+        self._over = joined.over
+        self.token = joined.start.token
+        self.agreement = Agreement(joined.store, world.rank, world.size, clock)  # the agent's, and at the start the training thread's
+        self._ear_agreement = self.agreement.clone()
+        self._words = joined.store.clone()  # of saves
+        self._words_lock = threading.Lock()
+        self._registered: dict[int, bytes] = {}  # what each rank has said that it holds
+        self._pulse = Pulse(joined.store.clone(), world.rank, Process.own())
+        self.peers = joined.peers
+        self.failed: set[int] = set()  # ranks that said that their training has failed
+        self.frozen: set[int] = set()  # ranks that give no sign of life: nobody waits for them
+        self.part: Callable[[int, int, Capture], Capture | None] = lambda rank, step, mine: None
+        self._closed = threading.Event()
+        self._heart: Heart | None = None
+
+    # ---- the threads -----------------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, hang_seconds: float, progress: Callable[[], tuple[int, str]], notify: Callable[[Notice], None], grace: float
+    ) -> None:
+        """All ranks are there. `notify` gets what the others say, `progress` says how far this one is."""
+        self.peers = Peers.of_host(self._store, Process.own())
+        self._notify, self._grace = notify, grace
+        watch = Watch(self._store.clone(), self.rank, self.size, self._clock, hang_seconds, progress()[0])
+        self._heart = Heart(self._pulse, watch, progress, self._found)
+        self._heart.start()
+        threading.Thread(target=self._listen, name="lastcall-ear", daemon=True).start()
+
+    def finished(self) -> None:
+        """All ranks have finished: the store may go at any time."""
+        self._over.set()
+
+    def close(self) -> None:
+        """This rank leaves. A wait that is under way ends by itself: nobody waits for it."""
+        self._closed.set()
+        if self._heart is not None:
+            self._heart.close()
+        self._pulse.finish()
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            try:
+                news = self._ear_agreement.heard(_LISTEN)
+            except errors.StoreLost as error:
+                if not self._closed.is_set():
+                    log.warning("The news of the other ranks can no longer be heard: %s", error)
+                return
+            if news is None or self._closed.is_set():
+                continue
+            if _OVER in news:
+                self._ear_agreement = self._ear_agreement.round(self._ear_agreement.number + 1)
+            else:
+                self._take(news)
+
+    def _take(self, news: dict[str, Any]) -> None:
+        rank = news.get("rank")
+        if news.get("source") == LOST and isinstance(rank, int) and news.get("failed"):
+            self.failed.add(rank)
+        self.frozen |= {silent for silent in news.get("frozen", []) if isinstance(silent, int) and silent != self.rank}
+        if rank == self.rank:
+            return
+        now = self._clock.now()
+        left = news.get("left")
+        deadline = now + (float(left) if isinstance(left, int | float) else self._grace)
+        signum = news.get("signum")
+        source = news["source"] if news.get("source") in (LOST, HANG) else f"rank {rank}"
+        self._notify(
+            Notice(str(source), str(news.get("reason", "a notice")), now, deadline, signum if isinstance(signum, int) else None)
+        )
+
+    def _found(self, finding: Finding) -> None:
+        """What the watch has seen. The others are told by whoever acts on it: `joint`."""
+        if self._closed.is_set():
+            return
+        if finding.kind == "silent":
+            log.warning("%s", finding.because)
+            return
+        log.error("%s", finding.because[:1].upper() + finding.because[1:])
+        now = self._clock.now()
+        source = LOST if finding.kind == "dead" else HANG
+        if finding.kind == "frozen":
+            self.frozen = set(finding.ranks) - {self.rank}
+        self._notify(Notice(source, finding.because, now, now + self._grace))
+
+    # ---- news ------------------------------------------------------------------------------------------------------------------
+
+    def announce(self, notice: Notice, *, failed: bool = False) -> None:
+        """Tell the others. A store that is lost is no reason not to go on."""
+        left = None if notice.deadline is None else notice.deadline - self._clock.now()
+        body: dict[str, object] = {
+            "rank": self.rank,
+            "source": notice.source,
+            "reason": notice.reason,
+            "left": left,
+            "signum": notice.signum,
+        }
+        if left is not None:
+            body["deadline"] = time.time() + left
+        if failed:
+            body["failed"] = True
+        if notice.source == HANG:
+            body["frozen"] = sorted(self.frozen)
+        try:
+            self.agreement.announce(body)
+        except errors.StoreLost as error:
+            log.warning("The other ranks could not be told of %s: %s", notice.reason, error)
+
+    def fail(self, why: str) -> None:
+        """The training of this rank has failed."""
+        self._pulse.fail(why)
+
+    def next_round(self) -> None:
+        """The run goes on after what was served: the next notice finds new registers."""
+        with contextlib.suppress(errors.StoreLost):
+            self.agreement.announce({_OVER: True, "deadline": 0})
+        self.agreement = self.agreement.round(self.agreement.number + 1)
+        self.failed, self.frozen = set(), set()
+
+    # ---- what an election needs -------------------------------------------------------------------------------------------------
+
+    def register(self, holdings: tuple[tuple[int, ...], ...], alone: str) -> None:
+        """Who holds which piece of the shared state: data that a recovery asks for. Only the lowest holder of a piece tells of it.
+        `alone`: a digest of what is this rank's own, at the same boundary on all ranks: those with the same digest hold the same."""
+        mine = [list(holders) for holders in holdings if holders and min(holders) == self.rank]
+        body = messages.packed({"pieces": mine, "alone": alone})
+        self._registered[self.rank] = body
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            self._words.set(f"holdings/{self.rank}", body)
+
+    def learn(self) -> bool:
+        """Read what the others have registered, and keep it: the store may be lost with the rank whose holdings matter. Whether all of
+        them have."""
+        wanted = [rank for rank in range(self.size) if rank not in self._registered]
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            for rank, data in zip(wanted, self._words.get_many([f"holdings/{rank}" for rank in wanted]), strict=True):
+                if data is not None:
+                    self._registered[rank] = data
+        return len(self._registered) == self.size
+
+    def holdings(self) -> Holdings:
+        """As registered; needed by the one rank that decides."""
+        self.learn()
+        found: dict[int, list[tuple[int, ...]]] = {}
+        alike: dict[str, list[int]] = {}
+        own = bool(messages.unpacked(self._registered.get(self.rank)).get("alone"))
+        for rank in range(self.size):
+            body = messages.unpacked(self._registered.get(rank))
+            found[rank] = [tuple(holders) for holders in body.get("pieces", [])]
+            if body.get("alone"):
+                alike.setdefault(str(body["alone"]), []).append(rank)
+            elif rank not in self._registered and own:
+                # All ranks run one program: where this one has parameters that nothing says are others', too, that one has. Whether
+                # they are the same is not known, and what is not known to be a replica is none.
+                found[rank].append((rank,))
+        for ranks in alike.values():
+            found[ranks[0]].append(tuple(ranks))
+        return found
+
+    def gone(self) -> set[int]:
+        return self.peers.gone()
+
+    def silent(self) -> set[int]:
+        """Those that will not say where they are."""
+        return self.gone() | self.frozen
+
+    def unable(self) -> set[int]:
+        """Those that will not come to another boundary."""
+        return self.gone() | self.failed
+
+    # ---- words of a save -------------------------------------------------------------------------------------------------------
+
+    def tell(self, key: str, body: dict[str, object]) -> None:
+        with contextlib.suppress(errors.StoreLost), self._words_lock:
+            self._words.set(f"save/{key}", messages.packed(body))
+
+    def hear(self, key: str, timeout: float) -> dict[str, object] | None:
+        try:
+            with self._words_lock:
+                found = self._words.get(f"save/{key}", timeout)
+        except errors.StoreLost:
+            return None
+        return None if found is None else messages.unpacked(found)
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        return self.part(rank, step, mine)

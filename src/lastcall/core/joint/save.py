@@ -1,0 +1,405 @@
+"""One checkpoint of many ranks: every writer lays its files down, one of them commits what all have laid down, or nobody does.
+
+    every writer   its files into the staging folder of this save, durable, then its receipt
+    the committer  (the lowest writer) waits for all receipts, adds what is known of the ranks that are missing, writes the manifest
+                   and the record, and gives the folder its name: the one commit
+    the others     wait for the committer's word, and look on the disk where no word comes
+
+The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing. Ranks that
+do not share the committer's directory (`homes`) send their files and their receipt there, and hear of the commit by its word.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lastcall import clock as clocks
+from lastcall import errors, messages
+from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.checkpoint.record import Record
+from lastcall.core.engine import digest
+from lastcall.core.engine.writer import CHUNK
+from lastcall.core.ranks import receipts
+from lastcall.core.ranks.receipts import Part
+from lastcall.core.save.saver import Request, Saver
+from lastcall.core.transfer.directories import Homes
+from lastcall.core.transfer.parts import Parcels
+from lastcall.formats import manifest
+from lastcall.storage import files as storage
+from lastcall.types import Capture, FileRecord, Kind
+
+log = logging.getLogger("lastcall")
+_PATIENCE = 600.0  # seconds that a save without a deadline waits for the slowest rank
+_COMMIT = 0.3  # seconds kept back before a deadline for the commit
+_LATE = 5.0  # seconds after the deadline in which the committer's word may still come
+_POLL = 0.01
+_HINT = 5.0  # seconds after which a user is told what run.save() waits for
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be saved together. The same on every rank, or known to every rank without asking."""
+
+    name: str  # of this save and of no other
+    kind: Kind
+    reason: str
+    writers: tuple[int, ...]
+    helpers: tuple[int, ...] = ()  # ranks that write what is their own, and nothing that others hold too
+    missing: tuple[int, ...] = ()  # ranks that cannot write: somebody else must speak for them
+    deadline: float | None = None
+    patience: float = _PATIENCE  # without a deadline: seconds that the others are waited for
+    abandoned: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    paused: Callable[[], bool] = field(
+        default=lambda: False, repr=False, compare=False
+    )  # turns true when it must wait for something else
+    same: Mapping[str, FileRecord] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def committer(self) -> int:
+        return min(self.writers)
+
+
+class Interrupted(Exception):
+    """The order was paused. What was laid down stays; complete() takes it up again."""
+
+
+class Company(Protocol):
+    """The other ranks, as far as a save needs them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def tell(self, key: str, body: dict[str, object]) -> None:
+        """Fast word to the others. May be lost."""
+
+    def hear(self, key: str, timeout: float) -> dict[str, object] | None:
+        """None where no word came; returns at once, with nothing, when the store is lost."""
+
+    def gone(self) -> set[int]:
+        """The ranks that are known to be dead."""
+
+    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
+        """What a missing rank would have saved, as far as it is known; `mine` is this rank's own capture of that step."""
+
+
+class Gathering:
+    def __init__(
+        self, catalog: Catalog, saver: Saver, fence: Fence, company: Company, clock: clocks.Clock, homes: Homes | None = None
+    ) -> None:
+        self._catalog = catalog
+        self._files = catalog.files
+        self._saver = saver
+        self._fence = fence
+        self._company = company
+        self._clock = clock
+        self.homes = homes or Homes(company.rank)
+        self.parcels: Parcels | None = None  # where not all ranks share a directory
+        self.keeper: int | None = None  # ... the rank whose directory has the newest checkpoint
+        self.elsewhere: set[str] = set()  # ... the names of those that this rank does not see
+
+    def save(self, capture: Capture, order: Order) -> Entry:
+        """Take part in a save; `capture` is what this rank writes of it (shares.portion). Returns when the checkpoint is committed.
+        SaveError, on every rank, if it is not."""
+        return self.complete(capture, self.contribute(capture, order), order)
+
+    def contribute(self, capture: Capture, order: Order) -> Part:
+        """Lay down this rank's part. One that could not be laid down is a part, too: it says why."""
+        return self._contribute(self._catalog.staging / order.name, capture, order)
+
+    def complete(self, capture: Capture, part: Part, order: Order) -> Entry:
+        """From the parts to the commit. Interrupted when the order is paused; then it may be called again."""
+        folder = self._catalog.staging / order.name
+        if self._company.rank == order.committer:
+            entry = self._commit(folder, capture, order, part)
+        else:
+            try:
+                entry = self.outcome(order, part.failed)
+            except errors.SaveError:
+                self._clear_away(folder, order, part.files)
+                raise
+            self._clear_away(folder, order, part.files)
+        self._saver.saw(entry)
+        self._note(entry, order)
+        return entry
+
+    def _note(self, entry: Entry, order: Order) -> None:
+        """Where it is."""
+        if self.homes.spread:
+            self.keeper = order.committer
+        if not self.homes.shares_with(order.committer):
+            self.elsewhere.add(entry.path.name)
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its machine."""
+        return self.keeper is None or self.homes.shares_with(self.keeper)
+
+    def close(self) -> None:
+        if self.parcels is not None:
+            self.parcels.close()
+
+    def find(self, save: str) -> Entry | None:
+        """What came of a save, as far as can be seen from here: on the disk or, where that is not the committer's, by its word."""
+        if (entry := self._catalog.find(save)) is not None or not self.homes.spread:
+            return entry
+        word = self._company.hear(f"outcome/{save}", 0.0)
+        return None if word is None or "path" not in word else self._told(word)
+
+    # ---- every writer ----------------------------------------------------------------------------------------------------------
+
+    def _contribute(self, folder: Path, capture: Capture, order: Order) -> Part:
+        rank = self._company.rank
+        laid = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            request = Request(order.kind, order.reason, order.deadline, order.abandoned, order.same)
+            laid = self._saver.lay(folder, capture, request)
+            tensors = manifest.describe(rank, capture.groups)
+            part = Part(
+                rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors, laid.doubt
+            )  # fmt: skip
+            self._hand_in(folder, part, order)
+        except (errors.LastcallError, OSError) as error:
+            part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
+            if laid is not None:
+                self._clear_away(folder, order, laid.files)
+        return part
+
+    def _hand_in(self, folder: Path, part: Part, order: Order) -> None:
+        """The receipt goes where the committer looks for it; what it speaks of is there by then."""
+        if self.homes.shares_with(order.committer):
+            receipts.write(self._files, folder, part)
+            return
+        assert self.parcels is not None
+        until = None if order.deadline is None else order.deadline - _COMMIT
+
+        def check() -> None:
+            if order.abandoned() or (until is not None and self._clock.now() >= until):
+                raise errors.DeadlineError("the time ran out while it was being sent")
+
+        self.parcels.give(order.committer, order.name, folder, part, check)
+
+    def _clear_away(self, folder: Path, order: Order, files: Sequence[FileRecord]) -> None:
+        """What was to go to the committer is of no use here but as space."""
+        if self.homes.shares_with(order.committer):
+            return
+        for file in files:
+            if not (file.name.endswith(".safetensors") and self._catalog.spares.give(folder / file.name)):
+                with contextlib.suppress(OSError):  # the next start removes it
+                    (folder / file.name).unlink()
+        below = {folder} | {parent for file in files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
+        for empty in sorted(below, reverse=True):
+            with contextlib.suppress(OSError):  # files of another rank
+                empty.rmdir()
+
+    def refuse(self, order: Order, because: str) -> None:
+        """This rank has no part that belongs to this save: then there is none, for anybody."""
+        self._fail(self._catalog.staging / order.name, order, 0, because)
+        if self._company.rank == order.committer:
+            self._no_more(order)
+            self._company.tell(f"outcome/{order.name}", {"because": because})
+
+    def _fail(self, folder: Path, order: Order, step: int, because: str) -> Part:
+        part = Part(self._company.rank, step, failed=because)
+        try:
+            if self.homes.shares_with(order.committer):
+                folder.mkdir(parents=True, exist_ok=True)
+                receipts.write(self._files, folder, part)
+        except OSError:  # a full disk: then the word must suffice
+            log.debug("the receipt of a failed part could not be written")
+        self._company.tell(f"failed/{order.name}/{part.rank}", {"because": because})
+        return part
+
+    # ---- the committer ---------------------------------------------------------------------------------------------------------
+
+    def _commit(self, folder: Path, capture: Capture, order: Order, mine: Part) -> Entry:
+        began = self._clock.now()
+        try:
+            parts = self._parts(folder, order, mine)
+            parts += [part for rank in order.missing if (part := self._speak_for(folder, rank, capture, order)) is not None]
+            record = self._record(folder, parts, order, began)
+            self._own()
+            path = self._catalog.publish(folder, record.step)
+        except (errors.LastcallError, OSError) as error:
+            self._no_more(order)
+            self._company.tell(f"outcome/{order.name}", {"because": str(error)})
+            self._abandon(folder)
+            if isinstance(error, errors.SaveError):
+                raise
+            raise errors.SaveError(str(error)) from error
+        word: dict[str, object] = {"path": path.name}
+        if self.homes.spread:  # not everybody can read it
+            word["record"] = dataclasses.replace(record, files=()).to_json().decode()
+        self._company.tell(f"outcome/{order.name}", word)
+        return Entry(path, record)
+
+    def _parts(self, folder: Path, order: Order, mine: Part) -> list[Part]:
+        parts = {mine.rank: mine}
+        began, told = self._clock.now(), False
+        until = began + order.patience if order.deadline is None else order.deadline - _COMMIT
+        pause = _POLL
+        while True:
+            for failed in (part for part in parts.values() if part.failed):
+                raise errors.SaveError(f"rank {failed.rank} could not write its part: {failed.failed}")
+            waiting = [rank for rank in (*order.writers, *order.helpers) if rank not in parts]
+            if not waiting:
+                return [parts[rank] for rank in sorted(parts)]
+            dead = self._company.gone() & set(waiting)
+            for rank in waiting:
+                if (part := receipts.read(folder, rank)) is not None:
+                    parts[rank] = part
+                elif rank in dead:  # looked at after its death: there will be none
+                    raise errors.SaveError(f"rank {rank} died before it had written its part")
+            self._look_for_failures(order, waiting)
+            if order.paused():
+                raise Interrupted
+            if order.abandoned():
+                raise errors.DeadlineError("given up while it was being written")
+            late = [rank for rank in waiting if rank not in parts]
+            if late and order.kind is Kind.MANUAL and not told and self._clock.now() >= began + _HINT:
+                told = True
+                log.warning("run.save() waits for rank %s: every rank must call it, at the same step", ", ".join(map(str, late)))
+            if late and self._clock.now() >= until:
+                raise errors.DeadlineError(f"no receipt came in time from rank {', '.join(map(str, late))}")
+            self._clock.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+    def _look_for_failures(self, order: Order, waiting: list[int]) -> None:
+        for rank in waiting:
+            word = self._company.hear(f"failed/{order.name}/{rank}", 0.0)
+            if word is not None:
+                raise errors.SaveError(f"rank {rank} could not write its part: {word.get('because')}")
+
+    def _speak_for(self, folder: Path, rank: int, mine: Capture, order: Order) -> Part | None:
+        """Lay down what a missing rank would have: its randomness, its place in the data."""
+        found = self._company.part_of(rank, mine.step, mine)
+        if found is None:
+            return None
+        saver = self._saver.for_rank(rank)
+        laid = saver.lay(folder, found, Request(order.kind, order.reason))
+        return Part(rank, found.step, laid.files, laid.written, found.exact, found.because, doubt=found.doubt)
+
+    def _record(self, folder: Path, parts: list[Part], order: Order, began: float) -> Record:
+        unspoken = sorted(set(range(self._company.size)) - {part.rank for part in parts})
+        because = [f"rank {part.rank}: {part.because}" for part in parts if part.because]
+        if unspoken:
+            because.append(f"nothing is known of the randomness and the data position of rank {', '.join(map(str, unspoken))}")
+        doubt = _doubt(parts)
+        names = collections.Counter(file.name for part in parts for file in part.files)
+        if twice := sorted(name for name, count in names.items() if count > 1):  # readers refuse a record that names a file twice
+            raise errors.SaveError(f"several ranks have written {', '.join(twice)}: it could be the file of only one of them")
+        data = manifest.merge([part.tensors for part in parts if part.tensors is not None])
+        storage.write_small(self._files, folder / manifest.NAME, data)
+        writing = [part for part in parts if part.rank not in order.missing]
+        record = Record(
+            sequence=self._saver.next_sequence(),
+            step=max(part.step for part in writing),
+            kind=order.kind,
+            reason=order.reason,
+            exact=not (because or doubt),
+            because="; ".join(because) or doubt,
+            doubt=doubt,
+            files=(_file(manifest.NAME, data), *(file for part in parts for file in part.files)),
+            run=self._saver.run,
+            incarnation=self._saver.incarnation,
+            world=self._company.size,
+            save=order.name,
+            created=self._clock.wall(),
+            seconds=round(self._clock.now() - began, 4),
+            written=sum(part.written for part in parts),
+            metrics=writing[0].metrics,
+        )
+        storage.write_small(self._files, folder / records.NAME, record.to_json())
+        for path in folder.glob("part-*.json*"):
+            self._files.unlink(path)
+        self._files.sync_directory(folder)
+        return record
+
+    def _own(self) -> None:
+        """Whoever commits owns the directory, by the lock or, where the leader of this incarnation still has that, by the token."""
+        if not self._catalog.held:
+            self._catalog.try_lock()
+        if self._catalog.make_again() and not self._fence.marked():  # removed under the run: nobody else has taken it since
+            self._fence.adopt(self._saver.incarnation)
+        self._fence.check()
+
+    def _no_more(self, order: Order) -> None:
+        """Parts that others still send are not taken any more."""
+        if self.parcels is not None:
+            self.parcels.over(order.name)
+
+    def _abandon(self, folder: Path) -> None:
+        try:
+            if folder.exists():
+                storage.remove_tree(self._files, folder)
+        except OSError as error:
+            log.debug("%s is left for the next start to remove: %s", folder.name, error)
+
+    # ---- the others ------------------------------------------------------------------------------------------------------------
+
+    def outcome(self, order: Order, failed: str = "") -> Entry:
+        """What became of it, from the committer's word or, without one, from the disk."""
+        until = self._clock.now() + order.patience + 60.0 if order.deadline is None else order.deadline + _LATE
+        while True:
+            word = self._company.hear(f"outcome/{order.name}", 0.25)
+            if word is not None and "path" not in word:
+                self._abandon(self._catalog.staging / order.name)  # what was written after the committer had cleared it away
+                raise errors.SaveError(str(word.get("because")))
+            dead = order.committer in self._company.gone()  # looked at before the disk: the dead commit nothing more
+            if (entry := self._committed(order, word)) is not None:
+                self._note(entry, order)
+                return entry
+            if order.paused():
+                raise Interrupted
+            if dead or self._clock.now() >= until or order.abandoned():
+                why = "died before the commit" if dead else "has not committed it in time"
+                raise errors.SaveError(failed or f"rank {order.committer}, which was to commit {order.name}, {why}")
+            if word is None:
+                self._clock.sleep(0.02)
+
+    def _committed(self, order: Order, word: Mapping[str, object] | None) -> Entry | None:
+        """The checkpoint of this save on disk. A file system of many hosts may show it a moment after the word has come."""
+        if not self.homes.shares_with(order.committer):
+            return None if word is None else self._told(word)
+        if word is not None:
+            path = self._catalog.root / Path(str(word["path"])).name
+            try:
+                return Entry(path, records.read(path))
+            except errors.CheckpointError:
+                return None
+        if (self._catalog.staging / order.name).exists():
+            return None
+        return self._catalog.find(order.name)
+
+    def _told(self, word: Mapping[str, object]) -> Entry | None:
+        """A checkpoint in a directory that this rank does not see. Its files are nobody's business here."""
+        try:
+            return Entry(self._catalog.root / Path(str(word["path"])).name, records.parse(str(word.get("record")).encode()))
+        except errors.CheckpointError:
+            return None
+
+
+def _file(name: str, data: bytes) -> FileRecord:
+    chunks = tuple(digest.of(data[begin : begin + CHUNK]) for begin in range(0, len(data), CHUNK))
+    return FileRecord(name, len(data), digest.over(chunks), CHUNK, chunks)
+
+
+def _doubt(parts: list[Part]) -> str:
+    """Of all ranks. Most doubt the same thing."""
+    ranks: dict[str, list[int]] = {}
+    for part in parts:
+        if part.doubt:
+            ranks.setdefault(part.doubt, []).append(part.rank)
+    return "; ".join(doubt if len(those) == len(parts) else f"{messages.named(those)}: {doubt}" for doubt, those in ranks.items())

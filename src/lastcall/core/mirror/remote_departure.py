@@ -1,0 +1,92 @@
+"""That an incarnation is on its way out, written down in the place of the mirror: as `leaving` does in the directory, for a next one
+that starts with another directory. It waits for what the one before may still be copying, and not longer than that may live."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from lastcall import clock as clocks
+from lastcall import errors
+from lastcall.core.checkpoint import departure
+from lastcall.core.checkpoint.catalog import PRIVATE
+from lastcall.core.checkpoint.departure import AFTERWARDS, Leaver
+from lastcall.core.mirror.remote_catalog import Mirrored
+from lastcall.core.process.identity import Process
+
+log = logging.getLogger("lastcall")
+NAME = f"{PRIVATE}/leaving.json"
+_SMALL = 64 * 1024
+_LOOK = 1.0
+
+
+class Farewell:
+    def __init__(self, there: Mirrored, clock: clocks.Clock) -> None:
+        self._there = there
+        self._clock = clock
+        self._saying: threading.Thread | None = None
+
+    # ---- the one that leaves ---------------------------------------------------------------------------------------------------
+
+    def say(self, reason: str, seconds: float) -> None:
+        """Returns at once: the save does not wait for a store that may be slow."""
+        leaver = Leaver(0, reason, seconds, Process.own(), os.uname().nodename)
+        self._saying = self._aside(lambda: self._there.place.write(NAME, json.dumps(asdict(leaver)).encode()))
+
+    def unsay(self, patience: float) -> None:
+        """Nothing is copied any more. Who cannot take it back is waited for in vain, but not for ever."""
+        said, self._saying = self._saying, None
+        if said is None:
+            return
+
+        def take_back() -> None:
+            said.join()
+            self._there.place.remove([NAME])
+
+        self._aside(take_back).join(patience)
+
+    def _aside(self, what: Callable[[], None]) -> threading.Thread:
+        def work() -> None:
+            try:
+                what()
+            except errors.LastcallError as error:
+                log.warning("The next incarnation cannot be told whether this one still copies: %s", error)
+
+        thread = threading.Thread(target=work, name="lastcall-farewell", daemon=True)
+        thread.start()
+        return thread
+
+    # ---- the next one ----------------------------------------------------------------------------------------------------------
+
+    def wait_for_the_one_before(self, told: Callable[[], bool]) -> bool:
+        """False if a notice came meanwhile."""
+        mine, place = Process.own(), self._there.place
+        until: dict[Process, float] = {}
+        while (data := place.read(NAME, _SMALL)) is not None:
+            leaver = departure.parse(data)
+            if leaver is None or leaver.process == mine or leaver.process.gone(mine.host):
+                break
+            if leaver.process not in until:
+                until[leaver.process] = self._until(leaver)
+            if self._clock.now() >= until[leaver.process]:
+                break
+            if told():
+                return False
+            self._clock.sleep(_LOOK)
+        if data is not None:
+            place.remove([NAME])
+        return True
+
+    def _until(self, leaver: Leaver) -> float:
+        """Reckoned once: our own clock counts from then on."""
+        left = leaver.seconds - (self._there.place.age(NAME) or 0.0) + AFTERWARDS
+        if left > 0:
+            log.warning(
+                "Waiting for %s, which was told to stop (%s) and may still be copying to %s: for at most %.0f s",
+                leaver, leaver.reason, self._there.url, left,
+            )  # fmt: skip
+        return self._clock.now() + left

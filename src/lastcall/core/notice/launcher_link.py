@@ -1,0 +1,70 @@
+"""What a session hears and says through files: the notice that `lastcall run` posts, a person's pause, and how far this process is. And
+what nobody can tell it any more: that it has become an orphan."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall.core.process import orphans, registry
+from lastcall.types import Notice
+
+log = logging.getLogger("lastcall")
+PAUSE = "pause.json"  # in the run's private folder, while a person wants it paused
+
+
+class Outside:
+    def __init__(self, root: Path, private: Path, clock: clocks.Clock, grace: float) -> None:
+        self._root = root
+        self._pause = private / PAUSE
+        self._clock = clock
+        self._grace = grace
+        self._pid = os.getpid()
+        self._membership = registry.Membership.of_environment(root)
+        self.launched = self._membership is not None  # `lastcall run` is above us
+        self._elders = orphans.Elders.of_start()
+        self._introduced = False
+        self._orphaned = False
+
+    def tell(self, **changes: object) -> None:
+        """Keep the launcher, if there is one, informed."""
+        if self._membership is not None and os.getpid() == self._pid:  # not a forked child that unwinds our block
+            self._membership.update(**changes)
+
+    def paused(self) -> bool:
+        return os.path.exists(self._pause)  # a folder that cannot be looked into is not paused; Path.exists would raise
+
+    def wait_while_paused(self, given_up: Callable[[], bool]) -> bool:
+        """A person has paused this run: whoever starts it before they resume it waits here, and holds no lock. False if `given_up`."""
+        if self.paused():
+            log.warning("This run is paused. It goes on after: lastcall resume %s", self._root)
+        while self.paused():
+            if given_up():
+                return False
+            self._clock.sleep(0.2)
+        return True
+
+    def notice(self) -> Notice | None:
+        """News since the last look; a pause is news for as long as it lasts."""
+        notice = self._membership.notice() if self._membership is not None else None
+        if notice is None and self.paused():
+            now = self._clock.now()
+            notice = Notice("pause", "pause", now, now + self._grace)
+        return notice or self._orphan()
+
+    def _orphan(self) -> Notice | None:
+        """Told once. A launcher that leaves as it should waits for every process that has joined, and takes its folder along: so it is
+        looked up only now, when this one has joined."""
+        if not self._introduced and self._membership is not None:
+            self._elders.add_launcher(self._membership.launcher())
+        self._introduced = True
+        gone = "" if self._orphaned else self._elders.gone()
+        if not gone:
+            return None
+        self._orphaned = True
+        log.warning("%s: this process is an orphan, and stops by itself", gone[:1].upper() + gone[1:])
+        now = self._clock.now()
+        return Notice("orphan", gone, now, now + self._grace)

@@ -1,0 +1,1 @@
+"""How far the run is: one document, served over HTTP or pushed to Kubeflow Trainer."""

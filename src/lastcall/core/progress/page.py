@@ -1,0 +1,182 @@
+"""How far the run is, as JSON over HTTP, where a port was asked for: the page that OpenShift AI's controller polls, and whoever likes.
+
+What it says is in `report`. No GET waits for training or for a disk, and training for none of them. The server is on 0.0.0.0, since the
+controller is in another pod, reads nothing of a request but its path, and has a few threads at most. `http.server.HTTPServer` would ask
+the DNS for our name before it listens, which may take a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import logging
+import os
+import socket
+import socketserver
+import stat
+import threading
+import weakref
+from pathlib import Path
+
+from lastcall.core.progress.report import Report
+
+log = logging.getLogger("lastcall")
+TERMINATION_LOG = Path("/dev/termination-log")  # of a pod; the controller believes it more than the page
+_LONGEST_MESSAGE = 4096  # bytes; Kubernetes cuts off the rest
+_AT_ONCE = 8  # answers; with one more, the oldest that is not done is cut off
+_REQUEST_SECONDS = 2.0  # for a request to arrive, as long as the controller waits for the answer
+_CLOSE_SECONDS = 1.0
+
+
+class MetricsPage:
+    """Of one session, on rank 0. `close()` says how it ended."""
+
+    def __init__(self, port: int, report: Report) -> None:
+        self.port = port  # once it is open: the one that was found for 0
+        self.report = report
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Listen. A port that cannot be had is a warning: nobody should lose a run to it."""
+        try:
+            self._server = server = _Server(self.port, self)
+        except OSError as error:
+            log.warning(
+                "Progress is not served: port %d cannot be had (%s). Choose another LASTCALL_PROGRESS_PORT; training goes on",
+                self.port,
+                error,
+            )
+            return
+        self.port = server.server_address[1]
+        _listening.add(server)
+        self._thread = threading.Thread(target=server.serve, name="lastcall-page", daemon=True)
+        self._thread.start()
+        log.info("Progress is served on port %d (/metrics)", self.port)
+
+    def close(self) -> None:
+        """The session has ended: the last word goes to the pod's termination log, if there is one."""
+        if self._server is None:
+            return
+        self._server.leave()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+        self._server.server_close()
+        self._server = None
+        with contextlib.suppress(Exception):
+            _last_words(self.report.document())
+
+
+def _last_words(document: dict[str, object]) -> None:
+    """The controller tells an early stop from the end by the step, and the last one that it polled is half a minute old. What somebody
+    else has written there stays; nothing is made where there is no pod."""
+    global _said
+    with open(os.open(TERMINATION_LOG, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "r+b", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(_LONGEST_MESSAGE) not in (b"", _said):
+            return
+        message = json.dumps(document, allow_nan=False).encode()
+        if len(message) > _LONGEST_MESSAGE:
+            message = json.dumps({**document, "trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
+        file.seek(0)
+        file.truncate()
+        file.write(message)
+        _said = message
+
+
+_said = b""  # by an earlier session of this process
+
+
+# ---- the server -------------------------------------------------------------------------------------------------------------------
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True  # connections of the last incarnation that are in TIME_WAIT
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, port: int, page: MetricsPage) -> None:
+        self.page = weakref.proxy(page)  # a thread that answers must not keep a session's state alive
+        self._leaving = threading.Event()
+        self._door = threading.Lock()
+        self._answering: list[socket.socket] = []  # requests, the oldest first
+        super().__init__(("0.0.0.0", port), _Handler)
+
+    def serve(self) -> None:
+        while not self._leaving.is_set():
+            self.handle_request()  # sleeps until there is one
+
+    def leave(self) -> None:
+        self._leaving.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for a request
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError:
+            self._leaving.wait(0.5)  # no file descriptor left: the request stays there, and would be taken up again at once
+            raise
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        assert isinstance(request, socket.socket)
+        with self._door:
+            self._answering.append(request)
+            # Who has had a place for longest and is not done is slow, or means harm: it goes, and never the one who comes.
+            oldest = self._answering.pop(0) if len(self._answering) > _AT_ONCE else None
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to be had
+            self._done(request)
+            raise
+
+    def _done(self, request: object) -> None:
+        with self._door:
+            self._answering = [one for one in self._answering if one is not request]
+
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._done(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        log.debug("A request for the progress was not answered", exc_info=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_SECONDS
+    server_version, sys_version = "lastcall", ""
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = json.dumps(self.server.page.report.document(), allow_nan=False).encode() + b"\n"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: it would be a line every few seconds on the stderr of a training run."""
+
+
+_listening: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked worker that outlives its parent would keep the port, and the next incarnation would have none."""
+    for server in list(_listening):
+        with contextlib.suppress(OSError):
+            server.socket.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,132 @@
+"""How far the run is, in one document: what is served (`metrics_page`) and what is sent (`status_push`).
+
+The fields with capitals in them are those of OpenShift AI's controller: it refuses the whole answer where a number that it takes for
+whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100 % are said of a run that has finished, and of no
+other. The other fields are ours. NaN and Infinity are not JSON and become null. Nothing here waits for training or for a disk: what is
+said was put into memory by others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from lastcall.clock import Clock
+from lastcall.core.ranks.heartbeat import HANG
+from lastcall.events import EventLog, Progress
+from lastcall.types import Kind, Outcome
+
+_ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS))  # saves that answer a notice
+_THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")  # Transformers' name and the controller's
+
+
+class Report:
+    """Of one session, on rank 0."""
+
+    def __init__(self, progress: Progress, events: EventLog, clock: Clock) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._standing = Standing()
+        events.heard = self._standing.tell
+
+    def document(self) -> dict[str, object]:
+        progress, standing = self._progress, self._standing
+        known = progress.document or {}
+        step = known.get("step") if progress.where is None else progress.where()
+        epoch, total, total_epochs = known.get("epoch"), progress.total, progress.total_epochs
+        finished = standing.state == Outcome.FINISHED.value
+        metrics, eval_metrics = _sorted_out(known.get("metrics"), known.get("eval_metrics"))
+        return {
+            "progressPercentage": _percentage(_fraction(step, total), _fraction(epoch, total_epochs), finished),
+            "estimatedRemainingSeconds": 0 if finished else self._left(known),
+            "currentStep": step,
+            "totalSteps": total,
+            "currentEpoch": _finite(epoch),
+            "totalEpochs": None if total_epochs is None else math.ceil(total_epochs),
+            "trainMetrics": metrics,
+            "evalMetrics": eval_metrics,
+            "steps_per_second": _finite(known.get("steps_per_second")),
+            "updated_at": known.get("at"),
+            **standing.facts(),
+        }
+
+    def _left(self, known: Mapping[str, object]) -> int | None:
+        """Seconds, and less with each of them that goes by; at least one, as there is something left."""
+        eta, at = known.get("eta_seconds"), known.get("at")
+        if not isinstance(eta, float) or not isinstance(at, float) or not self._standing.training or not math.isfinite(eta):
+            return None
+        return max(math.ceil(eta - max(self._clock.wall() - at, 0.0)), 1)
+
+
+class Standing:
+    """What the events of this incarnation come to."""
+
+    def __init__(self) -> None:
+        self.state = "starting"  # then "running" and "saving" in turn; in the end an Outcome, as in "saved"
+        self.incarnation: object = None
+        self.resumed_from: object = None
+        self.notice: object = None
+        self.checkpoint: dict[str, object] | None = None  # the last one that this incarnation has committed
+
+    @property
+    def training(self) -> bool:
+        """Whether it goes on, as far as anybody knows."""
+        return self.state in ("running", "saving") and self.notice is None
+
+    def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
+        if kind == "start":
+            self.state, self.incarnation, self.resumed_from = "running", fields.get("incarnation"), fields.get("resumed")
+        elif kind == "notice" and fields.get("source") != HANG:  # after a hang the run may go on
+            self.notice = fields.get("reason")
+        elif kind == "save-begins":
+            self.state = "saving"
+        elif kind == "not-saved":
+            self.state = "running"
+        elif kind == "committed":
+            answered = self.notice is not None and fields.get("save") in _ANSWERS
+            self.state = "saved" if answered else "running"  # a periodic save that was under way says nothing about the notice
+            named = {"path": "path", "step": "step", "kind": "save", "exact": "exact"}
+            self.checkpoint = {ours: fields.get(theirs) for ours, theirs in named.items()} | {"at": at}
+        elif kind == "stop":
+            self.state = str(fields.get("outcome") or Outcome.FAILED.value)
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "state": self.state,
+            "incarnation": self.incarnation,
+            "resumed_from": self.resumed_from,
+            "checkpoint": self.checkpoint,
+            "notice": self.notice,
+        }
+
+
+# ---- numbers that the controller takes --------------------------------------------------------------------------------------------
+
+
+def _fraction(done: object, total: float | None) -> float | None:
+    return done / total if isinstance(done, int | float) and total and total > 0 else None
+
+
+def _percentage(by_steps: float | None, by_epochs: float | None, finished: bool) -> int | None:
+    fraction = by_epochs if by_steps is None else by_steps
+    if fraction is None or not math.isfinite(fraction):
+        return 100 if finished else None
+    whole = min(max(math.floor(fraction * 100 + 1e-9), 0), 100)  # 0.29 * 100 is less than 29
+    return whole if finished else min(whole, 99)
+
+
+def _sorted_out(metrics: object, eval_metrics: object) -> tuple[dict[str, object], dict[str, object]]:
+    """Those of training and those of an evaluation: `run.report(eval_loss=...)` says by the name which they are."""
+    train: dict[str, object] = {}
+    evaluation: dict[str, object] = {}
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        (evaluation if name.startswith("eval_") else train)[name] = _finite(value)
+    for name, value in eval_metrics.items() if isinstance(eval_metrics, dict) else ():
+        evaluation[name] = _finite(value)
+    if _THROUGHPUT[0] in train:
+        train[_THROUGHPUT[1]] = train[_THROUGHPUT[0]]
+    return train, evaluation
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""What `lastcall drill --prove` compares: digests of every named piece of the state."""

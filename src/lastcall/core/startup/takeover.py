@@ -1,0 +1,91 @@
+"""How an incarnation takes the directory over: it waits for the one before, for as long as that may still live, and not longer.
+
+Who was told to stop has written down until when (`leaving`), and is waited for until then. Who holds the lock and has said nothing is
+another run by mistake, or was never told; on another machine it may also be dead, and its lock not yet taken away. Where there are no
+locks, what was written down is all that there is; who comes back after its time finds the directory taken (`fencing`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from lastcall import clock as clocks
+from lastcall.core.checkpoint import departure
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.departure import AFTERWARDS, Leaver
+from lastcall.core.process.identity import Process
+
+log = logging.getLogger("lastcall")
+PATIENCE = 10.0  # seconds for a process of this machine that holds the directory and has not said that it leaves
+LEASE = 120.0  # ... and for one of another machine: NFS keeps the lock of a dead one for 90 s
+_LOOK = 0.2
+
+
+class Succession:
+    def __init__(self, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool]) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._told = told
+        self._mine = Process.own()
+        self._until: dict[Process, float] = {}  # those that leave, and when they count as dead
+        self._said: set[str] = set()
+
+    def open(self) -> bool:
+        """Make the directory, and make it ours. False if a notice came while we waited: then it is not. BusyError if somebody else is
+        at work in it."""
+        catalog, clock = self._catalog, self._clock
+        catalog.prepare()
+        began = quiet = clock.now()
+        locked = catalog.try_lock()
+        while (waiting := self._leavers(locked)) or not locked:
+            if waiting:
+                quiet = clock.now()  # one that leaves by itself takes a moment from its last word to the end
+            elif clock.now() >= quiet + self._patience():
+                raise catalog.busy()
+            if self._told():
+                catalog.close()
+                return False
+            clock.sleep(_LOOK)
+            locked = locked or catalog.try_lock()
+        if self._said:
+            log.info("The directory is free after %.1fs", clock.now() - began)
+        departure.forget(catalog.private)
+        return True
+
+    def _leavers(self, locked: bool) -> list[float]:
+        """Until when each of those that are leaving, and may still be there, is waited for."""
+        there = []
+        for leaver in departure.found(self._catalog.private):
+            if leaver.process == self._mine or leaver.gone(self._mine, locked and not self._catalog.without_locks):
+                continue
+            if self._until_of(leaver) > self._clock.now():
+                there.append(self._until_of(leaver))
+            else:
+                self._say(f"{leaver} was to be gone {AFTERWARDS:.0f} s ago: not waited for any longer")
+        return there
+
+    def _until_of(self, leaver: Leaver) -> float:
+        """Reckoned once: our own clock counts from then on."""
+        if leaver.process not in self._until:
+            left = departure.left(self._catalog.private, leaver)
+            self._until[leaver.process] = self._clock.now() + left + AFTERWARDS
+            if left + AFTERWARDS > 0:
+                self._say(
+                    f"Waiting for {leaver}, which was told to stop ({leaver.reason}) and may still be saving: "
+                    f"for at most {left + AFTERWARDS:.0f} s"
+                )
+        return self._until[leaver.process]
+
+    def _patience(self) -> float:
+        """For a process that has not said that it leaves."""
+        owner = self._catalog.owner()
+        seconds = PATIENCE if owner.host == self._mine.host else LEASE
+        if not self._until:
+            self._say(f"Waiting for {owner}, which holds {self._catalog.root}: for at most {seconds:.0f} s")
+        return seconds
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            log.warning("%s", sentence)

@@ -1,0 +1,1 @@
+"""One module a subject that `lastcall doctor` looks at; each returns findings."""

@@ -1,0 +1,1 @@
+"""From an object to the JSON patch that protects it: pure functions."""

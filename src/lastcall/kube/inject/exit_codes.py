@@ -1,0 +1,25 @@
+"""Whether the exit code of a run that has saved reaches Kubernetes: `bash -c "python train.py | tee log"` ends with that of tee, and
+the Job is Complete. Only what stands in the object is read: a script in the image cannot be seen from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lastcall.kube.inject.draft import Path, items
+from lastcall.launch.shell import commandline
+
+_LONGEST = 120  # of the reason: the API server cuts what is longer than 256 in all
+
+
+def lost(obj: Any, container: Path) -> str | None:
+    """The warning for a container whose exit code gets lost."""
+    words = [*items(obj, (*container, "command")), *items(obj, (*container, "args"))]
+    if not all(isinstance(word, str) for word in words):
+        return None
+    for script in commandline.understand(tuple(words), {}, files=False).shells:
+        why = script.swallows()
+        if why is not None:
+            why = why if len(why) <= _LONGEST else f"{why[: _LONGEST - 3]}..."
+            remedy = "begin it with: set -o pipefail;" if "pipe" in why else "let it end with: exec python ..."
+            return f"{script.name}: {why}. A run that has saved and left then looks finished, and nothing brings it back: {remedy}"
+    return None

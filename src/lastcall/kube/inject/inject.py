@@ -1,0 +1,161 @@
+"""From an object to the JSON patch that protects it: a pure function, used by the webhook and by `lastcall kube inject`.
+
+Nothing that the user has set is changed but two things: terminationGracePeriodSeconds is raised, never lowered, and our folder is put
+in front of PYTHONPATH. The patch of a patched object is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lastcall.kube.inject import annotations as noted
+from lastcall.kube.inject import exit_codes, failures, kinds, mounts, package_volume, trainjobs, variables
+from lastcall.kube.inject.annotations import Wishes
+from lastcall.kube.inject.draft import Draft, Object, Path, ShapeError, at, pointer
+from lastcall.kube.inject.kinds import Kind, Template
+
+DEFAULT_GRACE = 120  # seconds, where none was asked for; Kubernetes' own default of 30 holds few saves
+_KUBERNETES_GRACE = 30
+_NO_TEMPLATE = "this {} has no pod template, so nothing of it is protected: annotate the object that makes its pods"
+_AFTER_WAIT = 60  # seconds that a default grace leaves after the kill wait
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the webhook's administrator decides."""
+
+    image: str | None = None
+    """An image with lastcall in it, which the init container copies to the pod; None: the user's images have it."""
+    pull_policy: str = "IfNotPresent"
+
+
+@dataclass(frozen=True)
+class Injection:
+    operations: tuple[Object, ...]
+    because: str
+    warnings: tuple[str, ...] = ()
+    left: bool = False  # of a kind that lastcall protects, and not protected
+
+
+def patch(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> list[Object]:
+    """The operations of RFC 6902. AnnotationError names the annotation that is wrong."""
+    return list(inject(obj, options=options, namespace=namespace).operations)
+
+
+def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> Injection:
+    """The patch with its reason. `namespace`: the annotations of the object's namespace."""
+    kind = kinds.of(obj)
+    if kind is None:
+        return _of_another_kind(obj)
+    for found in annotated(obj):
+        noted.read(found)
+    wishes = asked(obj, kind, namespace)
+    idle = tuple(_idle(name, kind) for name in wishes.idle) + tuple(_beaten(name) for name in wishes.beaten)
+    if not wishes.enabled:
+        return Injection((), "no annotation asks for it", idle, left=True)
+    draft = Draft(obj)
+    try:
+        warnings = _changed(draft, obj, kind, wishes, options)
+    except ShapeError as error:
+        return Injection((), f"left alone: {error}", idle, left=True)
+    if kinds.runs_ray(obj, kind) and wishes.directory is not None and wishes.storage is None:
+        warnings.append(f"{noted.PREFIX}directory has no effect on Ray's kinds without {noted.PREFIX}storage: see Ray's storage_path")
+    because = "asked for by annotation" if draft.operations else "nothing is missing"
+    return Injection(tuple(draft.operations), because, idle + tuple(warnings))
+
+
+def asked(obj: Object, kind: Kind, namespace: Mapping[str, str] | None) -> Wishes:
+    """What a controller makes of an object that was asked itself is not asked again by way of the namespace."""
+    default = None if kinds.owned(obj) else namespace
+    return noted.wishes(at(obj, ("metadata", "annotations")), default, ray=kinds.runs_ray(obj, kind))
+
+
+def _of_another_kind(obj: Object) -> Injection:
+    """A namespace's annotations are checked where they are made; on what is no kind of ours, they would be of no effect unnoticed."""
+    found = at(obj, ("metadata", "annotations"))
+    if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace"):
+        noted.wishes(found, ray=True)
+        return Injection((), "a namespace's annotations are right")
+    because = "not a kind that lastcall protects"
+    ignored = f"{at(obj, ('kind',))} is {because}: its annotations have no effect. Those are: {', '.join(kinds.names())}"
+    return Injection((), because, (ignored,) if noted.ours(found) else ())
+
+
+def annotated(obj: Object) -> list[Object]:
+    """The annotations of the object and of its templates: those are the pods' own, and are refused here rather than there."""
+    kind = kinds.of(obj)
+    found = list(kind.find(obj)) if kind is not None else []
+    around = [template.job[:-1] for template in found if template.job]  # of the Jobs that a CronJob or a JobSet makes
+    paths: list[Path] = list(dict.fromkeys([(), *around, *(template.path for template in found)]))
+    return [noted.ours(at(obj, (*path, "metadata", "annotations"))) for path in paths]
+
+
+def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Options) -> list[str]:
+    if kind.name == "TrainJob":
+        return [*trainjobs.inject(draft, wishes), *filter(None, [exit_codes.lost(obj, trainjobs.TRAINER)])]
+    templates = list(kind.find(obj))
+    found: list[str | None] = [] if templates else [_NO_TEMPLATE.format(kind.name)]
+    for template in templates:
+        if template.windows:
+            found.append(f"{_place(template)}: pods on Windows are left alone: lastcall runs on Linux")
+        else:
+            found += _template(draft, template, kinds.runs_ray(obj, kind), wishes, options)
+            if not kinds.runs_ray(obj, kind) and not _comes_back(obj, kind, template):  # of Ray's pods, KubeRay makes the command
+                found.append(exit_codes.lost(obj, template.trainer))
+    return list(dict.fromkeys(warning for warning in found if warning))
+
+
+def _comes_back(obj: Object, kind: Kind, template: Template) -> bool:
+    """Whether its pods are restarted whatever they leave with."""
+    ends = template.job is not None or kind.name == "PyTorchJob"
+    return not ends and at(obj, (*template.spec, "restartPolicy")) in (None, "Always")
+
+
+def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, options: Options) -> list[str | None]:
+    env: Path = (*template.trainer, "env")
+    facts = variables.Facts(wishes, ray, _raised(draft, template, wishes), template.exit_codes)
+    variables.add(draft, env, variables.wanted(facts))
+    warnings = [mounts.storage(draft, template, wishes), failures.spare(draft, template)]
+    warning = mounts.package(draft, template, options.image, options.pull_policy)
+    if warning is not None:
+        return [*warnings, warning]
+    container = draft.get((*template.trainer, "name"))
+    variables.add(draft, env, {"LASTCALL_STOP_FILE": package_volume.stop_file(container)})
+    warnings.append(mounts.hook(draft, template))
+    if options.image is not None:
+        warnings.append(variables.add_to_python_path(draft, env, container))
+    return warnings
+
+
+def _raised(draft: Draft, template: Template, wishes: Wishes) -> int:
+    """The seconds that the pod has from now on between SIGTERM and the kill: what the user's hook sleeps away comes on top."""
+    path = (*template.spec, "terminationGracePeriodSeconds")
+    present = draft.get(path)
+    if present is not None and type(present) is not int:
+        raise ShapeError("terminationGracePeriodSeconds is not a whole number")
+    slept = mounts.hook_seconds(draft, template)
+    wanted = slept + (default_grace(wishes) if wishes.grace is None else math.ceil(wishes.grace))
+    given = _KUBERNETES_GRACE if present is None else present
+    if wanted > given:
+        draft.put(path, wanted)
+    return max(wanted, given) - slept
+
+
+def default_grace(wishes: Wishes) -> int:
+    return max(DEFAULT_GRACE, math.ceil(wishes.kill_wait or 0) + _AFTER_WAIT)
+
+
+def _idle(name: str, kind: Kind) -> str:
+    if name.startswith(noted.RAY_PREFIX) and not kind.ray:
+        return f'{name} is read on kinds of ray.io only. Use {noted.PREFIX}enabled: "true"'
+    return f'{name} has no effect without {noted.PREFIX}enabled: "true"'
+
+
+def _beaten(name: str) -> str:
+    return f"{name} has no effect: the annotation of {noted.PREFIX} for the same thing says something else, and wins"
+
+
+def _place(template: Template) -> str:
+    return pointer(template.path) or "this pod"

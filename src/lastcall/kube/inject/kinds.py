@@ -1,0 +1,178 @@
+"""The kinds of objects that hold pod templates, where they hold them, and which container trains.
+
+Everything is looked for with care: what does not have the shape of its kind has no template here, and is the API server's to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lastcall.kube.inject.draft import Object, Path, at, items
+
+Update = Literal["never", "rolls", "free"]
+VOLUME = "lastcall"  # of the package and the stop file
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # what a job of a TrainJob's JobSet is for: trainer, or an initializer
+
+
+@dataclass(frozen=True)
+class Template:
+    """A pod template in which one container trains."""
+
+    path: Path  # of the template, with its metadata and spec; () for a Pod
+    container: int  # its index
+    job: Path | None = None  # of the spec of the Job around it
+    windows: bool = False  # its pods run there
+    exit_codes: bool = False  # only exit codes from 128 on are tried again by its controller
+    final: bool = False  # its controller takes the first pod that leaves for the end, saved or not
+
+    @property
+    def spec(self) -> Path:
+        return (*self.path, "spec")
+
+    @property
+    def trainer(self) -> Path:
+        return (*self.spec, "containers", self.container)
+
+
+@dataclass(frozen=True)
+class Kind:
+    group: str
+    name: str
+    plural: str
+    find: Callable[[Object], Iterator[Template]]
+    update: Update
+    """What a change of the template does to an object that exists: it is refused ("never"), it replaces the running pods ("rolls"),
+    or it concerns later pods only ("free")."""
+    ray: bool = False
+
+
+def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
+    """The one that trains: of this name, else the one that kubectl takes by default, else the first.
+
+    One that has our volume trains: another webhook may have put a sidecar in front of it since.
+    """
+    containers = items(obj, (*path, "spec", "containers"))
+    names = [at(item, ("name",)) for item in containers]
+    if not names or not all(isinstance(known, str) for known in names):
+        return None
+    for index, item in enumerate(containers):
+        if any(at(mount, ("name",)) == VOLUME for mount in items(item, ("volumeMounts",))):
+            return index
+    for wanted in (name, at(obj, (*path, "metadata", "annotations", _DEFAULT_CONTAINER))):
+        if isinstance(wanted, str) and wanted in names:
+            return names.index(wanted)
+    return 0
+
+
+def _windows(obj: Object, path: Path) -> bool:
+    """Whether these pods run on Windows: the API server refuses rights of Linux in them, and nothing of ours runs there."""
+    selected = at(obj, (*path, "spec", "nodeSelector", "kubernetes.io/os"))
+    return "windows" in (at(obj, (*path, "spec", "os", "name")), selected)
+
+
+def _one(path: Path, job: Path | None = None) -> Callable[[Object], Iterator[Template]]:
+    def find(obj: Object) -> Iterator[Template]:
+        index = _container(obj, path)
+        if index is not None:
+            yield Template(path, index, job, _windows(obj, path))
+
+    return find
+
+
+def _ray(cluster: Path) -> Callable[[Object], Iterator[Template]]:
+    """The head and all groups of workers; KubeRay runs Ray in the first container, whatever its name."""
+
+    def find(obj: Object) -> Iterator[Template]:
+        paths: list[Path] = [(*cluster, "headGroupSpec", "template")]
+        groups = items(obj, (*cluster, "workerGroupSpecs"))
+        paths += [(*cluster, "workerGroupSpecs", index, "template") for index in range(len(groups))]
+        for path in paths:
+            if _container(obj, path) is not None:
+                yield Template(path, 0, windows=_windows(obj, path))
+
+    return find
+
+
+def _replicas(obj: Object) -> Iterator[Template]:
+    replicas = at(obj, ("spec", "pytorchReplicaSpecs"))
+    for role, replica in replicas.items() if isinstance(replicas, dict) else ():
+        path: Path = ("spec", "pytorchReplicaSpecs", role, "template")
+        index = _container(obj, path, "pytorch")
+        if index is not None and isinstance(role, str):
+            policy = replica.get("restartPolicy")
+            yield Template(path, index, None, _windows(obj, path), policy == "ExitCode", policy == "Never")
+
+
+def _replicated_jobs(obj: Object) -> Iterator[Template]:
+    for number in range(len(items(obj, ("spec", "replicatedJobs")))):
+        job: Path = ("spec", "replicatedJobs", number, "template")
+        step = at(obj, (*job, "metadata", "labels", _STEP))
+        path: Path = (*job, "spec", "template")
+        index = _container(obj, path, "node" if step == "trainer" else None)
+        if index is not None and step in (None, "trainer"):
+            yield Template(path, index, (*job, "spec"), _windows(obj, path))
+
+
+def _nothing(obj: Object) -> Iterator[Template]:
+    """A TrainJob names a runtime and holds no template: see trainjobs.py."""
+    return iter(())
+
+
+KINDS = (
+    Kind("ray.io", "RayCluster", "rayclusters", _ray(("spec",)), "rolls", ray=True),
+    Kind("ray.io", "RayJob", "rayjobs", _ray(("spec", "rayClusterSpec")), "rolls", ray=True),
+    Kind("ray.io", "RayService", "rayservices", _ray(("spec", "rayClusterConfig")), "rolls", ray=True),
+    Kind("trainer.kubeflow.org", "TrainJob", "trainjobs", _nothing, "never"),
+    Kind("kubeflow.org", "PyTorchJob", "pytorchjobs", _replicas, "never"),
+    Kind("jobset.x-k8s.io", "JobSet", "jobsets", _replicated_jobs, "never"),
+    Kind("batch", "Job", "jobs", _one(("spec", "template"), ("spec",)), "never"),
+    Kind(
+        "batch", "CronJob", "cronjobs",
+        _one(("spec", "jobTemplate", "spec", "template"), ("spec", "jobTemplate", "spec")), "free",
+    ),
+    Kind("apps", "StatefulSet", "statefulsets", _one(("spec", "template")), "rolls"),
+    Kind("apps", "Deployment", "deployments", _one(("spec", "template")), "rolls"),
+    Kind("", "Pod", "pods", _one(()), "never"),
+)  # fmt: skip
+_OWNERS = {(kind.group, kind.name) for kind in KINDS} | {("apps", "ReplicaSet")}
+
+
+def of(obj: Any) -> Kind | None:
+    """The kind of an object; None where it is none of ours."""
+    group, name = _group(at(obj, ("apiVersion",))), at(obj, ("kind",))
+    return next((kind for kind in KINDS if (kind.group, kind.name) == (group, name)), None)
+
+
+def names() -> list[str]:
+    return [kind.name for kind in KINDS]
+
+
+def owned(obj: Object) -> bool:
+    """Whether it was made by the controller of an object that was, or will be, asked itself."""
+    return any(owner in _OWNERS for owner in _owners(obj))
+
+
+def made_by_controller(obj: Object) -> bool:
+    """Whether nobody sits at a terminal to be told what is wrong with it."""
+    return bool(_owners(obj))
+
+
+def runs_ray(obj: Object, kind: Kind) -> bool:
+    """Whether Ray runs in its pods: a pod that KubeRay made of a template is one of Ray's, whatever its kind."""
+    return kind.ray or ("ray.io", "RayCluster") in _owners(obj)
+
+
+def _owners(obj: Object) -> set[tuple[str | None, object]]:
+    """Group and kind of the controller that made it."""
+    found = [one for one in items(obj, ("metadata", "ownerReferences")) if isinstance(one, dict) and one.get("controller") is True]
+    return {(_group(one.get("apiVersion")), one.get("kind")) for one in found if isinstance(one.get("kind"), str)}
+
+
+def _group(version: object) -> str | None:
+    if not isinstance(version, str):
+        return None
+    group, slash, _ = version.partition("/")
+    return group if slash else ""

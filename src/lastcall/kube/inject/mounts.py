@@ -1,0 +1,136 @@
+"""What a pod gets besides variables: the package, a place for the stop file, the hook that writes it, and the storage."""
+
+from __future__ import annotations
+
+import re
+
+from lastcall.kube.inject import package_volume
+from lastcall.kube.inject.annotations import Wishes
+from lastcall.kube.inject.draft import Draft, Object, at, items
+from lastcall.kube.inject.kinds import VOLUME, Template
+
+INSTALL = "lastcall-install"
+STORAGE = "lastcall-storage"
+_RIGHTS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
+_COUNTED = ("cpu", "memory", "ephemeral-storage")  # of the resources; no accelerators
+_SLEEP = re.compile(r"(?:exec\s+)?(?:/bin/|/usr/bin/)?sleep\s+([0-9]{1,9})s?")
+_LONGEST_HOOK = 600  # seconds; a longer one counts on being cut short, and would keep a node from being drained
+
+
+def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
+    """The volume at tree.MOUNT, and the init container that copies the package there. A warning where it cannot be."""
+    volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
+    volume = draft.named(volumes, VOLUME)
+    taken = mounted(draft.get(template.trainer), package_volume.MOUNT)
+    if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
+        return (
+            f"the volume {VOLUME}, or the mount at {package_volume.MOUNT}, is not ours: "
+            "neither package nor stop file can be put there. Rename it"
+        )
+    if volume is None:
+        draft.append(volumes, {"name": VOLUME, "emptyDir": {}})
+    if image is not None and draft.named((*template.spec, "initContainers"), INSTALL) is None:
+        draft.append((*template.spec, "initContainers"), _install(image, pull_policy, draft.mapping(template.trainer)))
+    if taken is None:
+        draft.append(mounts, {"name": VOLUME, "mountPath": package_volume.MOUNT})
+    return None
+
+
+def hook(draft: Draft, template: Template) -> str | None:
+    """The preStop hook reaches processes that no signal does, below a shell that is PID 1. A warning where the user has one."""
+    present = draft.get((*template.trainer, "lifecycle", "preStop"))
+    if present is None:
+        draft.put((*template.trainer, "lifecycle", "preStop"), {"exec": {"command": list(package_volume.PRE_STOP)}})
+    elif present != {"exec": {"command": list(package_volume.PRE_STOP)}}:
+        return f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is left as it is: {_meaning(present)}"
+    return None
+
+
+def hook_seconds(draft: Draft, template: Template) -> int:
+    """How long the user's preStop hook sleeps before SIGTERM is sent; 0 where it does not, or does something else."""
+    present = draft.get((*template.trainer, "lifecycle", "preStop"))
+    seconds = at(present, ("sleep", "seconds"))
+    words = [word for word in items(present, ("exec", "command")) if isinstance(word, str)]
+    text = words[2] if len(words) == 3 and words[1] in ("-c", "-ec") else " ".join(words)
+    found = _SLEEP.fullmatch(text.strip())
+    slept = seconds if type(seconds) is int else int(found[1]) if found else 0
+    return slept if 0 < slept <= _LONGEST_HOOK else 0
+
+
+def _meaning(present: object) -> str:
+    """Of a hook of the user's."""
+    if "ray stop" in " ".join(word for word in items(present, ("exec", "command")) if isinstance(word, str)):
+        return "`ray stop` ends the node before anybody is told, and little is saved. Remove it"  # KubeRay's older samples have it
+    return "what it takes comes off the grace, and a training process below a shell without exec gets no notice"
+
+
+def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
+    """The claim at the run's directory, unless the user mounts something there. A warning where the run saves elsewhere."""
+    where = wishes.where()
+    if wishes.storage is None or where is None:
+        return None
+    if mounted(draft.get(template.trainer), where) is None:
+        draft.append((*template.trainer, "volumeMounts"), storage_mount(wishes))
+        if draft.named((*template.spec, "volumes"), STORAGE) is None:
+            draft.append((*template.spec, "volumes"), storage_volume(wishes))
+    index = draft.named((*template.trainer, "env"), "LASTCALL_DIRECTORY")
+    said = None if index is None else draft.get((*template.trainer, "env", index, "value"))
+    if index is None or (isinstance(said, str) and f"{said}/".startswith(f"{where}/")):
+        return None
+    return (
+        f"container {draft.get((*template.trainer, 'name'))} has a LASTCALL_DIRECTORY of its own ({said}), which stays: "
+        f"the storage at {where} is not what it saves to. Remove one of the two"
+    )
+
+
+def storage_mount(wishes: Wishes) -> Object:
+    assert wishes.storage is not None
+    below = {"subPath": wishes.storage.folder} if wishes.storage.folder else {}
+    return {"name": STORAGE, "mountPath": wishes.where(), **below}
+
+
+def storage_volume(wishes: Wishes) -> Object:
+    assert wishes.storage is not None
+    return {"name": STORAGE, "persistentVolumeClaim": {"claimName": wishes.storage.name}}
+
+
+def mounted(container: object, where: str | None) -> object:
+    """The name of the volume that is mounted there; None if none is."""
+    for mount in items(container, ("volumeMounts",)):
+        path = at(mount, ("mountPath",))
+        if isinstance(path, str) and path.rstrip("/") == where:
+            return at(mount, ("name",)) or ""
+    return None
+
+
+def _install(image: str, pull_policy: str, trainer: Object) -> Object:
+    """Any user may write to an emptyDir, so it runs as the training does: a policy that admits the one admits the other.
+
+    It asks for what the training asks for, too. That costs nothing, since it is gone before; any other numbers may be refused by a
+    LimitRange or a quota, and take the pod's Guaranteed class, and with it its exclusive cores, away.
+    """
+    rights = _mapping(trainer, "securityContext")
+    return {
+        "name": INSTALL,
+        "image": image,
+        "imagePullPolicy": pull_policy,
+        "command": ["python3", "-m", "lastcall", "kube", "copy", package_volume.MOUNT],
+        "resources": _resources(_mapping(trainer, "resources")),
+        "securityContext": {
+            **{name: rights[name] for name in _RIGHTS if name in rights},
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": VOLUME, "mountPath": package_volume.MOUNT}],
+    }
+
+
+def _resources(trainer: Object) -> Object:
+    found = {part: {name: value for name, value in _mapping(trainer, part).items() if name in _COUNTED} for part in trainer}
+    return {part: found[part] for part in ("requests", "limits") if found.get(part)}
+
+
+def _mapping(obj: Object, name: str) -> Object:
+    value = obj.get(name)
+    return value if isinstance(value, dict) else {}

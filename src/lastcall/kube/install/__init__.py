@@ -1,0 +1,1 @@
+"""The objects that install the webhook: YAML, kustomize, Helm."""

@@ -1,0 +1,159 @@
+"""An AdmissionReview (admission.k8s.io/v1) and the answer to it.
+
+Whatever is in the request: the answer admits the object as it is, admits it with a patch, or refuses an annotation that is wrong.
+What cannot be understood is admitted; a webhook that refuses what it does not know stands in the way of a whole cluster.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from lastcall.kube.inject import annotations as noted
+from lastcall.kube.inject import inject, kinds
+from lastcall.kube.inject.annotations import AnnotationError
+from lastcall.kube.inject.draft import Object, at
+from lastcall.kube.inject.inject import Injection, Options
+from lastcall.kube.webhook import updates
+
+VERSION = "admission.k8s.io/v1"
+_LONGEST_WARNING = 256  # the API server cuts longer ones
+_MOST_WARNINGS = 8
+Result = Literal["patched", "unchanged", "refused", "failed"]
+
+
+class Unreadable(ValueError):
+    """Not an AdmissionReview: there is no request to answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    uid: str
+    operation: str
+    namespace: str
+    obj: Any
+    old: Any
+    subresource: bool
+
+    def told(self) -> dict[str, object]:
+        """What a log line says of it. The object itself is left out: its variables may be secret."""
+        name = at(self.obj, ("metadata", "name")) or at(self.obj, ("metadata", "generateName"))
+        kind = at(self.obj, ("kind",))
+        return {"uid": self.uid, "operation": self.operation, "kind": kind, "namespace": self.namespace, "name": name}
+
+
+@dataclass(frozen=True)
+class Answer:
+    result: Result
+    because: str
+    document: Object = field(repr=False)
+    operations: int = 0
+    failure: Exception | None = None  # of our own
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to tell anybody. A warning may go to a controller, which shows it to nobody."""
+        return self.result == "unchanged" and "warnings" not in self.document["response"]
+
+
+def parse(body: bytes) -> Request:
+    try:
+        review = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"not JSON: {type(error).__name__}") from None
+    request, uid = at(review, ("request",)), at(review, ("request", "uid"))
+    if at(review, ("apiVersion",)) != VERSION or at(review, ("kind",)) != "AdmissionReview" or not isinstance(uid, str):
+        raise Unreadable(f"not an AdmissionReview of {VERSION} with a request")
+    operation, namespace = request.get("operation"), request.get("namespace")
+    return Request(
+        uid=uid,
+        operation=operation if isinstance(operation, str) else "",
+        namespace=namespace if isinstance(namespace, str) else "",
+        obj=request.get("object"),
+        old=request.get("oldObject"),
+        subresource=bool(request.get("subResource") or request.get("requestSubResource")),
+    )
+
+
+def answer(request: Request, *, options: Options, namespace: Mapping[str, str] | None = None, warnings: tuple[str, ...] = ()) -> Answer:
+    """`namespace`: the annotations of the namespace; `warnings`: what is to be said whatever comes out."""
+    try:
+        namespace, wrong = _checked(namespace)
+        injection = _injection(request, options, namespace)
+        return _admitted(request, injection, warnings + wrong + injection.warnings)
+    except AnnotationError as error:
+        if (why := _spared(request)) is not None:
+            return _admitted(request, Injection((), f"{error} {why}"), (str(error),))
+        return Answer("refused", str(error), _document(request, {"allowed": False, "status": _status(str(error))}))
+    except Exception as error:
+        because = f"{type(error).__name__}: {error}"
+        return Answer("failed", because, _document(request, {"allowed": True}), failure=error)
+
+
+def _spared(request: Request) -> str | None:
+    """Why an object with a wrong annotation is admitted all the same, as it is: refusing it would help nobody."""
+    if request.operation == "UPDATE" and not updates.asks_anew(request.old, request.obj):
+        return "It was so before this update"
+    if kinds.made_by_controller(request.obj):
+        return "It was made by a controller, which would try for ever: the job runs unprotected"
+    return None
+
+
+def _checked(namespace: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
+    """A namespace with a wrong annotation asks for nothing: refusing all that is created in it would be too much."""
+    try:
+        noted.read(namespace)
+        return namespace, ()
+    except AnnotationError as error:
+        return None, (f"the namespace's annotations are left out: {error}",)
+
+
+def _injection(request: Request, options: Options, namespace: Mapping[str, str] | None) -> Injection:
+    obj = request.obj
+    if request.operation not in ("CREATE", "UPDATE") or request.subresource or not isinstance(obj, dict):
+        return Injection((), "nothing is created or changed")
+    made = inject.inject(obj, options=options, namespace=namespace)
+    if request.operation == "CREATE":
+        return made
+    if not made.operations:
+        return replace(made, warnings=made.warnings + updates.stays(request.old, obj))
+    return _updated(obj, request.old, made, options, namespace)
+
+
+def _updated(new: Object, old: Any, made: Injection, options: Options, namespace: Mapping[str, str] | None) -> Injection:
+    kind = kinds.of(new)
+    if kind is None or not isinstance(old, dict):
+        return Injection((), "left alone: what it was before is not known")
+    put_back = updates.lost(old, new, options=options, namespace=namespace)
+    if updates.replaces_pods(kind, old, new, put_back):
+        return made
+    late = f"lastcall protects this {kind.name} as it is annotated now when it is created anew: it runs already"
+    warnings = (late,) if updates.asks_anew(old, new) else ()
+    return Injection(put_back, "put back what the update has lost" if put_back else "left alone: it runs already", warnings)
+
+
+def _admitted(request: Request, injection: Injection, warnings: tuple[str, ...]) -> Answer:
+    response: Object = {"allowed": True}
+    if warnings:
+        response["warnings"] = [_short(warning) for warning in warnings[:_MOST_WARNINGS]]
+    if injection.operations:
+        text = json.dumps(injection.operations, separators=(",", ":"))
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text.encode()).decode()}
+    result: Result = "patched" if injection.operations else "unchanged"
+    return Answer(result, injection.because, _document(request, response), len(injection.operations))
+
+
+def _document(request: Request, response: Object) -> Object:
+    return {"apiVersion": VERSION, "kind": "AdmissionReview", "response": {"uid": request.uid, **response}}
+
+
+def _status(message: str) -> Object:
+    # Not "Invalid": kubectl 1.20 then says "The request is invalid", and keeps the message to itself
+    return {"status": "Failure", "reason": "BadRequest", "code": 400, "message": message}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_WARNING else text[: _LONGEST_WARNING - 3] + "..."

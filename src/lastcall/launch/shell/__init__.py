@@ -1,0 +1,1 @@
+"""Shell commands around a training, read and never run."""

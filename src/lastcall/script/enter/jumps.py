@@ -1,0 +1,151 @@
+"""Conditions as a trace function meets them: lines, what is asked all the same, and where the frame goes from there."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from lastcall.script.find.points import Point
+from lastcall.script.source import rewriting
+from lastcall.script.source.conditions import Need
+from lastcall.script.source.scopes import Scope
+
+log = logging.getLogger("lastcall")
+
+
+@dataclass(frozen=True)
+class Force:
+    """At one of `lines`: if `test` comes out as `want`, the frame goes to the line `target`. Where no line begins there, `program` is
+    run instead, and the frame goes to `behind`."""
+
+    code: CodeType
+    lines: range
+    test: CodeType = field(repr=False)
+    want: bool = True
+    target: int | None = None
+    program: CodeType | None = field(default=None, repr=False)
+    behind: int | None = None
+
+    def holds(self, frame: FrameType, written: Mapping[str, Any]) -> bool:
+        try:
+            return bool(eval(self.test, frame.f_globals, {**frame.f_locals, **written})) is self.want  # the script's own expression
+        except Exception:
+            log.debug("%s:%d cannot be asked", self.code.co_filename, self.lines.start, exc_info=True)
+            return False
+
+    def lead(self, frame: FrameType, written: dict[str, Any]) -> int | None:
+        """The line where the frame is now; None if it has done all there is to do. `written`: variables that a program has changed."""
+        if self.program is None:
+            return _jump(frame, self.target)
+        own = {**frame.f_locals, **written}
+        space = rewriting.run(self.program, frame, written)
+        known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
+        if frame.f_locals is frame.f_globals:
+            known = set(self.program.co_names)
+        written.update({name: space[name] for name in known if name in space and (name not in own or own[name] is not space[name])})
+        return _jump(frame, self.behind)
+
+
+class _Refused(Exception):
+    """Python does not let the frame go there."""
+
+
+def _jump(frame: FrameType, line: int | None) -> int | None:
+    if line is not None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # variables that have no value yet get None, Python 3.12 says
+                frame.f_lineno = line  # type: ignore[misc]  # a trace function may
+        except ValueError as error:
+            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be taken for true: {error}") from None
+        _ = frame.f_locals  # Python 3.12 warns again, in the script, of variables that are not in the copy it made before the jump
+    return line
+
+
+def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]:
+    """As far as conditions follow upon each other: there is no event for a line that was jumped to. Returns whether any was met, and
+    the line where the frame is now (None: it has done all there is to do)."""
+    line: int | None = frame.f_lineno
+    met, written = False, dict[str, Any]()
+    while line is not None:
+        force = next((each for each in forces if line in each.lines), None)
+        if force is None or not force.holds(frame, written):
+            break
+        try:
+            met, line = True, force.lead(frame, written)
+        except _Refused as error:
+            log.warning("%s", error)
+            break
+    if written:
+        frame.f_locals.update(written)  # last: on Python 3.12 and before, to look at f_locals undoes what was written there
+    return met, line
+
+
+def of(points: Iterable[Point]) -> Iterator[Force]:
+    """The first point in which a condition plays a part decides."""
+    seen: set[tuple[CodeType, int]] = set()
+    for point in points:
+        for force in of_needs(point.needs):
+            key = (force.code, force.lines.start)
+            if key not in seen:
+                seen.add(key)
+                yield force
+
+
+def of_needs(needs: Sequence[Need]) -> Iterator[Force]:
+    for need in needs:
+        assumed = need.assumed
+        if assumed is None:
+            continue
+        target = _target(need)
+        if target is not None and not need.metric:  # a jump would have the script say that this was the best
+            yield Force(need.scope.code, _lines(need), rewriting.expression(assumed, need.scope), need.want, target)
+        else:
+            yield _run(need, needs)
+
+
+def _run(need: Need, needs: Iterable[Need]) -> Force:
+    statement, scope = need.statement, need.scope
+    program = rewriting.program([statement], needs, scope)
+    always = rewriting.expression(ast.Constant(True), scope)
+    return Force(
+        scope.code, range(statement.lineno, _header_end(statement) + 1), always, True, None, program, _behind(statement, scope)
+    )
+
+
+def _lines(need: Need) -> range:
+    return range(need.statement.lineno, (need.test.end_lineno or need.test.lineno) + 1)
+
+
+def _header_end(statement: ast.stmt) -> int:
+    body = getattr(statement, "body", None)
+    end = statement.end_lineno or statement.lineno
+    return max(statement.lineno, min(end, body[0].lineno - 1)) if isinstance(body, list) and body else end
+
+
+def _target(need: Need) -> int | None:
+    """The first line of what the condition should lead to, if it is a line of its own."""
+    holder = need.holder
+    if isinstance(holder, ast.match_case):
+        line: int | None = holder.body[0].lineno
+    elif not isinstance(holder, ast.If):
+        return None
+    elif need.want:
+        line = holder.body[0].lineno
+    else:
+        line = holder.orelse[0].lineno if holder.orelse else _behind(holder, need.scope)
+    return line if line is not None and line > (need.test.end_lineno or need.test.lineno) else None
+
+
+def _behind(node: ast.stmt, scope: Scope) -> int | None:
+    """The line of what follows a statement in the same pass; None if that is not for a jump to reach."""
+    parent = scope.source.parents[node]
+    for _, siblings in ast.iter_fields(parent):
+        if isinstance(siblings, list) and node in siblings and siblings[-1] is not node:
+            return int(siblings[siblings.index(node) + 1].lineno)
+    return _behind(parent, scope) if isinstance(parent, ast.If) else None

@@ -1,0 +1,1 @@
+"""Finding the save in the script's source."""

@@ -1,0 +1,117 @@
+"""The script's own save, for those who want it to save now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+from lastcall.script.enter import reachability
+from lastcall.script.enter.entering import Entering
+from lastcall.script.find import finding
+from lastcall.script.find.observed import Learned
+from lastcall.script.find.points import Saves
+from lastcall.script.replay.replaying import Replay
+
+log = logging.getLogger("lastcall")
+
+
+def find(frame: FrameType | None, saves: Saves) -> Script:
+    """`frame`: the caller of optimizer.step(). Static: works before the first save was ever reached."""
+    return Script(frame, saves)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """What is said of a save point. The point itself holds the script's variables: kept, they would keep a batch on the GPU."""
+
+    place: str
+    near: bool
+    kept_from: str = ""  # a condition that does not hold at any step
+
+
+class Script:
+    """`because`: why there are no points. `looped`: whether the step was one of a loop."""
+
+    def __init__(self, frame: FrameType | None, saves: Saves) -> None:
+        self.points: list[Spot] = []
+        self.because = ""
+        self.looped = False
+        self._saves = saves
+        self._entering: Entering | None = None
+        self._replay = Replay()
+        self._learned = Learned()
+        self._stops: Mapping[CodeType, finding.Stop] = {}
+        self.look(frame)
+
+    @property
+    def near(self) -> bool:
+        """Whether a save point is passed at every step: it lies in the same innermost loop as the optimizer's step."""
+        return any(point.near for point in self.points)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the script is between the first statement that has to do with the save and the last."""
+        return self._replay.inside or (self._entering is not None and self._entering.inside)
+
+    @property
+    def place(self) -> str:
+        return " or ".join(dict.fromkeys(point.place for point in self.points))
+
+    @property
+    def kept_from(self) -> str:
+        """What keeps the script from all of its saves, whatever the step."""
+        kept = [point.kept_from for point in self.points]
+        return " and ".join(f"`{each}`" for each in dict.fromkeys(kept)) if all(kept) else ""
+
+    def enter(self, frame: FrameType, after: Callable[[], None], *, wait: bool) -> bool:
+        """In the training thread, from below the frame of the script: the next save point that is reached is taken as though its
+        condition were true, and `after` is called in the script's frame when that is over. `after` may raise: that is raised there.
+        `wait`: where a point is not for this process, another one may be; otherwise that is all there was to do. False if the script
+        is not at work in these frames."""
+        self.cancel()
+        found = self.look(frame)
+        if not found.points:
+            return False
+        self._entering = Entering(found.points, after, wait=wait)
+        self._entering.begin(frame)
+        return True
+
+    def cancel(self) -> None:
+        """In the training thread."""
+        if self._entering is not None:
+            self._entering.cancel()
+            self._entering = None
+
+    def remember(self, frame: FrameType) -> None:
+        """At every report, from its caller: the counts that hold there, and how the script came there if its source does not tell."""
+        try:
+            self._replay.remember(frame)
+            if not self.points and self._learned.learn(frame, self._saves):
+                self._say(finding.look(frame, self._saves, self._learned, self._stops), frame)
+        except Exception:
+            log.debug("the variables of the script cannot be read", exc_info=True)
+
+    def replay(self, frame: FrameType) -> str:
+        """In the training thread, at a completed step: runs the statements that save, here and now. Returns why that failed."""
+        self.cancel()
+        found = self.look(frame)
+        return self._replay.run(frame, found, self._saves) if found.points else self.because
+
+    def look(self, frame: FrameType | None) -> finding.Found:
+        """Again, from a step: there may be values that were not there before, and the script may be in another loop. enter() and
+        replay() do so themselves. Takes some 30 ms."""
+        try:
+            found = finding.look(frame, self._saves, self._learned)
+        except Exception as error:
+            log.debug("looking for the script's own save failed", exc_info=True)
+            found = finding.Found([], [], f"looking for it failed: {error!r}")
+        self._stops = finding.stops(found.chain)
+        self.looped = found.looped
+        self._say(found, frame)
+        return found
+
+    def _say(self, found: finding.Found, frame: FrameType | None) -> None:
+        self.points = [Spot(point.place, point.near, reachability.kept_from(point, frame)) for point in found.points]
+        self.because = found.because

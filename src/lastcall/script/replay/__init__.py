@@ -1,0 +1,1 @@
+"""Replaying a save of the script elsewhere: its statements, with the values they had."""

@@ -1,0 +1,1 @@
+"""Signals in a training process: listening to them, and keeping its children alive until the run has saved. Knows no framework."""

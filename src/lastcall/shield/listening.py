@@ -1,0 +1,175 @@
+"""What a protected run needs from its process, whatever the framework: signals, children that outlive the group's SIGTERM, visible log
+lines, and a way out that says what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+from lastcall import errors, settings
+from lastcall.core.process import exits, logs
+from lastcall.core.session import Session
+from lastcall.notices.files import StopFile
+from lastcall.notices.signals import SignalListener
+from lastcall.settings import JITCheckpointConfig
+from lastcall.shield.child_shield import WorkerShield
+from lastcall.types import Notice, Outcome
+
+log = logging.getLogger("lastcall")
+taken = ""  # who else gets the notices of this process: a framework's adapter above ours. Zero-code runs then stand back
+
+
+class Guarded:
+    """A process whose signals and stop file are listened to: `on_signal(number, how often it came)` and `on_notice(notice)`, each on a
+    thread of its own."""
+
+    def __init__(
+        self,
+        jit: JITCheckpointConfig,
+        on_signal: Callable[[int, int], None],
+        on_notice: Callable[[Notice], None],
+        signals: Sequence[str] | None = None,
+    ) -> None:
+        """`signals`: those that are listened to, where that is more than the settings say."""
+        self._jit = jit
+        self._signals = tuple(jit.signals if signals is None else signals)
+        self._on_signal = on_signal
+        self._on_notice = on_notice
+        self._stop_file: StopFile | None = None
+        self._visible = logs.Visible(jit.log_level)
+        self._shield = WorkerShield()
+        self._listener: SignalListener | None = None
+
+    def begin(self) -> None:
+        self._visible.__enter__()
+        for message in settings.unknown_variables():
+            log.warning("%s", message)
+        Afterwards.end()
+        self._listener = SignalListener(self._signals, self._on_signal)
+        try:
+            self._shield.install([signal.Signals[name] for name in self._signals])
+        except RuntimeError as error:
+            self._visible.__exit__()
+            self._listener = None
+            raise errors.BusyError(
+                "a run is protected in this process already, and two cannot share its signals. Leave its with block first."
+            ) from error
+        try:
+            self._listener.start()
+        except RuntimeError as error:
+            log.warning("Signals are not listened to: %s. Notices must come another way", error)
+            self._listener = None
+        if self._jit.stop_file is not None:
+            self._stop_file = StopFile.named(self._jit.stop_file)
+            self._stop_file.start(self._heard)
+
+    def _heard(self, notice: Notice) -> None:
+        self._on_notice(dataclasses.replace(notice, deadline=notice.at + self._jit.grace) if notice.deadline is None else notice)
+
+    @property
+    def listening(self) -> bool:
+        """Whether there are signals that it hears."""
+        return self._listener is not None and bool(self._jit.signals)
+
+    def rearm(self) -> None:
+        """asyncio takes the wakeup fd away when it closes a loop."""
+        if self._listener is not None:
+            self._listener.rearm()
+
+    def settle(self) -> None:
+        """Have every signal that has come so far told."""
+        if self._listener is not None:
+            self._listener.settle()
+
+    def let_go(self, *, ignore: bool = False) -> None:
+        """Handlers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM during the
+        interpreter's shutdown must not turn its exit code into another."""
+        if self._stop_file is not None:
+            self._stop_file.stop()
+        self._shield.uninstall()
+        if self._listener is not None:
+            self._listener.stop(ignore=ignore)
+        self._visible.__exit__()
+
+
+class Protection(Guarded):
+    """One with a session, which gets the notices."""
+
+    def __init__(self, session: Session, jit: JITCheckpointConfig) -> None:
+        super().__init__(jit, self._notify, session.notify, (*jit.signals, *_hangup(jit)))
+        self._session = session
+
+    def _notify(self, signum: int, count: int) -> None:
+        session = self._session
+        if signum == signal.SIGINT and count > 1:
+            session.serving.interrupted_again(signum)
+        if signal.Signals(signum).name not in self._jit.signals and self._jit.on_error != "save":
+            log.warning("SIGHUP at step %d, which is not saved: LASTCALL_ON_ERROR is 'leave'", session.subject.step)
+            exits.die_of(signum)
+        now = session.clock.now()
+        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
+
+    def leave(self, left: BaseException | None) -> BaseException | None:
+        """After everything is closed: the process ends here if it must not go on. Otherwise returns what is to be raised: `left`, or
+        that the run must come again, where it had finished and was told to stop before its end was in the mirror."""
+        session = self._session
+        if left is None and session.outcome is Outcome.SAVED:
+            left = session.serving.preempted()
+        notice = session.latch.notice
+        if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
+            with logs.Visible(self._jit.log_level):
+                log.error("Nothing was saved: dying of %s", notice.reason)
+            exits.die_of(notice.signum)
+        if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
+            exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0
+        if isinstance(left, errors.Preempted) and notice is not None:
+            exits.see_out(int(left.code or 0), notice.at + self._jit.grace if notice.deadline is None else notice.deadline)
+        return left
+
+
+def _hangup(jit: JITCheckpointConfig) -> tuple[str, ...]:
+    """SIGHUP, where nobody has said anything about it: a terminal that hangs up ends the run as an exception would. Under nohup it is
+    ignored, and stays so."""
+    free = jit.signals and "SIGHUP" not in jit.signals and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    return ("SIGHUP",) if free else ()
+
+
+class Afterwards:
+    """Training has finished, and the rest of the script runs (an evaluation, an export) below `lastcall run`. A notice still ends it,
+    as it would without us; but the launcher hears that the same command must be run again, whoever stands in between."""
+
+    _listener: SignalListener | None = None
+
+    @classmethod
+    def begin(cls, session: Session, jit: JITCheckpointConfig) -> None:
+        if session.outcome is not Outcome.FINISHED or not session.outside.launched:
+            return
+        names = [name for name in jit.signals if name != "SIGINT" and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL]
+
+        def on_signal(signum: int, count: int) -> None:
+            if not listener.hears(signum):
+                return  # the script has a handler of its own by now
+            session.outside.tell(outcome=Outcome.SAVED.value)
+            with logs.Visible(jit.log_level):
+                log.warning(
+                    "%s came when training had finished at step %d, while the rest of the script was running: it must be run again. "
+                    "Leaving with exit code %d", signal.Signals(signum).name, session.subject.step, jit.exit_code,
+                )  # fmt: skip
+                exits.leave(jit.exit_code)
+
+        listener = SignalListener(names, on_signal)
+        try:
+            listener.start()
+        except RuntimeError:  # another one listens, or nobody can
+            return
+        cls._listener = listener
+
+    @classmethod
+    def end(cls) -> None:
+        """Another run begins in this process."""
+        if cls._listener is not None:
+            cls._listener.stop()
+            cls._listener = None
