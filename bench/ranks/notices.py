@@ -16,11 +16,11 @@ from pathlib import Path
 
 from lastcall import errors, memory, settings
 from lastcall.core import session as sessions
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.joint.save import Order
+from lastcall.core.context import RunContext
+from lastcall.core.notice.inbox import Inbox
 from lastcall.core.ranks.world import World
-from lastcall.core.restore.restore import Loading, Stored
 from lastcall.core.store import Scoped, client
+from lastcall.core.subject import Loading, Stored
 from lastcall.notices.signals import SignalListener
 from lastcall.types import Capture, Group, Notice, TensorEntry
 
@@ -35,6 +35,8 @@ class Counter:
 
     step_seconds = STEP_S
     settled = True
+    loads_by_itself = False
+    began = 0.0  # when it was last captured to be saved
 
     def __init__(self) -> None:
         self.step = 0
@@ -51,10 +53,15 @@ class Counter:
     def ordinal(self) -> int:
         return self.step
 
-    def capture(self) -> Capture:
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def outline(self) -> Capture:
         return Capture(self.step, {"step": self.step}, (self._group,))
 
-    outline = capture
+    def capture(self) -> Capture:
+        self.began = time.monotonic()
+        return self.outline()
 
     def rescue(self) -> Capture:
         return self.capture()
@@ -68,13 +75,13 @@ class Counter:
     def unrescuable(self) -> str:
         return ""
 
-    def hurry(self) -> None:
+    def copy_every_boundary(self) -> None:
         self.due = 0
 
-    def nudge(self) -> None:
+    def retry_copy(self) -> None:
         return
 
-    def attend(self) -> None:
+    def stop_at_next_boundary(self) -> None:
         self.due = 0
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
@@ -83,7 +90,7 @@ class Counter:
     def holdings(self) -> tuple[tuple[int, ...], ...]:
         return ()
 
-    def alone(self) -> str:
+    def unreplicated_digest(self) -> str:
         return ""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
@@ -93,31 +100,22 @@ class Counter:
         raise errors.MismatchError("every round has a directory of its own")
 
 
-class Session(sessions.Session):
-    """Knows when its save began."""
-
-    began = 0.0
-
-    def save_together(self, capture: Capture, order: Order) -> Entry:
-        self.began = time.monotonic()
-        return super().save_together(capture, order)
-
-
 def rank_main(rank: int, size: int, folder: Path, store: tuple[int, str, str], ready: int, said: int) -> None:
     """One life: train, be told, save, say when."""
     port, secret, scope = store
     world = World(rank, size, lambda: Scoped(client.StoreClient("127.0.0.1", port, secret), scope))
     jit = settings.JITCheckpointConfig(kill_wait=0, grace=_GRACE, spare=False, huge_pages=False, threads=1)
     subject = Counter()
-    session = Session(folder, subject, jit, settings.PeriodicCheckpointConfig(), world=world)
+    context = RunContext.create(folder, subject, jit, settings.PeriodicCheckpointConfig(), world=world)
+    inbox = Inbox(context)
 
     def on_signal(signum: int, count: int) -> None:
-        now = session.clock.now()
-        session.notify(Notice("signal", signal.Signals(signum).name, now, now + _GRACE, signum))
+        now = context.clock.now()
+        inbox.notify(Notice("signal", signal.Signals(signum).name, now, now + _GRACE, signum))
 
     listener = SignalListener(jit.signals, on_signal)
     listener.start()
-    session.start()
+    session = sessions.begin(context, inbox)
     try:
         while True:
             time.sleep(STEP_S)
@@ -131,7 +129,7 @@ def rank_main(rank: int, size: int, folder: Path, store: tuple[int, str, str], r
         ended = time.monotonic()
     session.stop()
     listener.stop()
-    os.write(said, json.dumps([rank, session.began, ended]).encode() + b"\n")  # short enough to be written at once
+    os.write(said, json.dumps([rank, subject.began, ended]).encode() + b"\n")  # short enough to be written at once
 
 
 def life(size: int, folder: Path, store: tuple[int, str, str], told: int) -> tuple[float, float]:

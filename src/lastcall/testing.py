@@ -20,6 +20,7 @@ from typing import Any
 
 from lastcall import clock, errors
 from lastcall.core.checkpoint import catalog
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.storage import files as storage
@@ -144,7 +145,7 @@ def preempt_at(step: int, *, signum: int = signal.SIGTERM, run: Any = None) -> C
     return look
 
 
-def assert_resumable(directory: str | os.PathLike[str], step: int | None = None, *, exact: bool | None = None) -> catalog.Entry:
+def assert_resumable(directory: str | os.PathLike[str], step: int | None = None, *, exact: bool | None = None) -> Entry:
     """The newest checkpoint is there, every byte of it matches its digest, and it is of that step. Returns it."""
     found = catalog.Catalog(Path(directory), storage.Files()).entries()
     if not found:

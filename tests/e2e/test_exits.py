@@ -27,14 +27,14 @@ PROGRAM = """
 
     def tell(signum=signal.SIGTERM):
         os.kill(os.getpid(), signum)
-        while not run._session.latch.raised:
+        while not run._driver.notified:
             time.sleep(0.001)
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
         print("resumed", run.resumed, flush=True)
-        if run._session:
-            run._subject.hurry()  # a copy at each boundary, however busy this machine is
+        if run._driver:
+            run._subject.copy_every_boundary()  # a copy at each boundary, however busy this machine is
         for step in run.steps(12):
             optimizer.zero_grad()
             model.loss(training.batch()).backward()
@@ -165,8 +165,8 @@ WORKERS = """
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1, prefetch_factor=1)
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, data=loader) as run:
         print("resumed", run.resumed, flush=True)
-        if run._session:
-            run._subject.hurry()  # a copy at each boundary, however busy this machine is
+        if run._driver:
+            run._subject.copy_every_boundary()  # a copy at each boundary, however busy this machine is
         for epoch in run.epochs(1):
             batches = run.batches(loader)
             for batch in batches:
@@ -257,7 +257,7 @@ def test_c8_a_loop_that_swallows_everything_is_left_at_the_second_preempted(nurs
     child.send(signal.SIGTERM)
     assert child.wait() == chain.SAVED, child.log()
     assert child.lines().count("swallowed Preempted") == 1
-    assert "The loop has caught Preempted and goes on: leaving with exit code 75" in child.log()
+    assert "The training loop caught Preempted and continued: leaving with exit code 75" in child.log()
     testing.assert_resumable(tmp_path / "run", exact=True)
 
 

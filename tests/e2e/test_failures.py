@@ -23,7 +23,7 @@ SCRIPT = """
 
     def tell():
         os.kill(os.getpid(), signal.SIGTERM)
-        while not run._session.latch.raised:
+        while not run._driver.notified:
             time.sleep(0.001)
 
     model, optimizer = training.parts()

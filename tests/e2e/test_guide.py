@@ -30,7 +30,7 @@ def work():
     opt.step()
     if run.step == int(os.environ.get("STOP", -1)) and run.resumed is None:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not run._session.serving.open:
+        while not run._driver.session.open:
             pass
 
 """

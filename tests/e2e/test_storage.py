@@ -26,7 +26,7 @@ TRAIN = """
 
     def told():
         os.kill(os.getpid(), signal.SIGTERM)
-        while not run._session.latch.raised:
+        while not run._driver.notified:
             time.sleep(0.001)
 
     def deny(code):
@@ -166,7 +166,7 @@ GUARDED = """
         # killed when the files of the periodic save are written, and before it is one
         def rename(self, old, new):
             if new.name == "checkpoint-6" and "run" in globals():
-                while run._session.guard._busy.locked():
+                while run._driver.session._guard._busy.locked():
                     time.sleep(0.001)
                 os.kill(os.getpid(), signal.SIGKILL)
             super().rename(old, new)
@@ -176,7 +176,7 @@ GUARDED = """
         print("resumed", run.resumed, flush=True)
         for step in run.steps(8):
             if step == 4:  # the guard has its area, and a first copy in it
-                while run._session.guard._area is None:
+                while run._driver.session._guard._area is None:
                     time.sleep(0.001)
             training.step(model, optimizer)
             if run.resumed is not None:

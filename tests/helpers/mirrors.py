@@ -14,7 +14,8 @@ from helpers.world import State, World
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry, Keep
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.mirror.mirror import Mirror
 from lastcall.core.save import saver
 from lastcall.events import EventLog

@@ -142,8 +142,8 @@ def learn(batch: Any, *, update: bool = True, scale: float = 1.0) -> float:
 def strike() -> None:
     """SIGTERM to this process, and the next boundary will answer it."""
     os.kill(os.getpid(), signal.SIGTERM)
-    session, deadline = _life.run._session, time.monotonic() + _WAIT
-    while not session.serving.open:
+    driver, deadline = _life.run._driver, time.monotonic() + _WAIT
+    while not driver.session.open:
         assert time.monotonic() < deadline, "nobody heard SIGTERM"
         time.sleep(0.001)
 

@@ -18,11 +18,10 @@ from helpers.world import block, content, noise
 from lastcall import errors, memory
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine import writer
 from lastcall.core.ranks import partition
-from lastcall.core.restore import restore
+from lastcall.core.subject import Stored
 from lastcall.formats import layouts, manifest, safetensors
 from lastcall.types import Extent, FileLayout, Group, Kind, Region, Share, Target, TensorEntry
 
@@ -141,8 +140,11 @@ class Live:
     document: dict[str, object] | None = None
     memory: dict[str, list[memory.HostMemory]] = field(default_factory=dict)
     targets: dict[str, dict[str, object]] = field(default_factory=dict)
+    loads_by_itself = False
+    whole = False
+    saved_step = None
 
-    def prepare(self, document: dict[str, object], stored: restore.Stored) -> Live:
+    def prepare(self, document: dict[str, object], stored: Stored) -> Live:
         self.document = document
         self.memory = {"own": [block(bytes(100))], "state": [block(bytes(100))]}
         self.targets = {"model": {"own": self.memory["own"][0]}, "rng": {"state": self.memory["state"][0]}}

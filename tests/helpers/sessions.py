@@ -13,21 +13,27 @@ from helpers.together import PATIENCE, at_once
 from helpers.world import block, content, noise, put
 from lastcall import clock as clocks
 from lastcall import errors
+from lastcall.core import session as sessions
+from lastcall.core.context import RunContext
+from lastcall.core.joint.many_ranks import ManyRanks
+from lastcall.core.notice.ending import FINISHED
+from lastcall.core.notice.inbox import Inbox
+from lastcall.core.notice.periodic import PeriodicSaver
 from lastcall.core.ranks.world import World
-from lastcall.core.restore import restore
-from lastcall.core.session import FINISHED, Session
+from lastcall.core.session import Session
 from lastcall.core.store.memory import MemoryStore
+from lastcall.core.subject import Stored
 from lastcall.core.sync.gate import Gate
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage import files as storage
-from lastcall.types import Capture, Group, Notice, Share, TensorEntry
+from lastcall.types import Capture, Group, Notice, Outcome, Share, TensorEntry
 
 NBYTES = 4096
 CLOCK = clocks.Clock()
 
 
 class Subject:
-    """A tensor that all ranks hold, and a number of the rank's own: a Subject of core.session."""
+    """A tensor that all ranks hold, and a number of the rank's own: a core.subject.Subject."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -38,6 +44,7 @@ class Subject:
         self.step_seconds: float | None = 0.01
         self.resumed: dict[str, object] | None = None
         self.targets: dict[str, dict[str, object]] = {}
+        self.metrics: dict[str, float] = {}
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -70,21 +77,31 @@ class Subject:
     def unrescuable(self) -> str:
         return ""
 
-    def hurry(self) -> None: ...
-    def nudge(self) -> None: ...
-    def attend(self) -> None: ...
+    def numbers(self) -> dict[str, float]:
+        return self.metrics
+
+    def copy_every_boundary(self) -> None: ...
+    def retry_copy(self) -> None: ...
+    def stop_at_next_boundary(self) -> None: ...
     def join(self, run: str, incarnation: int, folder: Path) -> None: ...
 
     def holdings(self) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(self.size)),)
 
-    def alone(self) -> str:
+    def unreplicated_digest(self) -> str:
         return ""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
         return None
 
-    def prepare(self, document: dict[str, object], stored: restore.Stored) -> Subject:
+    loads_by_itself = False
+    whole = False
+
+    @property
+    def saved_step(self) -> int | None:
+        return None if self.resumed is None else int(str(self.resumed["step"]))
+
+    def prepare(self, document: dict[str, object], stored: Stored) -> Subject:
         self.resumed = document
         self.targets = {"model": {"w": self.live, "own": self.own}}
         return self
@@ -107,6 +124,7 @@ class Crew:
         files: dict[int, storage.Files] | None = None,
         lockstep: bool = True,
         ending: str = FINISHED,
+        subject: type[Subject] = Subject,
         **jit: Any,
     ) -> None:
         """`root`: one for all, or one for each. `ending`: why training is over."""
@@ -116,19 +134,31 @@ class Crew:
         self.ending = ending
         self.size = size
         self.meeting = threading.Barrier(size) if lockstep else None
-        self.subjects = [Subject(rank, size) for rank in range(size)]
+        self.subjects = [subject(rank, size) for rank in range(size)]
         config = JITCheckpointConfig(**{"kill_wait": 0.0, "spare": False, "huge_pages": False, "threads": 1, **jit}, environ={})
         saves = periodic or PeriodicCheckpointConfig(environ={})
-        self.sessions = [
-            Session(roots[rank], subject, config, saves, files=(files or {}).get(rank), world=World(rank, size, self.store.clone))
-            for rank, subject in enumerate(self.subjects)
+        self.contexts = [
+            RunContext.create(
+                roots[rank], mine, config, saves, files=(files or {}).get(rank), world=World(rank, size, self.store.clone)
+            )
+            for rank, mine in enumerate(self.subjects)
         ]
-        for session, subject in zip(self.sessions, self.subjects, strict=True):
-            subject.gate = session.gate
+        self.inboxes = [Inbox(context) for context in self.contexts]
+        self.sessions: dict[int, Session] = {}  # of the ranks that have begun
+        for context, mine in zip(self.contexts, self.subjects, strict=True):
+            mine.gate = context.gate
 
     def notify(self, rank: int, reason: str = "SIGTERM", grace: float = PATIENCE) -> None:
         now = CLOCK.now()
-        self.sessions[rank].notify(Notice("signal", reason, now, now + grace, 15))
+        self.inboxes[rank].notify(Notice("signal", reason, now, now + grace, 15))
+
+    def begin(self, rank: int) -> Session:
+        self.sessions[rank] = sessions.begin(self.contexts[rank], self.inboxes[rank])
+        return self.sessions[rank]
+
+    @property
+    def outcomes(self) -> list[Outcome | None]:
+        return [context.outcome.value for context in self.contexts]
 
     def train(self, steps: int | list[int]) -> list[Any]:
         """How each rank has ended: the step it finished at, or what was raised."""
@@ -136,8 +166,7 @@ class Crew:
         return at_once(*(partial(self._one, rank, until[rank]) for rank in range(self.size)))
 
     def _one(self, rank: int, steps: int) -> int:
-        session, subject = self.sessions[rank], self.subjects[rank]
-        session.start()
+        subject, session = self.subjects[rank], self.begin(rank)
         try:
             while subject.step < steps:
                 self.hook(rank, subject.step)
@@ -154,6 +183,22 @@ class Crew:
             raise instead or error from None
         finally:
             session.stop()
+
+
+def strategy(session: Session) -> ManyRanks:
+    """How a rank of many answers a notice."""
+    found = session._strategy
+    assert isinstance(found, ManyRanks)
+    return found
+
+
+def answered(session: Session) -> bool:
+    """Whether a checkpoint that is as good as it gets answers the notice."""
+    return session._answer.whole
+
+
+def periodic(session: Session) -> PeriodicSaver:
+    return session._periodic
 
 
 def saved(results: list[Any]) -> None:

@@ -14,15 +14,14 @@ from typing import Any, TypeVar
 from helpers import ranks as states
 from helpers.ranks import Whole, rows
 from lastcall import clock as clocks
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine.writer import Engine
-from lastcall.core.joint.joint_start import Joined, Start
-from lastcall.core.joint.peers import Ranks
-from lastcall.core.joint.save import Gathering, Order
+from lastcall.core.joint.save import JointSave, Order
 from lastcall.core.ranks import partition
 from lastcall.core.ranks.heartbeat import Peers
-from lastcall.core.ranks.keys import Keys
+from lastcall.core.ranks.peers import Ranks
 from lastcall.core.ranks.world import World
 from lastcall.core.save.budget import Budget
 from lastcall.core.save.saver import Saver
@@ -85,7 +84,7 @@ class Member:
     engine: Engine
     saver: Saver
     ranks: Ranks
-    gathering: Gathering
+    joint_save: JointSave
     tensors: Mapping[str, Whole]
     document: dict[str, object] = field(default_factory=dict)
 
@@ -94,7 +93,7 @@ class Member:
         return Capture(step, {"rank": self.rank}, partition.portion(groups, self.rank, writers), **more)
 
     def save(self, order: Order, step: int = 1, **more: Any) -> Entry:
-        return self.gathering.save(self.capture(step, order.writers, **more), order)
+        return self.joint_save.save(self.capture(step, order.writers, **more), order)
 
 
 class Company:
@@ -133,13 +132,12 @@ class Company:
         fence = Fence(catalog.private, self.fence.token)
         if homes.apart and homes.leads:
             fence.adopt(1)
-        joined = Joined(Start("r", 1, fence.token), fence, self.store.clone(), Told(self.dead), Keys.made(fence.token))
-        ranks = Ranks(World(rank, self.size), clock, joined)
-        gathering = Gathering(catalog, saver, fence, ranks, clock, homes)
+        ranks = Ranks(World(rank, self.size), clock, self.store.clone(), fence.token, peers=Told(self.dead))
+        parcels = Parcels(catalog, self.store, fence.token, rank, "127.0.0.1") if homes.spread else None
+        joint_save = JointSave(catalog, saver, fence, ranks, clock, homes, parcels)
         if homes.spread:
-            gathering.parcels = Parcels(catalog, self.store, fence.token, rank, "127.0.0.1")
-            self._opened.callback(gathering.close)
-        return Member(rank, catalog, engine, saver, ranks, gathering, tensors)
+            self._opened.callback(joint_save.close)
+        return Member(rank, catalog, engine, saver, ranks, joint_save, tensors)
 
     def root_of(self, rank: int) -> Path:
         return self.root / self._homes[rank] if self._homes else self.root

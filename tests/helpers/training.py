@@ -109,10 +109,10 @@ def wait_for(name: str) -> None:
 def interrupt_first_pass(run: Run) -> None:
     """With INTERRUPT=1: the notice comes in the first pass of every incarnation, and is served at the end of it."""
     global _interrupted
-    if not _interrupted and os.environ.get("INTERRUPT") == "1" and run._session is not None:
+    if not _interrupted and os.environ.get("INTERRUPT") == "1" and run._driver is not None:
         _interrupted = True
         os.kill(os.getpid(), signal.SIGTERM)
-        while not run._session.serving.open:
+        while not run._driver.session.open:
             time.sleep(0.001)
 
 
@@ -121,8 +121,8 @@ _interrupted = False
 
 def wait_until_saved(run: Run) -> None:
     """Let the periodic save that may be in progress come to its end, so that none is put off."""
-    assert run._session is not None
-    run._session.background.wait()
+    assert run._driver is not None
+    run._driver.session.wait_for_background()
 
 
 def hang() -> None:

@@ -16,10 +16,12 @@ import pytest
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core.checkpoint import catalog
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.core.save import saver
 from lastcall.core.save.budget import Budget
+from lastcall.core.subject import Stored
 from lastcall.formats import safetensors
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Group, Kind, TensorEntry
@@ -50,6 +52,8 @@ RANKS = {"model": 0, "base": 0, "optimizer": 2}
 
 class State:
     """Named tensors in named groups, and one number: a Restorable that needs no framework."""
+
+    loads_by_itself = False
 
     def __init__(self, seed: int = 0, sizes: Mapping[str, Mapping[str, int]] = SIZES, frozen: tuple[str, ...] = ("base",)) -> None:
         self.tensors = {group: {name: block(bytes(n)) for name, n in names.items()} for group, names in sizes.items()}
@@ -90,7 +94,7 @@ class State:
         }
         return {**found, "value": self.value}
 
-    def prepare(self, document: dict[str, object], stored: restore.Stored) -> Loading:
+    def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         self.prepared += 1
         self.on_prepare()
         targets: dict[str, dict[str, memory.HostMemory]] = {}
@@ -104,6 +108,9 @@ class State:
 
 
 class Loading:
+    whole = False
+    saved_step = None
+
     def __init__(self, state: State, document: dict[str, object], targets: dict[str, dict[str, memory.HostMemory]]) -> None:
         self._state = state
         self._document = document
@@ -128,10 +135,10 @@ class World:
         entries = self.catalog.entries()
         self.saver.follow(entries, entries[0] if entries else None)
 
-    def save(self, state: State, step: int, kind: Kind = Kind.JIT, **request: object) -> catalog.Entry:
+    def save(self, state: State, step: int, kind: Kind = Kind.JIT, **request: object) -> Entry:
         return self.saver.save(state.capture(step), saver.Request(kind, "test", **request))  # type: ignore[arg-type]
 
-    def restore(self, state: State) -> catalog.Entry | None:
+    def restore(self, state: State) -> Entry | None:
         return restore.newest(self.catalog, self.engine, state)
 
     def __enter__(self) -> World:

@@ -17,8 +17,10 @@ from typing import Any
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.cli import ls, output
-from lastcall.core.checkpoint import catalog as catalogs
-from lastcall.core.checkpoint.catalog import Catalog, Entry, Keep
+from lastcall.core.checkpoint import retention
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.storage import files as storage
 
 
@@ -89,7 +91,7 @@ def _plan(catalog: Catalog, args: argparse.Namespace) -> Plan:
     entries = [Entry(item.path, item.record) for item in valid.values() if item.record is not None]
     keep = Keep(args.keep, args.monitor, args.mode)
     _check_monitor(entries, keep)
-    going = {entry.path for entry in catalogs.superfluous(entries, keep)} if args.keep is not None else set()
+    going = {entry.path for entry in retention.superfluous(entries, keep)} if args.keep is not None else set()
     remove = [(valid[path], f"older than the newest {args.keep}") for path in valid if path in going]
     kept = [(valid[path], _why_kept(path, entries, keep)) for path in valid if path not in going]
     for item in found:
@@ -103,14 +105,14 @@ def _plan(catalog: Catalog, args: argparse.Namespace) -> Plan:
 
 def _check_monitor(entries: list[Entry], keep: Keep) -> None:
     """A misspelt metric must not cost the best checkpoint."""
-    if keep.monitor is not None and catalogs.best(entries, keep) is None:
+    if keep.monitor is not None and retention.best(entries, keep) is None:
         known = sorted({name for entry in entries for name in entry.record.metrics})
         there = f"they have {', '.join(known)}" if known else "they have no metrics at all"
         raise errors.LastcallError(f"--monitor {keep.monitor}: no checkpoint has this metric; {there}.")
 
 
 def _why_kept(path: Path, entries: list[Entry], keep: Keep) -> str:
-    best = catalogs.best(entries, keep)
+    best = retention.best(entries, keep)
     if best is not None and best.path == path:
         return f"the best by {keep.monitor}"
     if path in [entry.path for entry in entries if entry.record.complete][:2]:

@@ -16,7 +16,7 @@ from typing import Any
 from lastcall import errors
 from lastcall.cli import ls, output
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.storage import files as storage

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 from lastcall import errors, settings
+from lastcall.core.context import RunContext
+from lastcall.core.notice.inbox import Inbox
+from lastcall.core.notice.launcher_link import LauncherLink
 from lastcall.core.process import exits, logs
-from lastcall.core.session import Session
 from lastcall.notices.files import StopFile
 from lastcall.notices.signals import SignalListener
 from lastcall.settings import JITCheckpointConfig
@@ -96,30 +98,31 @@ class Guarded:
 
 
 class Protection(Guarded):
-    """One with a session, which gets the notices."""
+    """One whose notices go to the inbox of a session."""
 
-    def __init__(self, session: Session, jit: JITCheckpointConfig) -> None:
-        super().__init__(jit, self._notify, session.notify, (*jit.signals, *_hangup(jit)))
-        self._session = session
+    def __init__(self, context: RunContext, inbox: Inbox) -> None:
+        super().__init__(context.jit, self._notify, inbox.notify, (*context.jit.signals, *_hangup(context.jit)))
+        self._context = context
+        self._inbox = inbox
 
     def _notify(self, signum: int, count: int) -> None:
-        session = self._session
-        if signum == signal.SIGINT and count > 1:
-            session.serving.interrupted_again(signum)
+        context = self._context
+        if signum == signal.SIGINT and count > 1:  # what is being written is not committed, and is removed on start
+            log.warning("%s again: leaving at once", signal.Signals(signum).name)
+            exits.leave(128 + signum)
         if signal.Signals(signum).name not in self._jit.signals and self._jit.on_error != "save":
-            log.warning("SIGHUP at step %d, which is not saved: LASTCALL_ON_ERROR is 'leave'", session.subject.step)
+            log.warning("SIGHUP at step %d, which is not saved: LASTCALL_ON_ERROR is 'leave'", context.subject.step)
             exits.die_of(signum)
-        now = session.clock.now()
-        session.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
+        now = context.clock.now()
+        self._inbox.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
-    def leave(self, left: BaseException | None) -> BaseException | None:
+    def leave(self, left: BaseException | None, preempted: Callable[[], errors.Preempted]) -> BaseException | None:
         """After everything is closed: the process ends here if it must not go on. Otherwise returns what is to be raised: `left`, or
         that the run must come again, where it had finished and was told to stop before its end was in the mirror."""
-        session = self._session
-        if left is None and session.outcome is Outcome.SAVED:
-            left = session.serving.preempted()
-        notice = session.latch.notice
-        if session.outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
+        outcome, notice = self._context.outcome.value, self._context.latch.notice
+        if left is None and outcome is Outcome.SAVED:
+            left = preempted()
+        if outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
             with logs.Visible(self._jit.log_level):
                 log.error("Nothing was saved: dying of %s", notice.reason)
             exits.die_of(notice.signum)
@@ -144,19 +147,20 @@ class Afterwards:
     _listener: SignalListener | None = None
 
     @classmethod
-    def begin(cls, session: Session, jit: JITCheckpointConfig) -> None:
-        if session.outcome is not Outcome.FINISHED or not session.outside.launched:
+    def begin(cls, context: RunContext, link: LauncherLink) -> None:
+        jit = context.jit
+        if context.outcome.value is not Outcome.FINISHED or not link.launched:
             return
         names = [name for name in jit.signals if name != "SIGINT" and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL]
 
         def on_signal(signum: int, count: int) -> None:
             if not listener.hears(signum):
                 return  # the script has a handler of its own by now
-            session.outside.tell(outcome=Outcome.SAVED.value)
+            link.tell(outcome=Outcome.SAVED.value)
             with logs.Visible(jit.log_level):
                 log.warning(
                     "%s came when training had finished at step %d, while the rest of the script was running: it must be run again. "
-                    "Leaving with exit code %d", signal.Signals(signum).name, session.subject.step, jit.exit_code,
+                    "Leaving with exit code %d", signal.Signals(signum).name, context.subject.step, jit.exit_code,
                 )  # fmt: skip
                 exits.leave(jit.exit_code)
 

@@ -65,7 +65,7 @@ def live(directory: Path, files: Files, until: int) -> None:
             train(weights, optimizer, step)
             if step + 1 == until:
                 os.kill(os.getpid(), signal.SIGTERM)
-                while not run._session.serving.open:
+                while not run._driver.session.open:
                     threading.Event().wait(0.001)
 
 

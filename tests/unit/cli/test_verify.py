@@ -12,8 +12,8 @@ import pytest
 from helpers.nursery import environment
 from helpers.world import flip
 from lastcall.cli import ls
-from lastcall.core.checkpoint import catalog
 from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.types import Kind
@@ -121,7 +121,7 @@ def test_one_that_the_run_prunes_meanwhile_is_gone_rather_than_damaged(
     root = make_run("run", 1, 2)
     real = restore.verify
 
-    def verify(entry: catalog.Entry, engine: writer.Engine) -> None:
+    def verify(entry: Entry, engine: writer.Engine) -> None:
         shutil.rmtree(root / "checkpoint-1", ignore_errors=True)
         real(entry, engine)
 

@@ -14,13 +14,15 @@ import pytest
 
 from helpers import mirrors
 from helpers.mirrors import Failing, Held, Watched
-from helpers.sessions import Crew, saved
+from helpers.sessions import Crew, periodic, saved, strategy
 from helpers.world import flip
 from lastcall import errors
 from lastcall.core.engine import digest
 from lastcall.core.joint import joint_start
 from lastcall.core.process.identity import Process
-from lastcall.core.transfer import distribute, parts
+from lastcall.core.session import Session
+from lastcall.core.transfer import parts
+from lastcall.core.transfer.distribute import Distribution
 
 
 def crew(tmp_path: Path, place: Watched, names: str, **more: Any) -> Crew:
@@ -36,11 +38,22 @@ def refused(results: list[Any], match: str) -> None:
 
 def stop_at(made: Crew, step: int, rank: int = 0) -> Crew:
     def hook(at: int, now: int) -> None:
-        if at == rank and now >= step and not made.sessions[rank].latch.raised:
+        if at == rank and now >= step and not made.contexts[rank].latch.raised:
             made.notify(rank)
 
     made.hook = hook
     return made
+
+
+def uploads(session: Session) -> bool:
+    """Whether this rank is the one that uploads."""
+    assert session._upload_duty is not None
+    return session._upload_duty.uploads()
+
+
+def distribution(session: Session) -> Distribution:
+    assert session._started.together is not None
+    return session._started.together.distribution
 
 
 def step_of(path: Path) -> int:
@@ -121,7 +134,7 @@ def test_nobody_waits_at_the_start_for_a_place_that_does_not_answer_once_a_rank_
     assert not starting.is_alive()
     held.let_go()
     saved(results)
-    assert not list(tmp_path.glob("[ab]/checkpoint-*")) and not any(session.catalog.held for session in made.sessions)
+    assert not list(tmp_path.glob("[ab]/checkpoint-*")) and not any(context.catalog.held for context in made.contexts)
 
 
 def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path: Path, place: Watched) -> None:
@@ -145,7 +158,7 @@ def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path:
 
 def test_one_rank_without_a_mirror_is_refused_and_nobody_waits_for_it(tmp_path: Path, place: Watched) -> None:
     made = crew(tmp_path, place, "abc")
-    made.sessions[1].mirror = None
+    made.contexts[1] = dataclasses.replace(made.contexts[1], jit=dataclasses.replace(made.contexts[1].jit, mirror=None))
     refused(made.train(3), "rank 1 has a directory of its own")
 
 
@@ -153,7 +166,7 @@ def test_nobody_waits_for_a_leader_that_cannot_open_its_directory(tmp_path: Path
     (tmp_path / "b" / ".lastcall" / "owner.json").mkdir(parents=True)
     made = crew(tmp_path, place, "abbc")
     refused(made.train(3), "not all ranks could begin: rank 1: IsADirectoryError")
-    assert not any(session.catalog.held for session in made.sessions)
+    assert not any(context.catalog.held for context in made.contexts)
 
 
 def test_nobody_waits_for_a_leader_that_fails_before_it_has_said_what_it_has(
@@ -164,7 +177,7 @@ def test_nobody_waits_for_a_leader_that_fails_before_it_has_said_what_it_has(
     def unchecked() -> list[str]:
         raise errors.UncheckedError("the xxhash package is missing")
 
-    monkeypatch.setattr(made.sessions[1].catalog, "clean", unchecked)
+    monkeypatch.setattr(made.contexts[1].catalog, "clean", unchecked)
     results = made.train(3)
     assert isinstance(results.pop(1), errors.UncheckedError)
     refused(results, "the xxhash package is missing")
@@ -218,7 +231,7 @@ def test_ranks_that_cannot_check_each_others_digests_do_not_begin(
     made.store.claim("start", b'{"run": "r", "incarnation": 1, "token": "t", "algorithm": "blake2b-128", "root": "/a", "mirror": true}')
     assert digest.ALGORITHM != "blake2b-128"
     with pytest.raises(errors.RanksError, match="rank 0 writes digests of the kind blake2b-128.*pip install xxhash"):
-        made.sessions[1].start()
+        made.begin(1)
 
 
 # ---- who copies ------------------------------------------------------------------------------------------------------------------
@@ -243,8 +256,8 @@ def test_only_the_rank_that_has_the_checkpoint_copies_it(tmp_path: Path, place: 
     (copied,) = place.checkpoints()
     (there,) = (tmp_path / "ba"[torn]).glob("checkpoint-*")
     assert {path.name for path in (place.root / copied).iterdir()} == {path.name for path in there.iterdir()}
-    assert [session.copier is not None and session.copier.copies() for session in made.sessions] == [torn == 1, torn == 0]
-    assert [session.has(copied) for session in made.sessions] == [True, True] and not made.sessions[0].has("checkpoint-1")
+    assert [uploads(made.sessions[rank]) for rank in (0, 1)] == [torn == 1, torn == 0]
+    assert [made.sessions[rank].has(copied) for rank in (0, 1)] == [True, True] and not made.sessions[0].has("checkpoint-1")
 
 
 def test_a_rank_that_copies_after_another_overwrites_nothing(tmp_path: Path, place: Watched) -> None:
@@ -256,13 +269,13 @@ def test_a_rank_that_copies_after_another_overwrites_nothing(tmp_path: Path, pla
 
     def hook(rank: int, step: int) -> None:
         if step == first + 3 and rank == 0:
-            made.sessions[0].background.begin("test")
+            periodic(made.sessions[0]).begin("test")
             mirrors.until(lambda: f"checkpoint-{step}" in place.checkpoints())
             before.update({path: path.read_bytes() for path in (place.root / f"checkpoint-{step}").iterdir()})
         elif step == first + 3:
-            made.sessions[1].background.begin("test")
-            made.sessions[1].background.wait()
-            made.sessions[1].committed = None  # so that it is saved again
+            periodic(made.sessions[1]).begin("test")
+            periodic(made.sessions[1]).wait()
+            made.sessions[1].forget_resumed()  # so that it is saved again
         tear(rank, step)
 
     before: dict[Path, bytes] = {}
@@ -278,11 +291,9 @@ def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(tmp
 
     def hook(rank: int, step: int) -> None:
         if step == 4:
-            made.sessions[rank].background.begin("test")
-            made.sessions[rank].background.wait()
-            joint = made.sessions[rank].joint
-            assert joint is not None
-            kept[rank] = joint._position().kept
+            periodic(made.sessions[rank]).begin("test")
+            periodic(made.sessions[rank]).wait()
+            kept[rank] = strategy(made.sessions[rank])._position().kept
 
     made.hook = hook
     assert made.train(6) == [6, 6]
@@ -323,9 +334,9 @@ def sharing(made: Crew, name: str, told: Callable[[], bool] = lambda: False) -> 
 
     def hook(rank: int, step: int) -> None:
         if step == 4:
-            made.sessions[rank].background.begin("test")
-            made.sessions[rank].background.wait()
-            distribute.share(made.sessions[rank], name, "test", told)
+            periodic(made.sessions[rank]).begin("test")
+            periodic(made.sessions[rank]).wait()
+            distribution(made.sessions[rank]).share(name, "test", told)
 
     made.hook = hook
     assert made.train(6) == [6] * made.size

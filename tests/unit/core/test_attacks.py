@@ -188,14 +188,14 @@ def test_d3_keys_are_for_this_user_alone_and_of_one_incarnation(directory: Path)
 
 
 def test_d3_nothing_that_opens_anything_is_in_the_store_where_the_ranks_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unit.core import test_joining
+    from unit.core.joint import test_joint_start
 
     server = StoreServer("127.0.0.1", secret="s3cret")
     server.start()
     monkeypatch.setenv("LASTCALL_STORE", f"{server.address[1]}:s3cret")
     try:
-        with test_joining.start(tmp_path, tmp_path) as two:
-            found = test_joining.joined(two.all_join())
+        with test_joint_start.start(tmp_path, tmp_path) as two:
+            found = test_joint_start.joined(two.all_join())
             said = two.store.get("start", 0.0)
             assert said is not None and b"s3cret" not in said
             assert found[0].keys == found[1].keys and found[0].keys.parts.encode() not in said
@@ -319,7 +319,7 @@ def test_d6_a_document_of_gigabytes_is_refused_before_a_byte_is_read(tmp_path: P
     with open(tmp_path / "state.json", "wb") as file:
         file.truncate(huge)
     record = records.Record(1, 1, Kind.MANUAL, "", True, (FileRecord("state.json", huge, huge, "", ("x",)),))
-    from lastcall.core.checkpoint.catalog import Entry
+    from lastcall.core.checkpoint.record import Entry
 
     with pytest.raises(errors.CheckpointError, match="more than the .* that are read"):
         contents.small_file(Entry(tmp_path, record), "state.json")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry, Keep, superfluous
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.checkpoint.retention import Keep, superfluous
 from lastcall.storage import files as storage
 from lastcall.types import Kind
 

@@ -14,9 +14,10 @@ from helpers.world import State, World, content, flip, header_of
 from lastcall import errors
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest, writer
 from lastcall.core.restore import contents, restore
+from lastcall.core.subject import Loading, Stored
 from lastcall.formats import manifest
 from lastcall.types import FileRecord, Region
 
@@ -103,7 +104,7 @@ def test_one_process_that_wrote_alone_is_read_by_many(tmp_path: Path, engine: wr
         some = ranks.block(bytes(5000))
 
         class Quarter(State):
-            def prepare(self, document: dict[str, object], stored: restore.Stored) -> restore.Loading:
+            def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
                 loading = super().prepare(document, stored)
                 loading.targets["model"]["w"] = Region((5000 * rank,), (5000,), some)  # type: ignore[index] # noqa: B023
                 return loading
@@ -297,11 +298,13 @@ class Own:
 
     targets: dict[str, dict[str, object]] = {}
     whole = True
+    loads_by_itself = True
+    saved_step = None
 
     def __init__(self) -> None:
         self.finished = False
 
-    def prepare(self, document: dict[str, object], stored: restore.Stored) -> Own:
+    def prepare(self, document: dict[str, object], stored: Stored) -> Own:
         return self
 
     def finish(self) -> None:

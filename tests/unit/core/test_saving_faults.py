@@ -12,7 +12,7 @@ import pytest
 
 from helpers.world import State, World, restored
 from lastcall import errors, testing
-from lastcall.core.checkpoint.catalog import Keep
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.core.save import saver

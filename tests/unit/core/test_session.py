@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.sessions import Crew, Subject
+from helpers.sessions import CLOCK, Crew
 from lastcall import memory
-from lastcall.core.session import Session
-from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.joint.save import JointSave
+from lastcall.storage.files import Files
 from lastcall.types import Capture, Extent, File, FileLayout
 
 
@@ -18,17 +19,14 @@ def file(name: str, *, shared: bool) -> File:
     return File(FileLayout(name, 1, (Extent(0, memory.BytesSource(b"x")),)), shared)
 
 
-def session(root: Path, rank: int, size: int) -> Session:
-    made = Session(root, Subject(rank, size), JITCheckpointConfig(environ={}), PeriodicCheckpointConfig(environ={}))
-    if size > 1:
-        made.ranks = SimpleNamespace(rank=rank, size=size)  # type: ignore[assignment]
-    return made
+def save(root: Path, rank: int, size: int) -> JointSave:
+    return JointSave(Catalog(root, Files(), rank), None, None, SimpleNamespace(rank=rank, size=size), CLOCK)  # type: ignore[arg-type]
 
 
 def names(root: Path, rank: int, size: int, writers: tuple[int, ...] | None = None) -> list[str]:
     files = file("weights", shared=True), file(f"rng-{rank}", shared=False), file("state", shared=True)
     capture = Capture(5, {"a": 1}, (), metrics={"loss": 1.0}, files=files)
-    mine = session(root, rank, size).mine(capture, writers)
+    mine = save(root, rank, size).portion(capture, writers)
     assert (mine.step, mine.document, mine.metrics) == (5, {"a": 1}, {"loss": 1.0})
     return [file.layout.name for file in mine.files]
 
@@ -56,4 +54,4 @@ def test_what_is_committed_after_the_identity_was_lost_is_the_newest_all_the_sam
     last = Crew(tmp_path, size)
     assert last.train(8) == [8] * size
     assert [subject.resumed for subject in last.subjects] == [{"rank": rank, "step": 7} for rank in range(size)]
-    assert [entry.record.incarnation for entry in last.sessions[0].catalog.entries()][:2] == [4, 3]
+    assert [entry.record.incarnation for entry in last.contexts[0].catalog.entries()][:2] == [4, 3]

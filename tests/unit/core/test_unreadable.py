@@ -16,7 +16,8 @@ import pytest
 from helpers.world import State, World
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Keep
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.engine import digest
 from lastcall.storage import errnos
 from lastcall.storage import files as storage
@@ -273,7 +274,7 @@ def test_h2_on_a_real_overlay(tmp_path: Path) -> None:
 import sys; sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
 from pathlib import Path
 from helpers.world import State, World
-from lastcall.core.checkpoint.catalog import Keep
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.types import Kind
 with World(Path({str(over / "m" / "run")!r})) as world:
     state = State()

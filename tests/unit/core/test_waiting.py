@@ -12,7 +12,8 @@ from helpers import mirrors
 from helpers.mirrors import Watched
 from lastcall import clock as clocks
 from lastcall import errors, testing
-from lastcall.core.checkpoint.catalog import Catalog, Keep
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.mirror.mirror import Mirror
 from lastcall.events import EventLog
 from lastcall.storage import files as storage

@@ -13,6 +13,7 @@ import pytest
 
 from lastcall import clock as clocks
 from lastcall import errors
+from lastcall.core.outcome import OutcomeCell
 from lastcall.core.process import exits
 from lastcall.core.sync.latch import Latch
 from lastcall.settings import JITCheckpointConfig
@@ -21,17 +22,15 @@ from lastcall.types import Notice, Outcome
 
 
 class Session:
-    """As much of a session as a Protection looks at."""
+    """As much of a context and its inbox as a Protection looks at."""
 
     def __init__(self) -> None:
         self.clock = clocks.Clock()
         self.latch = Latch()
-        self.outcome: Outcome | None = None
+        self.outcome = OutcomeCell()
         self.came = threading.Event()
         self.notices: list[Notice] = []
-        self.again: list[int] = []
         self.again_please = errors.Preempted(75, "saved and stopped")
-        self.serving = SimpleNamespace(interrupted_again=self.again.append, preempted=lambda: self.again_please)
 
     def notify(self, notice: Notice) -> None:
         self.notices.append(notice)
@@ -54,7 +53,13 @@ def _handlers_as_before() -> Iterator[None]:
 
 
 def protection(session: Session, **more: Any) -> Protection:
-    return Protection(session, JITCheckpointConfig(**{"signals": ("SIGUSR1",), **more}, environ={}))  # type: ignore[arg-type]
+    jit = JITCheckpointConfig(**{"signals": ("SIGUSR1",), **more}, environ={})
+    context = SimpleNamespace(jit=jit, clock=session.clock, latch=session.latch, outcome=session.outcome)
+    return Protection(context, session)  # type: ignore[arg-type]
+
+
+def leave(shield: Protection, session: Session, left: BaseException | None) -> BaseException | None:
+    return shield.leave(left, lambda: session.again_please)
 
 
 def wait_for(session: Session, notices: int) -> None:
@@ -102,16 +107,16 @@ def test_who_has_saved_and_is_on_its_way_out_ignores_the_second_signal(session: 
     assert session.notices == []
 
 
-def test_a_second_ctrl_c_is_said_to_be_one(session: Session) -> None:
+def test_a_second_ctrl_c_leaves_at_once(session: Session, ends: list[tuple[str, int]]) -> None:
     shield = protection(session, signals=("SIGINT",))
     shield.begin()
     try:
         os.kill(os.getpid(), signal.SIGINT)
         wait_for(session, 1)
-        assert session.again == []
+        assert ends == []
         os.kill(os.getpid(), signal.SIGINT)
         wait_for(session, 2)
-        assert session.again == [signal.SIGINT]
+        assert ends == [("left", 128 + signal.SIGINT)]
     finally:
         shield.let_go()
 
@@ -176,34 +181,35 @@ def told(session: Session, signum: int | None) -> None:
 
 def test_a_notice_that_could_not_be_answered_is_died_of(session: Session, ends: list[tuple[str, int]]) -> None:
     told(session, signal.SIGTERM)
-    session.outcome = Outcome.NOT_SAVED
-    protection(session).leave(None)
+    session.outcome.decide(Outcome.NOT_SAVED)
+    leave(protection(session), session, None)
     assert ends == [("died", signal.SIGTERM)]
 
 
 @pytest.mark.parametrize("outcome", [None, *(outcome for outcome in Outcome if outcome is not Outcome.NOT_SAVED)])
 def test_any_other_end_returns(session: Session, ends: list[tuple[str, int]], outcome: Outcome | None) -> None:
     told(session, signal.SIGTERM)
-    session.outcome = outcome
+    if outcome is not None:
+        session.outcome.decide(outcome)
     for left in (ValueError(), errors.Preempted(75, "saved")):
-        assert protection(session).leave(left) is left
-    assert protection(session).leave(None) is (session.again_please if outcome is Outcome.SAVED else None)
+        assert leave(protection(session), session, left) is left
+    assert leave(protection(session), session, None) is (session.again_please if outcome is Outcome.SAVED else None)
     assert ends == []
 
 
 def test_a_notice_that_was_no_signal_is_nothing_to_die_of(session: Session, ends: list[tuple[str, int]]) -> None:
-    session.outcome = Outcome.NOT_SAVED
-    protection(session).leave(None)
+    session.outcome.decide(Outcome.NOT_SAVED)
+    leave(protection(session), session, None)
     told(session, None)
-    protection(session).leave(errors.Preempted(1, "not saved"))
+    leave(protection(session), session, errors.Preempted(1, "not saved"))
     assert ends == []
 
 
 def test_on_a_side_thread_the_process_is_left_with_the_code(session: Session, ends: list[tuple[str, int]]) -> None:
-    session.outcome = Outcome.SAVED
+    session.outcome.decide(Outcome.SAVED)
     shield = protection(session)
     for left in (errors.Preempted(75, "saved"), ValueError()):
-        thread = threading.Thread(target=shield.leave, args=(left,))
+        thread = threading.Thread(target=leave, args=(shield, session, left))
         thread.start()
         thread.join()
     assert ends == [("left", 75)]

@@ -9,10 +9,11 @@ from typing import Any
 from lastcall import errors, settings
 from lastcall.adapters.accelerate import loaders, prepared
 from lastcall.adapters.accelerate.subject import AcceleratorSubject
+from lastcall.adapters.torch.driver import Driver
 from lastcall.adapters.torch.run import Run
-from lastcall.core.checkpoint.catalog import PRIVATE, Entry
+from lastcall.core.checkpoint.catalog import PRIVATE
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.restore import restore
-from lastcall.core.session import Session
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage.files import Files
 from lastcall.types import Outcome
@@ -39,28 +40,24 @@ class AcceleratorRun(Run):
         self._prepared = prepared.count(accelerator)
         super().__init__(directory, jit, periodic, self._accelerated, files)
 
-    def _start(self, session: Session) -> Entry | None:
-        entry = super()._start(session)
-        if entry is None:
-            return None
+    def _load(self, driver: Driver, entry: Entry) -> None:
         try:
-            if session.world.many:  # of many ranks each has checked only what it reads itself: not these files
-                self._check(session, entry)
+            if driver.world.many:  # of many ranks each has checked only what it reads itself: not these files
+                self._check(driver, entry)
             self._accelerated.load(entry.path)
         except BaseException:
-            session.outcome = Outcome.FAILED
-            session.stop()
+            driver.context.outcome.decide(Outcome.FAILED)
+            driver.end()
             raise
-        return entry
 
-    def _check(self, session: Session, entry: Entry) -> None:
+    def _check(self, driver: Driver, entry: Entry) -> None:
         try:
-            restore.verify(entry, session.engine)
+            restore.verify(entry, driver.session.engine)
         except errors.UncheckedError:
             raise
         except errors.CheckpointError as error:
-            if session.world.rank == 0:
-                log.warning("%s", session.catalog.set_aside(entry.path, str(error)))
+            if driver.world.rank == 0:
+                log.warning("%s", driver.context.catalog.set_aside(entry.path, str(error)))
             raise errors.CheckpointError(f"{error}. Start the run again: it goes on from the checkpoint before this one.") from error
 
     def _begin(self, total: int | None) -> None:

@@ -18,7 +18,7 @@ from lastcall.adapters.accelerate import prepared, recording
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.framework import FrameworkSubject
 from lastcall.adapters.torch.state.entries import StateSet
-from lastcall.core.restore.restore import Loading, Stored
+from lastcall.core.subject import Loading, Stored
 from lastcall.formats import tree
 from lastcall.types import Capture, File
 

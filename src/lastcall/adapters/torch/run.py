@@ -25,11 +25,11 @@ import torch
 
 from lastcall import errors, settings
 from lastcall.adapters.torch import hooks
-from lastcall.adapters.torch import world as worlds
 from lastcall.adapters.torch.carry import places
 from lastcall.adapters.torch.carry.carrier import Carrier
 from lastcall.adapters.torch.carry.kept import Kept
 from lastcall.adapters.torch.data import items
+from lastcall.adapters.torch.driver import Driver
 from lastcall.adapters.torch.loop import arguments, collecting, endings, repeats
 from lastcall.adapters.torch.loop.batches import Batches, Numbers
 from lastcall.adapters.torch.loop.counting import Counting, Itself
@@ -37,15 +37,11 @@ from lastcall.adapters.torch.loop.forecast import Forecast
 from lastcall.adapters.torch.loop.prelude import Prelude
 from lastcall.adapters.torch.overlooked import Overlooked
 from lastcall.adapters.torch.subject import TorchSubject
-from lastcall.adapters.torch.tensors import pinned
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.mirror import mirror
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.process import refusal
 from lastcall.core.proof import witness
-from lastcall.core.session import Session
 from lastcall.core.sync.gate import Gate
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
-from lastcall.shield.listening import Afterwards, Protection
 from lastcall.storage.files import Files
 from lastcall.types import Kind, Outcome
 
@@ -107,18 +103,13 @@ class Run:
         self._jit = jit
         self._subject = subject
         self._gate = Gate()
-        self._session: Session | None = None
+        self._driver: Driver | None = None
         self._carrier: Carrier | None = None
         self._kept = Kept()  # of a run that is switched off
         subject.lenient = jit.unmatched == "allow"
         if jit.enabled:
-            mirror.reserve(jit.mirror, directory)
-            world = worlds.find(jit)
-            self._subject.together.among(world.rank, world.size)
-            allocate = pinned.allocator(self._subject.state.tensors())
-            self._session = Session(directory, self._subject, jit, periodic, files=files, allocate=allocate, world=world)
-            self._session.metrics = self._subject.numbers
-            self._gate = self._session.gate
+            self._driver = Driver(directory, subject, jit, periodic, subject.state.tensors(), files=files)
+            self._gate = self._driver.gate
             self._carrier = subject.carry()
         self._resumed: int | None = None
         self._loops_to_skip = 0
@@ -163,12 +154,12 @@ class Run:
         """The run's own name: the same in every incarnation, and on every rank. For `wandb.init(id=run.id, resume="allow")` and the
         like. None when lastcall is off."""
         self._check_entered()
-        return None if self._session is None else self._session.saver.run
+        return None if self._driver is None else self._driver.session.run
 
     @property
     def stopping(self) -> bool:
         """Whether the run was told to stop: the time for a long evaluation or an upload is better kept for the save."""
-        return self._session is not None and (self._session.latch.raised or self._session.serving.open)
+        return self._driver is not None and self._driver.stopping
 
     @property
     def state(self) -> dict[str, object]:
@@ -190,27 +181,26 @@ class Run:
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 metrics[name] = value.detach()  # the graph behind a loss would be kept alive
         self._subject.metrics = metrics
-        if self._session is not None:
-            self._session.progress.update(self._subject.step, self._subject.epoch - self._first_epoch, metrics)
+        if self._driver is not None:
+            self._driver.context.progress.update(self._subject.step, self._subject.epoch - self._first_epoch, metrics)
 
     def save(self) -> Path | None:
         """Save now. Between two steps, and at the end of an epoch, the checkpoint is exact. Inside a step, or between the last batch
         and the end of an epoch, it is saved at once as it is, marked as not exact, and an exact one follows at the end of the step or
         epoch. Returns the checkpoint's folder; None when lastcall is off."""
-        session = self._session
-        if session is None:
+        if self._driver is None:
             log.warning("run.save() does nothing: lastcall is switched off")
             return None
-        session.background.wait()
-        with session.saving:
+        session = self._driver.session
+        with session.no_other_save():
             if self._subject.in_pass:
-                session.background.owe()
+                session.owe()
                 return session.save(self._subject.unfinished(), Kind.MANUAL, "run.save()").path
-            if session.committed == self._subject.boundary and session.saver.last is not None:
-                return session.saver.last.path
+            if session.up_to_date and session.last is not None:
+                return session.last.path
             capture = self._subject.capture()
             if self._subject.behind and not places.ends_pass(sys._getframe(1)):
-                session.background.owe()
+                session.owe()
                 because = f"saved between the last batch and the end of epoch {self.epoch}, which a resumed run does again"
                 capture = dataclasses.replace(capture, exact=False, because=because)
             return session.save(capture, Kind.MANUAL, "run.save()").path
@@ -226,7 +216,7 @@ class Run:
         self._stepping, self._steps = True, total
         self._begin(total)
         subject, gate = self._subject, self._gate
-        many = self._session is not None and self._session.ranks is not None
+        many = self._driver is not None and self._driver.world.many
         try:
             step = subject.step
             subject.in_pass = step < total
@@ -265,14 +255,15 @@ class Run:
         self._epochs = total
         if self._resumed is None or subject.loop + 1 != subject.saved_loop:
             subject.epoch = max(subject.epoch, start)  # a resumed loop goes on where it was, whatever the script has found out
-        if self._session is not None:
+        if self._driver is not None:
             self._first_epoch = min(start, total)
-            self._session.progress.total_epochs = total - self._first_epoch
-            self._session.progress.expect = Forecast(subject, start, total).steps
+            progress = self._driver.context.progress
+            progress.total_epochs = total - self._first_epoch
+            progress.expect = Forecast(subject, start, total).steps
         self._begin(None)
         again = self._continues
         while subject.epoch < total:
-            if self._session is not None:
+            if self._driver is not None:
                 subject.epoch_begins(again=again)
             again = False
             try:
@@ -308,8 +299,8 @@ class Run:
         return Batches(loader, batches)
 
     def _batches(self, loader: Any, itself: Itself) -> Generator[Any, None, None]:
-        subject, session = self._subject, self._session
-        if session is None:
+        subject = self._subject
+        if self._driver is None:
             yield from self._count(loader)
             return
         tracker = subject.tracker(items.unwrapped(loader))
@@ -436,8 +427,8 @@ class Run:
 
     def _idle(self) -> None:
         """A pass without an optimizer step. With many ranks it may have failed, unseen, because one of them is gone."""
-        if self._session is not None and self._session.joint is not None:
-            self._session.joint.bereft()
+        if self._driver is not None:
+            self._driver.session.step_without_optimizer()
 
     _begun = False
     _prelude: Prelude | None = None  # puts back what a resumed script changes on its way to the loop
@@ -462,9 +453,9 @@ class Run:
             self._subject.put_randomness_back()  # the loop that was interrupted will do it again, after what the script does before it
         else:
             self._subject.settle_randomness()
-        if self._session is not None:
+        if self._driver is not None:
             self._subject.loop_begins()
-            self._session.progress.total = total
+            self._driver.context.progress.total = total
             if self._resumed is not None and final and self._over():
                 endings.nothing_left(self.directory, self._subject.step, self._again)
             self._carry(final=final)
@@ -475,45 +466,29 @@ class Run:
             self._carrier.begin(sys._getframe(1), final=final)
 
     def _check_entered(self) -> None:
-        if self._session is not None and not self._entered:
+        if self._driver is not None and not self._entered:
             raise RuntimeError("use protect() in a with block: with lastcall.protect(...) as run: ...")
 
     def _boundary(self, *, passed: bool = True, epoch_end: bool = False) -> None:
-        session, subject = self._session, self._subject
-        if session is None:
+        if self._driver is None:
             return
-        subject.arrive(time.perf_counter(), passed=passed)
-        if subject.step >= subject.due or epoch_end:
-            self._protection.rearm()
-            if session.serving.open:
-                subject.look_for_overlooked(last=True)
-            session.at_boundary(epoch_end=epoch_end)
-            subject.attend_from(session.next_due())
-            if session.serving.open:  # it opened while we were looking
-                subject.due = 0
+        self._subject.arrive(time.perf_counter(), passed=passed)
+        self._driver.at_boundary(epoch_end=epoch_end)
 
     # ---- the block -------------------------------------------------------------------------------------------------------------
 
     _entered = False
 
     def __enter__(self) -> Run:
-        session = self._session
-        if session is None:
+        driver = self._driver
+        if driver is None:
             self._entered = True
             return self
         self._pid = os.getpid()
-        self._protection = Protection(session, self._jit)
-        with refusal.explained():
-            self._protection.begin()
-        try:
-            self._subject.install(session.gate)
-            entry = self._start(session)
-        except errors.StorageError as error:
-            self._let_go()
-            raise error.with_traceback(None) from None  # the threads that asked the store are of no use to who reads this
-        except BaseException:
-            self._let_go()
-            raise
+        session = driver.begin(lambda: self._subject.install(driver.gate))
+        entry = session.resumed
+        if entry is not None:
+            self._load(driver, entry)
         self._entered = True
         self._where = repeats.entered(sys._getframe(1))
         self._resumed = None if entry is None else entry.record.step
@@ -529,31 +504,31 @@ class Run:
                 self._carrier.pending = {}
             self._carrier.enter(sys._getframe(1))
         if type(self._subject) is TorchSubject:
-            self._prelude = Prelude(self._subject, session, entry)
+            self._prelude = Prelude(self._subject, session.engine, driver.world, entry)
             self._subject.taken = self._prelude.taken
         self._subject.by_hand.changed()  # what was restored is no step
         self._subject.arrive(time.perf_counter(), passed=False)
         self._subject.together.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
         return self
 
-    def _start(self, session: Session) -> Entry | None:
-        """Restore. Returns the checkpoint that the run goes on from."""
-        return session.start()
+    def _load(self, driver: Driver, entry: Entry) -> None:
+        """What an adapter loads from the checkpoint by itself."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        session = self._session
-        if session is None or os.getpid() != self._pid:  # a child that was forked inside the block unwinds it: the run is not its own
+        driver = self._driver
+        if driver is None or os.getpid() != self._pid:  # a child that was forked inside the block unwinds it: the run is not its own
             return
         left: BaseException | None = error
         try:
             if error is None:
-                left = self._leave_well(session)
+                left = self._leave_well(driver)
             elif not isinstance(error, errors.Preempted):
-                left = self._leave_raising(session, error)
+                left = self._leave_raising(driver, error)
         finally:
-            self._close(session)
-        left = self._protection.leave(left)
-        Afterwards.begin(session, self._jit)
+            if driver.outcome is Outcome.FINISHED:
+                endings.finished(self.directory)
+            driver.end()
+        left = driver.leave(left)
         if left is not None and left is not error:
             raise left from error
 
@@ -563,30 +538,30 @@ class Run:
             return self._subject.epoch >= self._epochs
         return None if self._steps is None else self._subject.step >= self._steps
 
-    def _leave_raising(self, session: Session, error: BaseException) -> BaseException:
+    def _leave_raising(self, driver: Driver, error: BaseException) -> BaseException:
         """An exception leaves the block. sys.exit() without a notice is the script's own word that it is done; whether training is, is
         another matter."""
-        self._protection.settle()  # a handler of the script's own may have raised this, and the notice be on its way to us
+        driver.settle_signals()  # a handler of the script's own may have raised this, and the notice be on its way to us
         by_choice = isinstance(error, SystemExit) and not error.code
-        if by_choice and session.joint is None and not session.latch.raised and self._over():
-            return self._leave_well(session) or error
+        if by_choice and not driver.world.many and not driver.notified and self._over():
+            return self._leave_well(driver) or error
         self._subject.mend()
-        left = session.failed(error) or error
-        if session.outcome is None:
-            session.outcome = Outcome.FINISHED if by_choice and self._over() else Outcome.LEFT if by_choice else Outcome.FAILED
+        left = driver.session.failed(error) or error
+        ended = Outcome.FINISHED if by_choice and self._over() else Outcome.LEFT if by_choice else Outcome.FAILED
+        driver.context.outcome.decide_if_open(ended)
         return left
 
-    def _leave_well(self, session: Session) -> BaseException | None:
+    def _leave_well(self, driver: Driver) -> BaseException | None:
         """The block ended without an exception: training is over, unless a notice was served and somebody swallowed Preempted."""
-        if session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
-            return session.serving.preempted()
+        if driver.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
+            return driver.session.preempted()
         try:
             unfinished, self._subject.in_pass = self._subject.in_pass, False
             self._subject.arrive(time.perf_counter(), passed=unfinished and not self._ticking)
             self._subject.refresh_if_stale()
             self._check_counted()
             self._subject.look_for_overlooked(last=True)
-            session.finish(endings.reason(self._over(), self.step, self._steps, self.epoch, self._epochs))
+            driver.session.finish(endings.reason(self._over(), self.step, self._steps, self.epoch, self._epochs))
         except (errors.Preempted, errors.SaveError) as left:  # SaveError: the end of training could not be saved
             return left
         return None
@@ -599,15 +574,3 @@ class Run:
         )
         if overlooked is not None and trained and not overlooked.told_of_missing:
             overlooked.miss()
-
-    def _close(self, session: Session) -> None:
-        # Only who was told to stop is on the way out: a script may catch what it raised, and train on.
-        saved = session.outcome is Outcome.SAVED and session.latch.raised
-        if session.outcome is Outcome.FINISHED:
-            endings.finished(self.directory)
-        session.stop()
-        self._let_go(ignore=saved)
-
-    def _let_go(self, *, ignore: bool = False) -> None:
-        self._subject.remove()
-        self._protection.let_go(ignore=ignore)

@@ -36,7 +36,7 @@ from lastcall.core.checkpoint.doubts import Doubts
 from lastcall.core.engine import digest
 from lastcall.core.guard import mailbox
 from lastcall.core.proof import pieces
-from lastcall.core.restore.restore import Loading, Stored
+from lastcall.core.subject import Loading, Stored
 from lastcall.core.sync.gate import Gate
 from lastcall.formats import tree
 from lastcall.types import Capture, Group, Source
@@ -61,6 +61,7 @@ class Copy(NamedTuple):
 
 
 class TorchSubject:
+    loads_by_itself = False
     carrier: Carrier | None = None
 
     def __init__(self, state: dict[str, object], *, check: bool = True) -> None:
@@ -140,7 +141,7 @@ class TorchSubject:
         self._gate = gate
         on_device = any(tensor.is_cuda for tensor in self.state.tensors())
         seen = self.overlooked.stepped if self.overlooked is not None else lambda _: None
-        self._hooks = hooks.StepHooks(gate, on_device, self.state.optimizers(), seen, self.attend)
+        self._hooks = hooks.StepHooks(gate, on_device, self.state.optimizers(), seen, self.stop_at_next_boundary)
         self._hooks.install()
         self.by_hand = hooks.ByHand(self._live_tensors)
         self._casualties = Casualties(gate)
@@ -193,7 +194,7 @@ class TorchSubject:
     def holdings(self) -> tuple[tuple[int, ...], ...]:
         return self.together.holdings()
 
-    def alone(self) -> str:
+    def unreplicated_digest(self) -> str:
         return self.together.alone()
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
@@ -213,7 +214,7 @@ class TorchSubject:
     def settled(self) -> bool:
         return self._gate.steps == self.mark
 
-    def attend(self) -> None:
+    def stop_at_next_boundary(self) -> None:
         self.due = 0
 
     def attend_from(self, due: int) -> None:
@@ -221,11 +222,11 @@ class TorchSubject:
         learning = self._hooks is not None and self._hooks.learning
         self.due = self.step + 1 if self._every_boundary or learning else due
 
-    def nudge(self) -> None:
+    def retry_copy(self) -> None:
         if self.due > self.step and time.perf_counter() >= self._copy_at:
             self.due = 0
 
-    def hurry(self) -> None:
+    def copy_every_boundary(self) -> None:
         self._credit = math.inf  # what the copies cost no longer matters
         self._copy_at = 0.0
         self._every_boundary = True
@@ -600,6 +601,8 @@ class TorchSubject:
 
 class _Restore:
     """StateSet's loading, and the position with it."""
+
+    whole = False
 
     def __init__(
         self, subject: TorchSubject, run: dict[str, Any], loading: Loading, unmatched: list[tuple[str, str]], owed: set[str]

@@ -18,8 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from lastcall import errors, settings
 from lastcall.adapters.transformers.calls import Call, Calls, Traits, next_call, parameters, script
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine import digest
 from lastcall.formats import safetensors
 

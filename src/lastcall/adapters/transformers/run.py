@@ -16,21 +16,19 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
 from lastcall import errors, settings
-from lastcall.adapters.torch import world as worlds
-from lastcall.adapters.torch.tensors import pinned
+from lastcall.adapters.torch.driver import Driver
 from lastcall.adapters.transformers import arguments, calls, choosing, listeners
 from lastcall.adapters.transformers.ledger import AFTER_STEP, NOTHING, Pending
 from lastcall.adapters.transformers.subject import LEDGER_FILE, TrainerSubject, read_ledger
-from lastcall.core.checkpoint.catalog import PRIVATE, Entry, Keep
-from lastcall.core.mirror import mirror
+from lastcall.core.checkpoint.catalog import PRIVATE
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.process import exits
 from lastcall.core.proof import witness
 from lastcall.core.restore import restore
 from lastcall.core.restore.contents import small_file
 from lastcall.core.session import Session
-from lastcall.core.transfer import distribute
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
-from lastcall.shield.listening import Afterwards, Protection
 from lastcall.types import Kind, Outcome
 
 log = logging.getLogger("lastcall")
@@ -54,29 +52,21 @@ class TrainerRun:
         arguments.redirect(trainer.args, jit)
         root = Path(trainer._get_output_dir(None))
         self.subject = TrainerSubject(trainer, root / PRIVATE)
-        world = worlds.find(jit)
-        self.subject.together.among(world.rank, world.size)
         none = PeriodicCheckpointConfig(save_strategy="no", save_total_limit=trainer.args.save_total_limit)
-        allocate = pinned.allocator(iter(trainer.model.parameters())) if trainer.model is not None else pinned.allocator(iter(()))
+        tensors = iter(()) if trainer.model is None else iter(trainer.model.parameters())
         self.start = choosing.Start(trainer, jit.run_id, root)
-        mirror.reserve(jit.mirror, root, self.start.run)
         self._folder = root  # as HF calls it: what is in trainer_state.json is what it would have written
-        self.session = Session(root, self.subject, arguments.suited(jit), none, allocate=allocate, world=world, run=self.start.run)
+        self.driver = Driver(
+            root, self.subject, arguments.suited(jit), none, tensors, run=self.start.run,
+            background_saves=trainer.args.save_strategy != SaveStrategy.NO,
+        )  # fmt: skip
         self.start.check = lambda entry: restore.verify(entry, self.session.engine)
-        self.session.metrics = self.subject.numbers
-        self.session.background.wanted = trainer.args.save_strategy != SaveStrategy.NO
-        self._protection = Protection(self.session, jit)
 
     # ---- begin -----------------------------------------------------------------------------------------------------------------
 
     def begin(self, wanted: str | bool | None) -> str | None:
         """Everything before train(). Returns the checkpoint for it to resume from."""
-        self._protection.begin()
-        try:
-            entry = self.session.start()
-        except BaseException:
-            self._protection.let_go()
-            raise
+        entry = self.driver.begin().resumed
         try:
             if entry is not None:
                 self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
@@ -85,7 +75,7 @@ class TrainerRun:
             self._begin_somewhere(chosen, wanted)
             if not chosen.ours and (named := self._one_of_ours(chosen.path)) is not None:
                 entry, chosen = named, dataclasses.replace(chosen, ours=True)
-                self.session.committed = None
+                self.session.forget_resumed()
         except BaseException:
             self.end(errors.Preempted(1, ""))
             raise
@@ -96,7 +86,9 @@ class TrainerRun:
             if pending.stop_epoch or pending.phase == "epoch":
                 self.subject.position.leave()
         else:
-            self.subject.saved, self.subject.step, self.session.committed = None, 0, None
+            self.subject.saved = None
+            self.subject.step = 0
+            self.session.forget_resumed()
             self.subject.position.forget()
         self._path = chosen.path
         self.subject.ledger.origin = chosen.origin
@@ -113,7 +105,7 @@ class TrainerRun:
             log.warning("resume_from_checkpoint=True, but %s holds no checkpoint: training begins at step 0", self.root)
         elif chosen.path is None:
             log.info("Starting from the beginning: %s holds no checkpoint of this run", self.root)
-        if self.session.world.rank == 0:
+        if self.driver.world.rank == 0:
             self._noted = True
             self.start.note()
 
@@ -124,25 +116,27 @@ class TrainerRun:
             return
         best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
         if best:
-            session, name = self.session, Path(best).name
-            session.keep = dataclasses.replace(session.keep, always=frozenset({name}))
-            if session.mirror is not None and session.world.rank == 0:
-                session.mirror.bring(name, lambda: session.latch.raised)
-            distribute.share(session, name, "start", lambda: session.latch.raised)  # what one rank finds, all must find
+            catalog, name = self.driver.context.catalog, Path(best).name
+            catalog.keep = dataclasses.replace(catalog.keep, always=frozenset({name}))
+            self.session.bring(name, "start")  # what one rank finds, all must find
 
     @property
     def listening(self) -> bool:
         """Whether signals reach this run."""
-        return self._protection.listening
+        return self.driver.listening
+
+    @property
+    def session(self) -> Session:
+        return self.driver.session
 
     @property
     def root(self) -> Path:
-        return self.session.catalog.root
+        return self.driver.context.catalog.root
 
     def _one_of_ours(self, path: str | None) -> Entry | None:
         """An older checkpoint of this run, which the script names: checked, and taken with all that we know of it."""
-        session, world = self.session, self.session.world
-        found = [entry for entry in session.catalog.entries() if path and entry.path.resolve() == Path(path).resolve()]
+        session, world = self.session, self.driver.world
+        found = [entry for entry in self.driver.context.catalog.entries() if path and entry.path.resolve() == Path(path).resolve()]
         for entry in found:
             restore.load(entry, session.engine, self.subject, verify_first=True, rank=world.rank, size=world.size)
             self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
@@ -150,14 +144,14 @@ class TrainerRun:
 
     def train_begins(self) -> None:
         """In on_train_begin: the trainer has its model, its optimizer and its place in the data."""
-        trainer, subject, session = self.trainer, self.subject, self.session
-        subject.take_up(session.gate)
+        trainer, subject, progress = self.trainer, self.subject, self.driver.context.progress
+        subject.take_up(self.driver.gate)
         self._find_best()
         subject.step = trainer.state.global_step
         subject.ledger.pending = NOTHING
         subject.tally.began, subject.ledger.first = time.monotonic(), trainer.state.global_step
-        session.progress.total = trainer.state.max_steps
-        session.progress.total_epochs = trainer.state.num_train_epochs
+        progress.total = trainer.state.max_steps
+        progress.total_epochs = trainer.state.num_train_epochs
         if subject.saved is not None:
             origin = subject.ledger.origin
             subject.ledger.load_state_dict(subject.saved)
@@ -248,7 +242,7 @@ class TrainerRun:
         subject.ledger.pending = pending
         subject.step = step = trainer.state.global_step
         if stepped and step < subject.due and not pending.evaluate and not pending.save:
-            subject.mark = self.session.gate.steps
+            subject.mark = self.driver.gate.steps
             return
         subject.in_pass = False
         subject.arrive(time.perf_counter(), passed=stepped)
@@ -258,14 +252,8 @@ class TrainerRun:
         subject.in_pass = True
 
     def _at_boundary(self) -> None:
-        session, subject = self.session, self.subject
         self._tell_callbacks()
-        if subject.step >= subject.due:
-            self._protection.rearm()
-            session.at_boundary()
-            subject.attend_from(session.next_due())
-            if session.serving.open:
-                subject.due = 0
+        self.driver.at_boundary()
 
     def before_evaluation(self) -> None:
         """What was logged is logged: an evaluation that is interrupted is begun again, and nothing else."""
@@ -293,13 +281,11 @@ class TrainerRun:
         trained = {name: value for name, value in numbers.items() if name not in evaluated}
         if trained:  # the last line of a run says how long it took, and not what the loss was
             trained = self._said = {**self._said, **trained}
-        self.session.progress.update(state.global_step, state.epoch, trained or None, evaluated or None)
+        self.driver.context.progress.update(state.global_step, state.epoch, trained or None, evaluated or None)
 
     def leave_if_saved(self) -> None:
         """Called often inside long work: a rescue may have answered the notice."""
-        serving = self.session.serving
-        if serving.answered:
-            serving.leave_if_answered()
+        self.session.leave_if_saved()
 
     # ---- saves that HF asks for ------------------------------------------------------------------------------------------------
 
@@ -316,24 +302,24 @@ class TrainerRun:
         root = self._folder
         if trainer.args.save_strategy in _STRATEGIES and state.best_global_step:
             best = root / f"checkpoint-{state.best_global_step}"
-            session.background.wait()
+            session.wait_for_background()
             if state.best_global_step == state.global_step or session.has(best.name):
                 state.best_model_checkpoint = str(best)
         kept = {Path(state.best_model_checkpoint).name} if state.best_model_checkpoint else set()
-        session.keep = Keep(trainer.args.save_total_limit, always=frozenset(kept))
+        self.driver.context.catalog.keep = Keep(trainer.args.save_total_limit, always=frozenset(kept))
         if trainer.hp_search_backend is None:
             trainer.store_flos()
-        if session.serving.open:  # the notice came during the evaluation: this save is the one that answers it
+        if session.open:  # the notice came during the evaluation: this save is the one that answers it
             self.subject.arrive(time.perf_counter(), passed=False)
             session.at_boundary()
         self.subject.metrics = {} if state.best_metric is None else {"best": state.best_metric}
         self.subject.full = not trainer.args.save_only_model
         try:
-            session.background.begin(f"save_strategy={trainer.args.save_strategy.value}")
+            session.save_in_background(f"save_strategy={trainer.args.save_strategy.value}")
         finally:
             self.subject.full = True
         if trainer.args.push_to_hub:
-            session.background.wait()
+            session.wait_for_background()
             self.former["_push_from_checkpoint"](str(root / f"checkpoint-{state.global_step}"))
 
     def saved(self, state: Any) -> None:
@@ -344,9 +330,9 @@ class TrainerRun:
         self._tell_callbacks()
 
     def _tell_callbacks(self, *, wait: bool = False) -> None:
-        if not self._to_tell or (self.session.background.busy and not wait):
+        if not self._to_tell or (self.session.saving_in_background and not wait):
             return
-        self.session.background.wait()
+        self.session.wait_for_background()
         waiting, self._to_tell = self._to_tell, []
         for step, state in waiting:
             if self.session.has(f"checkpoint-{step}"):
@@ -363,52 +349,45 @@ class TrainerRun:
         begun had it never been interrupted: so speed and loss are those of the whole run."""
         session = self.session
         self.leave_if_saved()
-        session.background.wait()
+        session.wait_for_background()
         self._tell_callbacks(wait=True)
-        wanted = self.trainer.args.save_strategy in _TO_THE_END and session.committed != self.subject.boundary
+        wanted = self.trainer.args.save_strategy in _TO_THE_END and not session.up_to_date
         session.finish(save=wanted and self.subject.step > 0)
-        if session.outcome is Outcome.FINISHED and session.catalog.held and self.trainer.args.save_strategy != SaveStrategy.NO:
+        catalog = self.driver.context.catalog
+        if self.driver.outcome is Outcome.FINISHED and catalog.held and self.trainer.args.save_strategy != SaveStrategy.NO:
             last = self.trainer.args.save_strategy in _TO_THE_END
-            session.catalog.prune(dataclasses.replace(session.keep, over=True, resumable=last))
+            catalog.prune(dataclasses.replace(catalog.keep, over=True, resumable=last))
         best = self.trainer.state.best_model_checkpoint
         if self.trainer.args.load_best_model_at_end and best:
-            distribute.share(session, Path(best).name, "end")
+            session.bring(Path(best).name, "end")
         self.subject.training = False
         self.trainer._initial_global_step = self.subject.ledger.first
         return start_time - self.subject.tally.before
 
     def end(self, error: BaseException | None) -> BaseException | None:
         """After train(), however it ended. Returns what is to be raised instead, or does not return."""
-        session = self.session
-        left = error
+        driver, left = self.driver, error
         try:
             if error is not None and not isinstance(error, errors.Preempted):
-                if session.outcome is not Outcome.FINISHED and (preempted := session.failed(error)) is not None:
+                if driver.outcome is not Outcome.FINISHED and (preempted := self.session.failed(error)) is not None:
                     left = preempted
-                session.outcome = session.outcome or Outcome.FAILED
-            elif error is None and session.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):  # somebody swallowed Preempted
-                left = errors.Preempted(
-                    exits.code(session.serving.notice(), session.outcome is Outcome.SAVED, self.jit.exit_code), "saved"
-                )
-            if session.outcome is Outcome.SAVED and self.subject.training:
+                driver.context.outcome.decide_if_open(Outcome.FAILED)
+            elif error is None and driver.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):  # somebody swallowed Preempted
+                left = self.session.preempted()
+            if driver.outcome is Outcome.SAVED and self.subject.training:
                 self._last_word(int(left.code or 1) if isinstance(left, errors.Preempted) else 1)
         finally:
-            saved = session.outcome is Outcome.SAVED and session.latch.raised
-            if session.outcome is Outcome.FINISHED and session.latch.raised:
+            if driver.outcome is Outcome.FINISHED and driver.notified:
                 log.info("Training is finished: the notice needs no answer")
-            if saved:
+            if driver.saved:
                 calls.not_over(self.root)
             if self._noted:
                 self.start.note(self._ended())
-            session.stop()
-            self.subject.remove()
-            self._protection.let_go(ignore=saved)
-        left = self._protection.leave(left)
-        Afterwards.begin(session, self.jit)
-        return left
+            driver.end()
+        return driver.leave(left)
 
     def _ended(self) -> str:
-        notice, outcome = self.session.latch.notice, self.session.outcome
+        notice, outcome = self.driver.context.latch.notice, self.driver.outcome
         if outcome is Outcome.SAVED and notice is not None and notice.signum == signal.SIGINT:
             return calls.INTERRUPTED  # a person asked: what comes next is a person's, too
         return {Outcome.FINISHED: calls.FINISHED, Outcome.SAVED: calls.SAVED}.get(outcome or Outcome.FAILED, "")
@@ -416,10 +395,10 @@ class TrainerRun:
     def _last_word(self, code: int) -> None:
         """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one may have, and then it is
         among those that are still to be told."""
-        entry = self.session.saver.last
+        entry = self.session.last
         for_it = entry is not None and entry.record.kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS)
-        deadline = self.session.serving.deadline()
-        watchdog = threading.Timer(max(1.0, deadline - self.session.clock.now() - 0.5), exits.leave, [code])
+        left = self.session.deadline - self.driver.context.clock.now()
+        watchdog = threading.Timer(max(1.0, left - 0.5), exits.leave, [code])
         watchdog.daemon = True
         watchdog.start()
         try:

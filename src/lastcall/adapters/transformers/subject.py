@@ -21,7 +21,7 @@ from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.adapters.transformers import recording
 from lastcall.adapters.transformers.ledger import Ledger, Tally
 from lastcall.adapters.transformers.position import Position
-from lastcall.core.restore.restore import Loading, Stored
+from lastcall.core.subject import Loading, Stored
 from lastcall.core.sync.gate import Gate
 from lastcall.formats import tree
 from lastcall.types import Capture, File
@@ -143,6 +143,7 @@ class _Resume:
 
     targets: dict[str, dict[str, object]] = {}
     whole = True
+    saved_step = None
 
     def __init__(self, subject: TrainerSubject, run: dict[str, Any], tally: dict[str, Any]) -> None:
         self._subject = subject

@@ -13,26 +13,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
-from lastcall.core.checkpoint import filenames, run_directory
+from lastcall.core.checkpoint import filenames, retention, run_directory
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.process import identity
 from lastcall.storage import errnos, folders, locks
 from lastcall.storage import files as storage
 from lastcall.storage.locks import Lock
 from lastcall.storage.spare import SparePool
-from lastcall.types import Kind
 
 log = logging.getLogger("lastcall")
 _CHECKPOINT = re.compile(r"checkpoint-\d+(\.replaced-\d+)?")
@@ -41,16 +40,7 @@ MIRRORING = "mirroring"
 _LONGEST_OWNER = 1000
 _ORPHANS = 1.0  # seconds in which a process that has just been forked lets go of what it has inherited
 _LIKE_ONE = re.compile(r"checkpoint-(\d{1,18})((?:\.replaced-\d+)?(?:\.damaged-\d+)?)$")
-_ASKED_FOR = (Kind.PERIODIC, Kind.MANUAL, Kind.FINAL)
 _held: dict[Path, int] = {}  # the directories that this process (a fork has another number) holds
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A committed checkpoint."""
-
-    path: Path
-    record: Record
 
 
 @dataclass(frozen=True)
@@ -63,18 +53,6 @@ class Owner:
 
     def __str__(self) -> str:
         return f"process {self.pid or '(unknown)'}" + (f" on {self.machine}" if self.machine else "")
-
-
-@dataclass(frozen=True)
-class Keep:
-    """What rotation has to keep."""
-
-    limit: int | None = None
-    monitor: str | None = None
-    mode: str = "min"
-    always: frozenset[str] = frozenset()  # names of checkpoints that somebody refers to
-    over: bool = False  # training has finished: the limit holds to the letter, the newest and those of `always` counted
-    resumable: bool = True  # ... and the newest stays, also where it was saved for a restart and nobody else has asked for it
 
 
 class Catalog:
@@ -95,6 +73,7 @@ class Catalog:
         self._device: int | None = None  # of the file system that the directory was on when it was opened
         self.without_locks = False  # the file system has none: having it proves nothing
         self.run = ""  # where the run is known by name: checkpoints of another are not ours
+        self.keep = Keep()  # what rotation keeps; an adapter may change it at any time
 
     def pool(self, rank: int) -> SparePool:
         """The spare space for the files of a rank."""
@@ -362,14 +341,14 @@ class Catalog:
     def _beside(self, step: int) -> Path:
         return storage.first_free(self.root, (f"checkpoint-{step}.replaced-{n}" for n in range(10_000)))
 
-    def prune(self, keep: Keep) -> list[Path]:
-        """Remove what rotation no longer needs. Never the last two complete ones, nor the best."""
+    def prune(self, keep: Keep | None = None) -> list[Path]:
+        """Remove what rotation no longer needs, by `keep` or the catalog's own. Never the last two complete ones, nor the best."""
         try:
             entries = self.entries()
         except errors.UncheckedError as error:  # the save was committed: what cannot be looked at now is for the next time
             log.warning("Nothing is rotated: %s", error)
             return []
-        gone = [entry.path for entry in superfluous(entries, keep)]
+        gone = [entry.path for entry in retention.superfluous(entries, keep or self.keep)]
         for path in gone:
             self._discard(path)
         if entries:
@@ -455,41 +434,3 @@ def _lock_file(path: Path) -> int:
 
 def _checkpoint_name(name: str) -> bool:
     return bool(_CHECKPOINT.fullmatch(name))
-
-
-def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
-    """The entries (newest first) that may go. Without a limit only superseded just-in-time checkpoints go: periodic ones are the
-    user's. The last two complete ones stay whatever the limit says, and so does the best."""
-    asked = [entry for entry in entries if entry.record.kind in _ASKED_FOR]
-    if keep.over and asked:
-        return _after_the_end(entries, asked, keep)
-    kept = {entry.path for entry in [entry for entry in entries if entry.record.complete][:2]}
-    kept |= {entry.path for entry in entries[:1]}
-    kept |= {entry.path for entry in entries if entry.path.name in keep.always}
-    if (top := best(entries, keep)) is not None:
-        kept.add(top.path)
-    if keep.limit is not None:
-        kept |= {entry.path for entry in asked[: keep.limit]}  # what was saved for a restart takes the place of none of them
-    else:
-        kept |= {entry.path for entry in entries if entry.record.kind in (Kind.PERIODIC, Kind.MANUAL)}
-    return [entry for entry in entries if entry.path not in kept]
-
-
-def _after_the_end(entries: Sequence[Entry], asked: Sequence[Entry], keep: Keep) -> list[Entry]:
-    left = [entry for entry in entries if entry in asked or (keep.resumable and entry is entries[0])]
-    protected = {left[0].path.name, *keep.always}
-    room = len(left) if keep.limit is None else max(keep.limit, len(protected & {entry.path.name for entry in left}))
-    for entry in reversed(list(left)):
-        if len(left) > room and entry.path.name not in protected:
-            left.remove(entry)
-    return [entry for entry in entries if entry not in left and entry.path.name not in keep.always]
-
-
-def best(entries: Sequence[Entry], keep: Keep) -> Entry | None:
-    """The entry with the best value of the monitored metric."""
-    monitor = keep.monitor
-    if monitor is None:
-        return None
-    scored = [entry for entry in entries if not math.isnan(entry.record.metrics.get(monitor, math.nan))]
-    sign = 1.0 if keep.mode == "min" else -1.0
-    return min(scored, key=lambda entry: sign * entry.record.metrics[monitor], default=None)

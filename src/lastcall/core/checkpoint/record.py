@@ -238,3 +238,11 @@ def file_from(item: dict[str, Any]) -> FileRecord:
     if len(file.chunks) != -(-file.size // file.chunk):
         raise ValueError(f"{file.name}: {len(file.chunks)} digests for {file.size} bytes")
     return file
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A committed checkpoint."""
+
+    path: Path
+    record: Record

@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest
 from lastcall.core.engine.writer import Engine
 from lastcall.core.mirror.mirror import Mirror
@@ -37,6 +38,7 @@ from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.folder import FolderStore
 from lastcall.core.store.nowhere import Nowhere
+from lastcall.core.subject import Restorable
 from lastcall.core.sync.stopped import Stopped
 from lastcall.core.transfer import directories
 from lastcall.core.transfer.directories import Homes
@@ -274,7 +276,7 @@ class Joining:
 
     # ---- load ------------------------------------------------------------------------------------------------------------------
 
-    def load(self, agreement: Agreement, engine: Engine, subject: restore.Restorable, bring: Bring = _nowhere) -> Entry | None:
+    def load(self, agreement: Agreement, engine: Engine, subject: Restorable, bring: Bring = _nowhere) -> Entry | None:
         """The checkpoint that all ranks go on from. Returns when all of them have it."""
         self._bring = bring
         entries = self._catalog.entries() if self._world.rank == 0 else []
@@ -372,7 +374,7 @@ class Joining:
         number: int,
         chosen: Entry | None,
         engine: Engine,
-        subject: restore.Restorable,
+        subject: Restorable,
         way_out: bool,
     ) -> tuple[errors.LastcallError | None, Verdict]:
         """Load this rank's part, and hear whether all could. Where nothing else would overwrite what one leaves half loaded, nobody
@@ -400,7 +402,7 @@ class Joining:
             return error, checked
         return error, self._vote(agreement, f"load/{number}", error)
 
-    def _load_part(self, chosen: Entry, engine: Engine, subject: restore.Restorable, way_out: bool, ready: Callable[[], None]) -> None:
+    def _load_part(self, chosen: Entry, engine: Engine, subject: Restorable, way_out: bool, ready: Callable[[], None]) -> None:
         if self._unbrought is not None:
             found, self._unbrought = self._unbrought, None
             raise found

@@ -22,15 +22,17 @@ from typing import Protocol
 
 from lastcall import clock as clocks
 from lastcall import errors, messages
+from lastcall.core import timing
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine import digest
 from lastcall.core.engine.writer import CHUNK
-from lastcall.core.ranks import receipts
+from lastcall.core.ranks import partition, receipts
 from lastcall.core.ranks.receipts import Part
 from lastcall.core.save.saver import Request, Saver
+from lastcall.core.subject import Boundary
 from lastcall.core.transfer.directories import Homes
 from lastcall.core.transfer.parts import Parcels
 from lastcall.formats import manifest
@@ -39,9 +41,9 @@ from lastcall.types import Capture, FileRecord, Kind
 
 log = logging.getLogger("lastcall")
 _PATIENCE = 600.0  # seconds that a save without a deadline waits for the slowest rank
-_COMMIT = 0.3  # seconds kept back before a deadline for the commit
 _LATE = 5.0  # seconds after the deadline in which the committer's word may still come
 _POLL = 0.01
+_MANUAL = 60.0  # seconds that run.save() waits for the other ranks, at least
 _HINT = 5.0  # seconds after which a user is told what run.save() waits for
 
 
@@ -81,6 +83,10 @@ class Company(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def token(self) -> str:
+        """Of this incarnation."""
+
     def tell(self, key: str, body: dict[str, object]) -> None:
         """Fast word to the others. May be lost."""
 
@@ -94,10 +100,19 @@ class Company(Protocol):
         """What a missing rank would have saved, as far as it is known; `mine` is this rank's own capture of that step."""
 
 
-class Gathering:
+class JointSave:
     def __init__(
-        self, catalog: Catalog, saver: Saver, fence: Fence, company: Company, clock: clocks.Clock, homes: Homes | None = None
+        self,
+        catalog: Catalog,
+        saver: Saver,
+        fence: Fence,
+        company: Company,
+        clock: clocks.Clock,
+        homes: Homes | None = None,
+        parcels: Parcels | None = None,
+        grace: float = 0.0,
     ) -> None:
+        """`parcels`: where not all ranks share a directory."""
         self._catalog = catalog
         self._files = catalog.files
         self._saver = saver
@@ -105,12 +120,35 @@ class Gathering:
         self._company = company
         self._clock = clock
         self.homes = homes or Homes(company.rank)
-        self.parcels: Parcels | None = None  # where not all ranks share a directory
+        self.parcels = parcels
+        self._manual = max(_MANUAL, grace)
+        self._latest, self._again = "", 0  # the last save of a boundary that all ranks saved, and how often it was
         self.keeper: int | None = None  # ... the rank whose directory has the newest checkpoint
         self.elsewhere: set[str] = set()  # ... the names of those that this rank does not see
 
+    def portion(self, capture: Capture, writers: tuple[int, ...] | None = None) -> Capture:
+        """What of a capture this rank writes, where all ranks write (or only some do)."""
+        rank = self._company.rank
+        everybody = tuple(range(self._company.size)) if writers is None else writers
+        files = capture.files if rank == min(everybody) else tuple(file for file in capture.files if not file.shared)
+        return dataclasses.replace(capture, groups=partition.portion(capture.groups, rank, everybody), files=files)
+
+    def write(self, capture: Capture, request: Request, boundary: Boundary) -> Entry:
+        """Commit this boundary, which all ranks save without having to agree on it first."""
+        name = f"{request.kind.value}-{sum(boundary)}-{self._company.token[:8]}"
+        # Words and receipts of a former save must not answer for this one.
+        self._again = self._again + 1 if name == self._latest else 1
+        self._latest = name
+        order = Order(
+            f"{name}-{self._again}", request.kind, request.reason, tuple(range(self._company.size)),
+            deadline=request.deadline, abandoned=request.abandoned, same=request.same,
+        )  # fmt: skip
+        if request.kind is Kind.MANUAL:  # a rank that does not call run.save() must not hold the others up for long
+            order = dataclasses.replace(order, patience=self._manual)
+        return self.save(capture, order)
+
     def save(self, capture: Capture, order: Order) -> Entry:
-        """Take part in a save; `capture` is what this rank writes of it (shares.portion). Returns when the checkpoint is committed.
+        """Take part in a save; `capture` is what this rank writes of it (`portion`). Returns when the checkpoint is committed.
         SaveError, on every rank, if it is not."""
         return self.complete(capture, self.contribute(capture, order), order)
 
@@ -141,8 +179,12 @@ class Gathering:
         if not self.homes.shares_with(order.committer):
             self.elsewhere.add(entry.path.name)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a checkpoint of this name in a directory that this rank does not see."""
+        return name in self.elsewhere
+
     @property
-    def at_hand(self) -> bool:
+    def newest_is_here(self) -> bool:
         """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its machine."""
         return self.keeper is None or self.homes.shares_with(self.keeper)
 
@@ -183,7 +225,7 @@ class Gathering:
             receipts.write(self._files, folder, part)
             return
         assert self.parcels is not None
-        until = None if order.deadline is None else order.deadline - _COMMIT
+        until = None if order.deadline is None else order.deadline - timing.COMMIT
 
         def check() -> None:
             if order.abandoned() or (until is not None and self._clock.now() >= until):
@@ -248,7 +290,7 @@ class Gathering:
     def _parts(self, folder: Path, order: Order, mine: Part) -> list[Part]:
         parts = {mine.rank: mine}
         began, told = self._clock.now(), False
-        until = began + order.patience if order.deadline is None else order.deadline - _COMMIT
+        until = began + order.patience if order.deadline is None else order.deadline - timing.COMMIT
         pause = _POLL
         while True:
             for failed in (part for part in parts.values() if part.failed):

@@ -11,8 +11,8 @@ from typing import TypeVar
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine.writer import Engine
 from lastcall.core.mirror.remote_catalog import Mirrored
 from lastcall.core.process import throughput

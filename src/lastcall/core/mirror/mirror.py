@@ -25,7 +25,8 @@ from typing import Any
 
 from lastcall import clock as clocks
 from lastcall import errors, messages, parsing, settings
-from lastcall.core.checkpoint.catalog import PRIVATE, Catalog, Keep
+from lastcall.core.checkpoint.catalog import PRIVATE, Catalog
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.mirror import download, upload
 from lastcall.core.mirror.download import Fetching, never
 from lastcall.core.mirror.remote_catalog import Mirrored

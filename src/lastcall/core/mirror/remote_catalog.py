@@ -13,10 +13,11 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core.checkpoint import catalog as catalogs
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry, Keep
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint import retention
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry, Record
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.storage import objects
 from lastcall.storage.patience import Patient
 
@@ -131,7 +132,7 @@ class Mirrored:
     def _superfluous(self, keep: Keep) -> list[str]:
         entries = [Entry(Path(name), record) for name, record in self.records.items() if self.ours(record)]
         entries.sort(key=lambda entry: entry.record.recency, reverse=True)
-        return [entry.path.name for entry in catalogs.superfluous(entries, keep)]
+        return [entry.path.name for entry in retention.superfluous(entries, keep)]
 
     def _remove(self, name: str) -> None:
         sentinel = f"{name}/{records.SENTINEL}"

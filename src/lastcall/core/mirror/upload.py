@@ -17,7 +17,9 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core.checkpoint.catalog import MIRRORING, Catalog, Entry, Keep
+from lastcall.core.checkpoint.catalog import MIRRORING, Catalog
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.mirror.remote_catalog import Mirrored
 from lastcall.core.process import throughput
 from lastcall.core.process.throughput import Telling

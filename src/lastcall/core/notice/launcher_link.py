@@ -16,7 +16,7 @@ log = logging.getLogger("lastcall")
 PAUSE = "pause.json"  # in the run's private folder, while a person wants it paused
 
 
-class Outside:
+class LauncherLink:
     def __init__(self, root: Path, private: Path, clock: clocks.Clock, grace: float) -> None:
         self._root = root
         self._pause = private / PAUSE

@@ -5,73 +5,97 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from lastcall.core import timing
+from lastcall.core.checkpointer import Checkpointer
+from lastcall.core.context import RunContext
 from lastcall.core.engine import huge_pages
+from lastcall.core.engine.writer import Engine
+from lastcall.core.notice.periodic import PeriodicSaver
+from lastcall.core.ranks.peers import Ranks
 from lastcall.core.save import spare_space
+from lastcall.core.save.saver import Saver
 from lastcall.types import Capture
 
-if TYPE_CHECKING:
-    from lastcall.core.session import Session
-
 log = logging.getLogger("lastcall")
-_LOOK, _LOOKS = 0.25, 240  # seconds between two looks for what other ranks hold, and how many
+_LOOKS = 240  # how often the other ranks are asked what they hold
 
 
-class Preparing:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.begun = False
+class Warmup:
+    """`stopping`: set when the session ends. `on_sizes`: called with an outline of the state, off the training thread."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        checkpointer: Checkpointer,
+        periodic: PeriodicSaver,
+        saver: Saver,
+        engine: Engine,
+        ranks: Ranks | None,
+        stopping: threading.Event,
+        on_sizes: Callable[[Capture], None] = lambda capture: None,
+    ) -> None:
+        self._context = context
+        self._checkpointer = checkpointer
+        self._periodic = periodic
+        self._saver = saver
+        self._engine = engine
+        self._ranks = ranks
+        self._stopping = stopping
+        self._on_sizes = on_sizes
         self._thread: threading.Thread | None = None
+        self.begun = False
 
     def begin(self) -> None:
         """On the training thread, at a boundary: the same one on all ranks."""
-        session = self._session
+        subject = self._context.subject
         self.begun = True
-        if session.ranks is not None:
-            session.ranks.register(session.subject.holdings(), session.subject.alone())
-        capture = session.mine(session.subject.outline())
-        session.expected_bytes = capture.nbytes
-        sizes = session.saver.sizes(capture)
+        if self._ranks is not None:
+            self._ranks.register(subject.holdings(), subject.unreplicated_digest())
+        capture = self._checkpointer.portion(subject.outline())
+        self._checkpointer.expected_bytes = capture.nbytes
+        sizes = self._saver.sizes(capture)
         self._thread = threading.Thread(target=self._prepare, args=(sizes, capture), name="lastcall-space", daemon=True)
         self._thread.start()
-
-    def _learn(self) -> None:
-        """What the other ranks hold, while they are there to say it."""
-        ranks = self._session.ranks
-        for _ in range(_LOOKS if ranks is not None else 0):
-            assert ranks is not None
-            if ranks.learn() or self._session.stopping.wait(_LOOK):
-                return
 
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join(1.0)  # it may be touching memory for a snapshot: not worth waiting for
 
+    def _learn(self) -> None:
+        """What the other ranks hold, while they are there to say it."""
+        ranks = self._ranks
+        for _ in range(_LOOKS if ranks is not None else 0):
+            assert ranks is not None
+            if ranks.learn() or self._stopping.wait(timing.LOOK):
+                return
+
     def _prepare(self, sizes: list[int], capture: Capture) -> None:
-        session, nbytes = self._session, capture.nbytes
+        context, nbytes = self._context, capture.nbytes
         self._learn()
-        if session.guard is not None:
-            session.guard.prepare(capture)
-        if session.background.wanted and not session.background.arena.reserve(nbytes):
-            log.warning("No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write", nbytes / 1e6)
-        preparation = spare_space.Preparation(session.catalog, session.engine, session.budget, self._disturbed)
-        if session.jit.spare:
+        self._on_sizes(capture)
+        if context.background_saves and not self._periodic.reserve(nbytes):
+            log.warning(
+                "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write", nbytes / 1e6
+            )  # fmt: skip
+        preparation = spare_space.Preparation(context.catalog, self._engine, context.budget, self._disturbed)
+        if context.jit.spare:
             preparation.run(sizes)
         else:
             preparation.check(sizes)
         if preparation.method is not None:
-            session.saver.method = preparation.method
-        needed = session.budget.seconds(nbytes)
-        if session.budget.measured and needed > session.jit.grace:
+            self._saver.method = preparation.method
+        needed = context.budget.seconds(nbytes)
+        if context.budget.measured and needed > context.jit.grace:
             log.warning(
                 "A checkpoint of %.0f MB needs about %.0f s here, more than the grace of %.0f s: it may not be saved in time. "
                 "Raise the grace of your platform and LASTCALL_GRACE_SECONDS, or save to a faster disk.",
-                nbytes / 1e6, needed, session.jit.grace,
+                nbytes / 1e6, needed, context.jit.grace,
             )  # fmt: skip
-        if session.jit.huge_pages:
-            moved = huge_pages.gather(capture.sources, lambda rest: session.stopping.wait(rest) or session.latch.raised)
+        if context.jit.huge_pages:
+            moved = huge_pages.gather(capture.sources, lambda rest: self._stopping.wait(rest) or context.latch.raised)
             log.debug("%.0f of %.0f MB of the state are in huge pages", moved / 1e6, nbytes / 1e6)
 
     def _disturbed(self) -> bool:
-        return self._session.stopping.is_set() or self._session.latch.raised
+        return self._stopping.is_set() or self._context.latch.raised

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lastcall import settings
 from lastcall.core.engine import digest
@@ -55,15 +55,6 @@ class Statement:
         return self.step, self.epoch
 
 
-class Stage(Protocol):
-    """What a witness sees of a session."""
-
-    incarnation: int
-    jit: JITCheckpointConfig
-
-    def notify(self, notice: Notice) -> None: ...
-
-
 def asked() -> Path | None:
     """The folder of the proof that this process is part of."""
     return settings.proof_folder()
@@ -97,51 +88,66 @@ def statements(folder: Path) -> list[Statement]:
 
 
 class Witness:
-    def __init__(self, folder: Path, rank: int, world: int) -> None:
+    """`notify` takes a notice, where no signal is listened to."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        incarnation: int,
+        jit: JITCheckpointConfig,
+        notify: Callable[[Notice], None],
+    ) -> None:
         self._plan = _read(folder)
+        self._incarnation = incarnation
+        self._jit = jit
+        self._notify = notify
         self._path = folder / f"witness-{rank}.jsonl"
         self._rank, self._world = rank, world
         self._told = False
 
     @classmethod
-    def of_environment(cls, rank: int, world: int) -> Witness | None:
+    def of_environment(
+        cls, rank: int, world: int, incarnation: int, jit: JITCheckpointConfig, notify: Callable[[Notice], None]
+    ) -> Witness | None:
         folder = asked()
-        return None if folder is None else cls(folder, rank, world)
+        return None if folder is None else cls(folder, rank, world, incarnation, jit, notify)
 
-    def look(self, session: Stage, boundary: tuple[int, int], capture: Callable[[], Capture], heard: Callable[[], bool]) -> None:
+    def look(self, boundary: tuple[int, int], capture: Callable[[], Capture], heard: Callable[[], bool]) -> None:
         """At every boundary, before a notice is answered there. `heard`: whether this boundary will answer one."""
         step, epoch = boundary
         last = step >= self._plan.steps
-        self._state(session, step, epoch, capture(), last)
-        stop = self._plan.notices[session.incarnation - 1] if session.incarnation <= len(self._plan.notices) else None
+        self._state(step, epoch, capture(), last)
+        stop = self._plan.notices[self._incarnation - 1] if self._incarnation <= len(self._plan.notices) else None
         if stop is not None and step >= stop:
-            self._preempt(session, heard)
+            self._preempt(heard)
         elif last:
             log.info("Step %d: this proof needs no further step; the drill ends this process", step)
             while _alive(self._plan.drill):
                 time.sleep(0.1)
             os._exit(1)
 
-    def _state(self, session: Stage, step: int, epoch: int, capture: Capture, last: bool) -> None:
+    def _state(self, step: int, epoch: int, capture: Capture, last: bool) -> None:
         names = pieces.named(capture, pieces.whole)
-        line = asdict(Statement(self._rank, self._world, session.incarnation, step, epoch, names, last))
+        line = asdict(Statement(self._rank, self._world, self._incarnation, step, epoch, names, last))
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, json.dumps(line).encode() + b"\n")
         finally:
             os.close(fd)
 
-    def _preempt(self, session: Stage, heard: Callable[[], bool]) -> None:
+    def _preempt(self, heard: Callable[[], bool]) -> None:
         """A real signal, between this boundary and the next; the next one waits until it is heard, however short the steps are."""
         if not self._told:
             self._told = True
             if self._rank == 0:
-                names = session.jit.signals
+                names = self._jit.signals
                 if names:
                     os.kill(os.getpid(), signal.Signals[names[0]])
                 else:
                     now = time.monotonic()
-                    session.notify(Notice("drill", "lastcall drill --prove", now, now + session.jit.grace))
+                    self._notify(Notice("drill", "lastcall drill --prove", now, now + self._jit.grace))
             return
         until = time.monotonic() + _PATIENCE
         while not heard() and time.monotonic() < until:

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lastcall import errors
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest, writer
 from lastcall.core.restore import regions
+from lastcall.core.subject import Targets
 from lastcall.formats import manifest, safetensors
 from lastcall.storage import errnos
 from lastcall.types import FileRecord, Region, Target
 
 _LARGEST = 512 * 1024 * 1024  # of a document: tensors and arrays are not in it
-Stored = Mapping[str, Mapping[str, safetensors.Stored]]
-Targets = Mapping[str, Mapping[str, object]]  # a Target for the whole tensor, a Region of it, or something with several as `targets`
 
 
 @dataclass

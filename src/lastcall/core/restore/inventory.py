@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.core.restore.contents import Contents

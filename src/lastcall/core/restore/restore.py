@@ -15,35 +15,18 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 from lastcall import errors
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest, writer
-from lastcall.core.restore.contents import Contents, Stored, Targets, Wanted
+from lastcall.core.restore.contents import Contents, Wanted
+from lastcall.core.subject import Loading, Restorable
 from lastcall.storage import errnos
 from lastcall.types import FileRecord
 
-__all__ = ["Loading", "Restorable", "Spoiled", "Stored", "again", "attempt", "load", "newest", "order", "read", "verify"]
-
 log = logging.getLogger("lastcall")
 _AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
-
-
-class Loading(Protocol):
-    """A restore in progress: everything fits; bytes go to `targets` (group, tensor name), then `finish` applies the rest. A target is a
-    Target for the whole tensor, a Region of it, or has several of them as its `targets`. One with `whole` set has the rest read by
-    somebody else: then every byte is checked here. One with a `saved_step` says which step the state is of: it must be the record's."""
-
-    @property
-    def targets(self) -> Targets: ...
-
-    def finish(self) -> None: ...
-
-
-class Restorable(Protocol):
-    def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
-        """Check that the checkpoint fits, without changing anything. MismatchError if it does not."""
 
 
 class Spoiled(errors.CheckpointError):
@@ -108,7 +91,7 @@ def load(
 ) -> None:
     alone = size == 1
     # Where a framework loads the files by itself, what is read here for the digests is left in the page cache for it.
-    direct = not getattr(subject, "loads_by_itself", False)
+    direct = not subject.loads_by_itself
     everything = [Wanted(file) for file in entry.record.files]
     if alone:
         for wanted in everything:
@@ -123,7 +106,7 @@ def load(
         raise
     _check_step(entry, loading)
     plan = contents.plan(loading.targets)
-    if getattr(loading, "whole", False) and not alone:  # nobody else checks what a framework reads by itself: the ranks share the work
+    if loading.whole and not alone:  # nobody else checks what a framework reads by itself: the ranks share the work
         read(entry, engine, everything[rank::size], whole=True, direct=direct)
     if verify_first and not alone:
         read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
@@ -155,7 +138,7 @@ def again(entry: Entry, engine: writer.Engine, subject: Restorable, wanted: Call
 def _check_step(entry: Entry, loading: Loading) -> None:
     """Two files say which step it is. Where they disagree nobody knows whose state this is: a folder that was put together of two.
     Of many ranks, one may have come to its end before the others: its own state is of an earlier step, and never of a later one."""
-    step = getattr(loading, "saved_step", None)
+    step = loading.saved_step
     if step is not None and (step > entry.record.step or (step < entry.record.step and entry.record.world == 1)):
         raise errors.CheckpointError(
             f"its record says step {entry.record.step}, and its state says step {step}: they do not belong together"

@@ -18,14 +18,16 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors, memory
+from lastcall.core import timing
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine import digest, writer
 from lastcall.core.save.budget import Budget
 from lastcall.core.save.spare_space import Method
+from lastcall.core.subject import Boundary
 from lastcall.formats import safetensors
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, FileLayout, FileRecord, Group, Kind
@@ -33,7 +35,6 @@ from lastcall.types import Capture, Extent, FileLayout, FileRecord, Group, Kind
 log = logging.getLogger("lastcall")
 DOCUMENT = filenames.DOCUMENT
 _DIRECT_FROM = 1024 * 1024  # smaller files gain nothing from O_DIRECT
-_COMMIT = 0.3  # seconds kept back before a deadline for fsync, record and rename
 ATTEMPTS = 3
 
 
@@ -78,6 +79,7 @@ class Saver:
         rank: int | None = None,
     ) -> None:
         self._rank = rank
+        self.newest_is_here = True
         self._document = filenames.document(rank)
         self._catalog = catalog
         self._files = catalog.files
@@ -97,6 +99,17 @@ class Saver:
         """Go on after the checkpoints that are there."""
         self._sequence = max((entry.record.sequence for entry in entries), default=0)
         self.last = resumed
+
+    def portion(self, capture: Capture) -> Capture:
+        """One process writes everything."""
+        return capture
+
+    def write(self, capture: Capture, request: Request, boundary: Boundary) -> Entry:
+        return self.save(capture, request)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a checkpoint of this name somewhere else."""
+        return False
 
     def save(self, capture: Capture, request: Request) -> Entry:
         """Commit this capture. Tries again after an I/O error, with other files, while there is time. SaveError if it cannot."""
@@ -252,7 +265,7 @@ class Saver:
                 assert output.fd is not None
                 opened.callback(self._files.close, output.fd)
                 outputs.append(output)
-            stop_at = None if request.deadline is None else request.deadline - _COMMIT
+            stop_at = None if request.deadline is None else request.deadline - timing.COMMIT
 
             def cancelled() -> bool:
                 return (stop_at is not None and self._clock.now() >= stop_at) or request.abandoned()
@@ -348,7 +361,7 @@ class Saver:
 
     def _give_up_or_go_on(self, error: OSError, attempt: int, capture: Capture, request: Request) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        late = request.deadline is not None and self._clock.now() >= request.deadline - _COMMIT
+        late = request.deadline is not None and self._clock.now() >= request.deadline - timing.COMMIT
         if attempt == ATTEMPTS or late:
             kept = "nothing was committed before" if self.last is None else f"{self.last.path.name} is intact"
             what = f"checkpoint-{capture.step} could not be saved ({error.strerror or error}); {kept}"

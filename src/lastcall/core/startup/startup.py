@@ -1,212 +1,272 @@
 """From protect() to the first step: the directory is ours, it is tidy, and the state is that of the newest valid checkpoint.
 
-Alone, one process does it all. Together, rank 0 opens the directory and all ranks load the same checkpoint (`joining`).
+Alone, one process does it all. Together, rank 0 opens the directory and all ranks load the same checkpoint (`joint.start`).
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from lastcall import errors
-from lastcall.core.checkpoint import catalog as catalogs
+from lastcall.core.checkpoint import retention
 from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.context import RunContext
 from lastcall.core.engine.writer import Engine
 from lastcall.core.joint import joint_start
-from lastcall.core.joint.joint import Joint
-from lastcall.core.joint.peers import Ranks
-from lastcall.core.joint.save import Gathering
+from lastcall.core.joint.save import JointSave
+from lastcall.core.mirror.mirror import Mirror
 from lastcall.core.process import exits, throughput
+from lastcall.core.ranks.peers import Ranks
 from lastcall.core.restore import restore
 from lastcall.core.save.saver import Saver
 from lastcall.core.startup import recovery
 from lastcall.core.startup.takeover import Succession
+from lastcall.core.subject import Boundary
 from lastcall.core.sync.stopped import Stopped
-from lastcall.core.transfer import distribute
+from lastcall.core.transfer.distribute import Distribution
 from lastcall.core.transfer.parts import Parcels
 from lastcall.storage import files as storage
 from lastcall.types import Kind, Notice, Outcome
-
-if TYPE_CHECKING:
-    from lastcall.core.session import Session
 
 log = logging.getLogger("lastcall")
 _SMALL = 64 * 1024
 _MANY = 10**9  # incarnations: more is no count
 
 
-class Starting:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._left: Callable[[], bool] = lambda: False  # whether another rank was told to stop, and nobody waits for this one any more
+@dataclass(frozen=True)
+class Together:
+    """What an incarnation of many ranks has besides."""
 
-    def alone(self) -> catalogs.Entry | None:
-        session = self._session
-        if not Succession(session.catalog, session.clock, self._told).open():
+    ranks: Ranks
+    save: JointSave
+    distribution: Distribution
+
+
+@dataclass(frozen=True)
+class Started:
+    """Everything that is known before the first step: a session is built from it."""
+
+    run: str
+    incarnation: int
+    engine: Engine
+    saver: Saver
+    mirror: Mirror | None
+    together: Together | None
+    resumed: Entry | None  # the checkpoint that this incarnation continues from
+    committed: Boundary | None  # the boundary that it holds exactly
+    best: float | None  # of the monitored metric, so far
+
+    @property
+    def had_finished(self) -> bool:
+        """The run was at its end when it was saved, on all ranks."""
+        return self.resumed is not None and self.resumed.record.kind is Kind.FINAL
+
+
+class Startup:
+    """`stop_requested`: whether a notice has come; it looks for those that come as files, since nobody else does yet."""
+
+    def __init__(self, context: RunContext, stop_requested: Callable[[], bool]) -> None:
+        self._context = context
+        self._stop_requested = stop_requested
+        # Whether another rank has left because of a notice, and nobody waits for this one any more.
+        self._left: Callable[[], bool] = lambda: False
+        self._mirror = self._make_mirror()
+
+    def run(self) -> Started:
+        return self._together() if self._context.world.many else self._alone()
+
+    def _make_mirror(self) -> Mirror | None:
+        context, jit = self._context, self._context.jit
+        if jit.mirror is None:
+            return None
+        catalog = context.catalog
+        mirror = Mirror(jit.mirror, catalog, context.clock, context.events, lambda: catalog.keep, jit.mirror_keys)
+        context.budget.afterwards = mirror.seconds
+        return mirror
+
+    # ---- one process -----------------------------------------------------------------------------------------
+
+    def _alone(self) -> Started:
+        context = self._context
+        if not Succession(context.catalog, context.clock, self._stop_requested).open():
             self._stopped_before_the_first_step()
         try:
             if not self._fetched():
                 self._stopped_before_the_first_step()
-            recovery.recover_into(session.catalog, "the process was killed", session.clock)
+            recovery.recover_into(context.catalog, "the process was killed", context.clock)
             try:
-                run, session.incarnation = self._identity()
+                run, incarnation = self._identity()
             except Stopped:
                 self._stopped_before_the_first_step()
-            self._equip(run, None)
-            session.saver.fence = self._fence()
+            engine, saver = self._equip(run, incarnation, None)
+            saver.fence = self._fence(incarnation)
             try:
                 entries = self._tidied()
-                began = session.clock.now()
-                entry = restore.newest(session.catalog, session.engine, session.subject) if entries else None
-                self._resumed(entry, entries, session.clock.now() - began)
+                began = context.clock.now()
+                entry = restore.newest(context.catalog, engine, context.subject) if entries else None
+                best = self._resumed(saver, incarnation, entry, entries, context.clock.now() - began)
             except BaseException:
-                session.engine.close()
+                engine.close()
                 raise
         except BaseException:
-            session.catalog.close()
+            context.catalog.close()
             raise
-        return entry
+        return self._started(run, incarnation, engine, saver, None, entry, best)
 
-    def together(self) -> catalogs.Entry | None:
-        """Rank 0 opens the directory; all ranks load the same checkpoint, and nobody begins before all have it."""
-        session = self._session
-        leading = session.world.rank == 0
-        session.catalog.make()
-        meeting = joint_start.Joining(session.world, session.catalog, session.clock, self._told, session.mirror)
-        self._left = meeting.left
-        try:
-            if leading:
-                joined = self._lead(meeting)
-            else:
-                joined = meeting.follow()
-                session.incarnation = joined.start.incarnation
-                if joined.homes.apart:
-                    self._open_apart(meeting, joined)
-            self._equip(joined.start.run, session.world.rank)
-            try:
-                return self._begin_together(meeting, joined)
-            except BaseException:
-                if session.gathering is not None:
-                    session.gathering.close()
-                session.engine.close()
-                raise
-        except Stopped:
-            session.catalog.close()
-            return self._stopped_before_the_first_step()
-        except BaseException as error:
-            meeting.fail(error)
-            session.catalog.close()
-            raise
-
-    def _told(self) -> bool:
-        """Nobody else looks for news that come as a file before the agent is there."""
-        self._session.hear()
-        return self._session.latch.raised
-
-    def _lead(self, meeting: joint_start.Joining) -> joint_start.Joined:
-        session = self._session
-        try:
-            if not Succession(session.catalog, session.clock, self._told).open() or not self._fetched():
-                raise Stopped
-            run, session.incarnation = self._identity()
-            return meeting.lead(run, session.incarnation)
-        except Stopped:
-            meeting.leave()
-            raise
-        except (errors.LastcallError, OSError) as error:
-            meeting.refuse(error)
-            raise
-
-    def _open_apart(self, meeting: joint_start.Joining, joined: joint_start.Joined) -> None:
-        """A directory that is not that of rank 0: one rank of its machine takes it, as rank 0 takes the other."""
-        session = self._session
-        if not joined.homes.leads:
-            meeting.wait_until_opened()
-            return
-        if not Succession(session.catalog, session.clock, self._told).open():
-            meeting.leave()
-            raise Stopped
-        joined.fence.adopt(session.incarnation)
-        meeting.opened()
-
-    def _begin_together(self, meeting: joint_start.Joining, joined: joint_start.Joined) -> catalogs.Entry | None:
-        session = self._session
-        ranks = session.ranks = Ranks(session.world, session.clock, joined)
-        session.gathering = Gathering(session.catalog, session.saver, joined.fence, ranks, session.clock, joined.homes)
-        if joined.homes.spread:
-            world = session.world
-            session.gathering.parcels = Parcels(session.catalog, joined.store, joined.keys.parts, world.rank, world.address)
-        entries = self._tidied() if joined.homes.leads else []
-        if joined.homes.spread and joined.homes.leads:
-            distribute.gather(session, self._told, meeting.check)
-            entries = session.catalog.entries()
-        began = session.clock.now()
-        bring = functools.partial(distribute.bring, session, told=self._told)
-        entry = meeting.load(ranks.agreement, session.engine, session.subject, bring)
-        meeting.all_here()
-        self._resumed(entry, entries or session.catalog.entries(), session.clock.now() - began)
-        ranks.part = session.subject.part_of
-        session.subject.join(joined.start.run, session.incarnation, Path(session.jit.guard_folder))
-        session.serving = session.joint = Joint(session, ranks)
-        ranks.begin(session.jit.hang_seconds, self._how_far, session.notify, session.jit.grace)
-        return entry
-
-    def _how_far(self) -> tuple[int, str]:
-        session = self._session
-        if session.joint is not None and session.joint.finished:
-            return session.subject.ordinal, "finished"
-        return session.subject.ordinal, "serving a notice" if session.serving.begun else ""
-
-    def _stopped_before_the_first_step(self) -> NoReturn:
-        """Nobody has taken a step: there is nothing to save."""
-        session = self._session
-        session.outcome = Outcome.SAVED
-        notice = session.latch.notice or Notice("ranks", "another rank was told to stop", session.clock.now())
-        log.info("%s came before the first step: nothing has been done, and nothing is lost", notice.reason)
-        raise errors.Preempted(exits.code(notice, True, session.jit.exit_code), "told to stop before the first step")
-
-    def _fence(self) -> Fence | None:
+    def _fence(self, incarnation: int) -> Fence | None:
         """So that what is left of an earlier incarnation, which no lock keeps out everywhere, commits nothing any more."""
         try:
-            return Fence.take(self._session.catalog.private, self._session.incarnation)
+            return Fence.take(self._context.catalog.private, incarnation)
         except OSError as error:  # a full disk must not keep a run from resuming
             log.warning("The directory could not be marked as taken: %s", error)
             return None
 
-    def _equip(self, run: str, rank: int | None) -> None:
-        session = self._session
-        if session.run:
-            session.catalog.run = run
-        session.engine = Engine(session.jit.threads, session.catalog.files, session.allocate)
-        session.saver = Saver(
-            session.catalog, session.engine, session.budget, session.clock, run=run, incarnation=session.incarnation, rank=rank
-        )
+    # ---- many ranks ------------------------------------------------------------------------------------------
 
-    def _tidied(self) -> list[catalogs.Entry]:
-        session = self._session
-        for sentence in session.catalog.clean():
+    def _together(self) -> Started:
+        """Rank 0 opens the directory; all ranks load the same checkpoint, and nobody begins before all have it."""
+        context = self._context
+        context.catalog.make()
+        start = joint_start.Joining(context.world, context.catalog, context.clock, self._stop_requested, self._mirror)
+        self._left = start.left
+        try:
+            joined = self._lead(start) if context.world.rank == 0 else self._follow(start)
+            run, incarnation = joined.start.run, joined.start.incarnation
+            engine, saver = self._equip(run, incarnation, context.world.rank)
+            try:
+                return self._begin_together(start, joined, engine, saver)
+            except BaseException:
+                engine.close()
+                raise
+        except Stopped:
+            context.catalog.close()
+            self._stopped_before_the_first_step()
+        except BaseException as error:
+            start.fail(error)
+            context.catalog.close()
+            raise
+
+    def _lead(self, start: joint_start.Joining) -> joint_start.Joined:
+        context = self._context
+        try:
+            if not Succession(context.catalog, context.clock, self._stop_requested).open() or not self._fetched():
+                raise Stopped
+            return start.lead(*self._identity())
+        except Stopped:
+            start.leave()
+            raise
+        except (errors.LastcallError, OSError) as error:
+            start.refuse(error)
+            raise
+
+    def _follow(self, start: joint_start.Joining) -> joint_start.Joined:
+        joined = start.follow()
+        if joined.homes.apart:
+            self._open_apart(start, joined)
+        return joined
+
+    def _open_apart(self, start: joint_start.Joining, joined: joint_start.Joined) -> None:
+        """A directory that is not that of rank 0: one rank of its machine takes it, as rank 0 takes the other."""
+        context = self._context
+        if not joined.homes.leads:
+            start.wait_until_opened()
+            return
+        if not Succession(context.catalog, context.clock, self._stop_requested).open():
+            start.leave()
+            raise Stopped
+        joined.fence.adopt(joined.start.incarnation)
+        start.opened()
+
+    def _begin_together(self, start: joint_start.Joining, joined: joint_start.Joined, engine: Engine, saver: Saver) -> Started:
+        context, homes = self._context, joined.homes
+        world, catalog, clock = context.world, context.catalog, context.clock
+        ranks = Ranks(world, clock, joined.store, joined.start.token, joined.over, joined.peers, context.subject.part_of)
+        parcels = Parcels(catalog, joined.store, joined.keys.parts, world.rank, world.address) if homes.spread else None
+        save = JointSave(catalog, saver, joined.fence, ranks, clock, homes, parcels, context.jit.grace)
+        distribution = Distribution(
+            catalog, clock, engine, ranks, homes, parcels, self._from_mirror, joined.start.run
+        )  # fmt: skip
+        together = Together(ranks, save, distribution)
+        try:
+            entries = self._tidied() if homes.leads else []
+            if homes.spread and homes.leads:
+                distribution.gather(self._stop_requested, start.check)
+                entries = catalog.entries()
+            began = clock.now()
+            entry = start.load(
+                ranks.agreement, engine, context.subject, lambda wanted: distribution.bring(wanted, self._stop_requested)
+            )  # fmt: skip
+            start.all_here()
+            incarnation = joined.start.incarnation
+            best = self._resumed(saver, incarnation, entry, entries or catalog.entries(), clock.now() - began)
+            context.subject.join(joined.start.run, incarnation, Path(context.jit.guard_folder))
+        except BaseException:
+            save.close()
+            raise
+        return self._started(joined.start.run, incarnation, engine, saver, together, entry, best)
+
+    def _from_mirror(self, wanted: str, stop_requested: Callable[[], bool]) -> bool:
+        return self._mirror is not None and self._mirror.bring_same(wanted, stop_requested)
+
+    # ---- both ------------------------------------------------------------------------------------------------
+
+    def _started(
+        self,
+        run: str,
+        incarnation: int,
+        engine: Engine,
+        saver: Saver,
+        together: Together | None,
+        resumed: Entry | None,
+        best: float | None,
+    ) -> Started:
+        context, committed = self._context, None
+        if resumed is not None:
+            record = resumed.record
+            if record.whole and record.complete and record.world == context.world.size:
+                committed = context.subject.boundary
+        return Started(run, incarnation, engine, saver, self._mirror, together, resumed, committed, best)
+
+    def _stopped_before_the_first_step(self) -> NoReturn:
+        """Nobody has taken a step: there is nothing to save."""
+        context = self._context
+        context.outcome.decide(Outcome.SAVED)
+        notice = context.latch.notice or Notice("ranks", "another rank was told to stop", context.clock.now())
+        log.info("%s came before the first step: nothing has been done, and nothing is lost", notice.reason)
+        raise errors.Preempted(exits.code(notice, True, context.jit.exit_code), "told to stop before the first step")
+
+    def _equip(self, run: str, incarnation: int, rank: int | None) -> tuple[Engine, Saver]:
+        context, catalog = self._context, self._context.catalog
+        if context.run:
+            catalog.run = run
+        engine = Engine(context.jit.threads, catalog.files, context.allocate)
+        saver = Saver(catalog, engine, context.budget, context.clock, run=run, incarnation=incarnation, rank=rank)
+        return engine, saver
+
+    def _tidied(self) -> list[Entry]:
+        catalog = self._context.catalog
+        for sentence in catalog.clean():
             log.warning("On start: %s", sentence)
-        for entry in session.catalog.foreign():
+        for entry in catalog.foreign():
             log.info("%s belongs to another run (%s): it is left alone", entry.path.name, entry.record.run[:8])
-        return session.catalog.entries()
+        return catalog.entries()
 
-    def _resumed(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry], seconds: float) -> None:
-        """Learn from the checkpoints that are there, and say where the run goes on."""
-        session = self._session
+    def _resumed(self, saver: Saver, incarnation: int, entry: Entry | None, entries: list[Entry], seconds: float) -> float | None:
+        """Learn from the checkpoints that are there, and log where the run continues. Returns the monitored metric's best value."""
+        context, mirror = self._context, self._mirror
         for earlier in reversed(entries):
             if earlier.record.complete:
-                session.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
-        best = catalogs.best(entries, session.keep)
-        if best is not None and session.keep.monitor is not None:
-            session.background.best = best.record.metrics[session.keep.monitor]
-        session.saver.follow(entries, entry)
-        if entry is not None and session.mirror is not None and session.world.rank == 0 and not session.mirror.has(entry.record):
-            session.mirror.push(entry, rotate=False)  # what an adapter wants to be kept is not known yet
+                context.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
+        saver.follow(entries, entry)
+        if entry is not None and mirror is not None and context.world.rank == 0 and not mirror.has(entry.record):
+            mirror.push(entry, rotate=False)  # what an adapter wants to be kept is not known yet
         self._name_passed_over(entry, entries)
         if entry is not None:
             record = entry.record
@@ -217,26 +277,26 @@ class Starting:
                 "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %s in %.2fs): the newest valid checkpoint%s",
                 entry.path.name, record.step, record.kind.value, record.reason or "none", exact, read, seconds, others,
             )  # fmt: skip
-            session.had_finished = record.kind is Kind.FINAL
-            if record.whole and record.complete and record.world == session.world.size:
-                session.committed = session.subject.boundary
-        session.events.emit(
-            "start", incarnation=session.incarnation, resumed=entry.path.name if entry else None, seconds=seconds,
-            periodic=session.background.wanted,
+        context.events.emit(
+            "start", incarnation=incarnation, resumed=entry.path.name if entry else None, seconds=seconds,
+            periodic=context.background_saves,
         )  # fmt: skip
+        keep = context.catalog.keep
+        best = retention.best(entries, keep)
+        return None if best is None or keep.monitor is None else best.record.metrics[keep.monitor]
 
-    def _name_passed_over(self, entry: catalogs.Entry | None, entries: list[catalogs.Entry]) -> None:
-        """What looks like saved work, and is not gone on from: never without a word."""
-        session, root = self._session, self._session.catalog.root
-        others_too = getattr(session.subject, "loads_by_itself", False)  # it goes on from checkpoints without a record, too
-        found = [each for each in session.catalog.passed_over() if not (others_too and "has no commit record" in each[1])]
+    def _name_passed_over(self, entry: Entry | None, entries: list[Entry]) -> None:
+        """What looks like saved work, and is not resumed from: never without a word."""
+        context, root = self._context, self._context.catalog.root
+        others_too = context.subject.loads_by_itself  # it continues from checkpoints without a record, too
+        found = [each for each in context.catalog.passed_over() if not (others_too and "has no commit record" in each[1])]
         if entry is not None:
             for step, words in found:
-                if step > entry.record.step and "damaged" not in words and session.world.rank == 0:
+                if step > entry.record.step and "damaged" not in words and context.world.rank == 0:
                     log.warning("%s. It is newer than %s, and is not resumed from", words, entry.path.name)
             return
         names = [each for _, each in found] + [f"{each.path.name} is damaged" for each in entries if each.path.is_dir()]
-        if names and session.world.rank == 0:
+        if names and context.world.rank == 0:
             log.error(
                 "Starting from the beginning, although work was saved in %s: none of it can be resumed from (%s). If that is a "
                 "mistake, stop this run, put the checkpoint back and start it again. What is wrong with each: lastcall verify %s",
@@ -247,14 +307,13 @@ class Starting:
 
     def _fetched(self) -> bool:
         """From the mirror, what this directory lacks. False if a notice came meanwhile."""
-        session = self._session
-        session.catalog.run = session.run
-        return session.mirror is None or session.mirror.take_over(self._told, self._left)
+        self._context.catalog.run = self._context.run
+        return self._mirror is None or self._mirror.take_over(self._stop_requested, self._left)
 
     def _identity(self) -> tuple[str, int]:
         """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
-        session = self._session
-        path = session.catalog.private / "run.json"
+        context, catalog = self._context, self._context.catalog
+        path = catalog.private / "run.json"
         try:
             known = json.loads(storage.read_plain(path, _SMALL))
             run, former = str(known["run"]), int(known["incarnations"])
@@ -262,13 +321,13 @@ class Starting:
                 raise ValueError("not a run of ours")
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             run, former = uuid.uuid4().hex, 0
-        run = session.run or run
+        run = context.run or run
         # What this one commits is newer than all that is there, also where run.json was lost.
-        incarnation = 1 + max([former, *(entry.record.incarnation for entry in session.catalog.entries())])
+        incarnation = 1 + max([former, *(entry.record.incarnation for entry in catalog.entries())])
         try:
             storage.replace_small(path, json.dumps({"run": run, "incarnations": incarnation}).encode())
         except OSError as error:  # a full disk must not keep a run from resuming
             log.warning("%s could not be written: %s", path, error)
-        if session.mirror is not None:
-            session.mirror.note(run, incarnation, self._told, self._left)
+        if self._mirror is not None:
+            self._mirror.note(run, incarnation, self._stop_requested, self._left)
         return run, incarnation

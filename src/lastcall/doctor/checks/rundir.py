@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import errors
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.checkpoint.record import Record
+from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.doctor import finding

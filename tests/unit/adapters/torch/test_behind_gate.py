@@ -12,7 +12,7 @@ import torch
 
 from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.clock import Clock
-from lastcall.core.notice.launcher_link import Outside
+from lastcall.core.notice.launcher_link import LauncherLink
 from lastcall.core.sync.gate import Gate
 from lastcall.types import Capture
 
@@ -93,7 +93,7 @@ def test_weights_that_are_replaced_while_they_are_read_stay_in_memory(made: list
 
 
 def test_a_folder_that_cannot_be_looked_into_is_not_paused(tmp_path: Path) -> None:
-    outside = Outside(tmp_path, tmp_path / ("x" * 5000), Clock(), 30.0)
+    outside = LauncherLink(tmp_path, tmp_path / ("x" * 5000), Clock(), 30.0)
     assert not outside.paused()
     assert outside.notice() is None
     assert outside.wait_while_paused(lambda: True)

@@ -18,7 +18,8 @@ import lastcall
 from lastcall import errors
 from lastcall.adapters.torch.carry import flow, frames, owners, values
 from lastcall.adapters.torch.overlooked import Overlooked
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.storage.files import Files
 
@@ -67,7 +68,7 @@ def test_f1_a_value_that_becomes_unsavable_costs_nothing_else(what: str, tmp_pat
     extra: dict[str, Any] = {"n": 0, "best": 1.0}
     sour = Sour()
     run, model, step = begin(tmp_path, extra=extra, sour=sour)
-    run._subject.hurry()  # a copy at every boundary, whatever the last ones have cost
+    run._subject.copy_every_boundary()  # a copy at every boundary, whatever the last ones have cost
     with caplog.at_level(logging.WARNING, "lastcall"), pytest.raises(Stop), run:
         for at in run.steps(9):
             step()
@@ -118,8 +119,7 @@ def test_f1_looks_for_what_was_overlooked_do_not_put_the_copies_off(tmp_path: Pa
 
 def test_f1_periodic_saves_go_on_without_what_cannot_be_saved(tmp_path: Path) -> None:
     extra: dict[str, Any] = {"best": 1.0}
-    run, _, step = begin(tmp_path, extra=extra)
-    run._session.background._config = PeriodicCheckpointConfig(save_strategy="steps", save_steps=2)
+    run, _, step = begin(tmp_path, extra=extra, periodic=PeriodicCheckpointConfig(save_strategy="steps", save_steps=2))
     with run:
         for at in run.steps(6):
             step()

@@ -182,19 +182,19 @@ def test_f22_epochs_report_a_total_and_a_percentage(tmp_path: Path) -> None:
     data = torch.utils.data.DataLoader(torch.zeros(12, 2), batch_size=2)
     said: list[tuple[int, object, object]] = []
     with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
-        session = run._session
-        assert session is not None
-        report = Report(session.progress, session.events, session.clock)
+        assert run._driver is not None
+        context = run._driver.context
+        report = Report(context.progress, context.events, context.clock)
         for epoch in run.epochs(5, start=1):
             for _ in run.batches(data):
                 learn(model, optimizer)
                 run.report(loss=1.0)
-                session.progress.flush()
-                said.append((run.step, session.progress.total, report.document()["progressPercentage"]))
+                context.progress.flush()
+                said.append((run.step, context.progress.total, report.document()["progressPercentage"]))
                 if epoch > 1 and run.batch == 3:
                     break
     assert said[0] == (0, None, 0) and said[3] == (3, 24, 12)
-    assert said[-1][1] == 19 and session.progress.total_epochs == 4  # 6 + 4 + 4 of three epochs, so 18.7 of four
+    assert said[-1][1] == 19 and context.progress.total_epochs == 4  # 6 + 4 + 4 of three epochs, so 18.7 of four
 
 
 def test_steps_and_epochs_have_a_length_for_a_bar(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Stopping(TrainerCallback):
         if state.global_step == self._step:
             os.kill(os.getpid(), signal.SIGTERM)
             run = RUNS[-1]
-            until(lambda: run.session.serving.open and run.subject.due <= state.global_step, "a thread to hear it")
+            until(lambda: run.session.open and run.subject.due <= state.global_step, "a thread to hear it")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from lastcall.adapters.transformers import choosing
 from lastcall.adapters.transformers.choosing import Chosen
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.types import Kind
 
 # ---- which run it is -------------------------------------------------------------------------------------------------------

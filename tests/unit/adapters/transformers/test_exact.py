@@ -89,7 +89,7 @@ class Stopping(TrainerCallback):
         if state.global_step == self._step and not self.stopped:
             self.stopped = True
             os.kill(os.getpid(), signal.SIGTERM)
-            until(lambda: RUNS[-1].session.latch.raised, "a thread to hear it: the steps that are left take milliseconds")
+            until(lambda: RUNS[-1].driver.notified, "a thread to hear it: the steps that are left take milliseconds")
 
 
 @pytest.fixture

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from lastcall import clock, errors, testing
-from lastcall.core.checkpoint import catalog
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry, Keep
+from lastcall.core.checkpoint import retention
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.engine import digest
 from lastcall.storage import files as storage
 from lastcall.types import Kind
@@ -256,7 +258,7 @@ def entry(sequence: int, kind: Kind = Kind.PERIODIC, **more: object) -> Entry:
 
 def left(entries: list[Entry], keep: Keep) -> list[int]:
     newest_first = sorted(entries, key=lambda entry: -entry.record.sequence)
-    gone = {entry.path for entry in catalog.superfluous(newest_first, keep)}
+    gone = {entry.path for entry in retention.superfluous(newest_first, keep)}
     return sorted(entry.record.sequence for entry in entries if entry.path not in gone)
 
 
@@ -288,20 +290,20 @@ def test_the_best_one_stays(mode: str, best: int) -> None:
 
 def test_where_no_metric_was_reported_nothing_is_best() -> None:
     entries = [entry(1, metrics={"loss": math.nan}), entry(2), entry(3), entry(4, metrics={"other": 1.0})]
-    assert catalog.best(entries, Keep(1, "loss")) is None
-    assert catalog.best(entries, Keep(1)) is None
+    assert retention.best(entries, Keep(1, "loss")) is None
+    assert retention.best(entries, Keep(1)) is None
     assert left(entries, Keep(1, "loss")) == [3, 4]
 
 
 def test_of_equally_good_ones_the_newest_is_the_best() -> None:
     entries = [entry(n, metrics={"loss": 1.0}) for n in (3, 2, 1)]
-    assert catalog.best(entries, Keep(1, "loss")) == entries[0]
+    assert retention.best(entries, Keep(1, "loss")) == entries[0]
 
 
 def test_infinity_is_a_value_like_any_other() -> None:
     entries = [entry(1, metrics={"loss": math.inf}), entry(2, metrics={"loss": 1e300})]
-    assert catalog.best(entries, Keep(1, "loss", "min")) == entries[1]
-    assert catalog.best(entries, Keep(1, "loss", "max")) == entries[0]
+    assert retention.best(entries, Keep(1, "loss", "min")) == entries[1]
+    assert retention.best(entries, Keep(1, "loss", "max")) == entries[0]
 
 
 def test_nothing_is_pruned_where_nothing_is(cat: Catalog) -> None:

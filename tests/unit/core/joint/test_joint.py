@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from helpers.nursery import until
-from helpers.sessions import CLOCK, NBYTES, Crew, saved
+from helpers.sessions import CLOCK, NBYTES, Crew, answered, saved, strategy
 from helpers.together import PATIENCE
 from helpers.world import content, noise
 from lastcall import errors, testing
 from lastcall.core.checkpoint import departure
-from lastcall.core.checkpoint.catalog import Catalog, Entry
-from lastcall.core.joint.joint import Joint
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.joint.many_ranks import ManyRanks
 from lastcall.core.process import exits, identity
 from lastcall.core.ranks.heartbeat import HANG
 from lastcall.settings import PeriodicCheckpointConfig
@@ -56,7 +57,7 @@ def test_a_notice_to_any_ranks_leads_all_to_save_one_step(tmp_path: Path, told: 
 
     crew = Crew(tmp_path, 3, hook, lockstep=lockstep)
     saved(crew.train(FOREVER))
-    assert {session.outcome for session in crew.sessions} == {Outcome.SAVED}
+    assert set(crew.outcomes) == {Outcome.SAVED}
     entry = newest(tmp_path)
     assert entry.record.step >= 5 and entry.record.reason == "SIGTERM"
 
@@ -89,7 +90,7 @@ def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_n
     """E5: nothing of the agreement is left behind either."""
     crew = Crew(tmp_path, 3)
     assert crew.train(4) == [4, 4, 4]
-    assert {session.outcome for session in crew.sessions} == {Outcome.FINISHED}
+    assert set(crew.outcomes) == {Outcome.FINISHED}
     entry = newest(tmp_path, Kind.FINAL)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
     assert testing.assert_resumable(tmp_path).record.sequence == entry.record.sequence
@@ -138,9 +139,9 @@ def test_ranks_that_went_on_after_a_hang_agree_on_the_next_notice_as_on_the_firs
         if step == 5:
             if rank == 0:
                 now = CLOCK.now()
-                crew.sessions[0].notify(Notice(HANG, "nobody moves", now, now + PATIENCE))
-            ranks = crew.sessions[rank].ranks
-            while ranks is not None and ranks.agreement.number < 2:
+                crew.inboxes[0].notify(Notice(HANG, "nobody moves", now, now + PATIENCE))
+            ranks = strategy(crew.sessions[rank])._ranks
+            while ranks.agreement.number < 2:
                 time.sleep(0.01)
         if step == 15 and rank == 1:
             crew.notify(1)
@@ -159,7 +160,7 @@ def test_a_fault_of_ours_holds_no_training_thread(tmp_path: Path, monkeypatch: p
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Joint, "_meet_at_a_boundary", fail)
+    monkeypatch.setattr(ManyRanks, "decide", fail)
     crew = Crew(tmp_path, 2, hook, lockstep=False)
     results: list[Any] = crew.train(FOREVER)
     assert [result.code for result in results] == [143, 143]  # nothing was saved, and both have left
@@ -183,7 +184,7 @@ def test_a_broken_disk_of_one_rank_ends_all_as_not_saved(tmp_path: Path) -> None
     crew = Crew(tmp_path, 2, hook, files={1: FaultyFiles(Fault("fsync", 1, errno.EIO, lasting=True))})
     results = crew.train(FOREVER)
     assert all(isinstance(result, errors.Preempted) and result.code == 143 for result in results), results
-    assert {session.outcome for session in crew.sessions} == {Outcome.NOT_SAVED}
+    assert set(crew.outcomes) == {Outcome.NOT_SAVED}
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
@@ -231,10 +232,10 @@ def test_a_step_that_is_saved_without_a_notice_is_not_written_again_for_one(tmp_
         if step == 5:
             if rank == 0:
                 crew.notify(0)
-            while session.joint is None or session.joint.decision is None or session.joint.decision.kind == "boundary":
+            while (decision := strategy(session).decision) is None or decision.kind == "boundary":
                 time.sleep(0.01)
             written.set()
-            while not session.serving.answered:
+            while not answered(session):
                 time.sleep(0.01)
 
     saves = PeriodicCheckpointConfig(save_strategy="steps", save_steps=5, environ={})
@@ -250,7 +251,7 @@ def test_a_periodic_save_that_fails_leaves_the_rescue_to_do_it(tmp_path: Path) -
         if step == 5:
             if rank == 0:
                 crew.notify(0)
-            while not session.serving.answered:
+            while not answered(session):
                 time.sleep(0.01)
 
     saves = PeriodicCheckpointConfig(save_strategy="steps", save_steps=5, environ={})
@@ -269,7 +270,7 @@ def test_ranks_that_finish_at_different_steps_wait_for_each_other(tmp_path: Path
 def test_a_notice_finds_the_rank_that_has_finished_before_the_others(tmp_path: Path) -> None:
     def hook(rank: int, step: int) -> None:
         if (rank, step) == (1, 5):
-            while not crew.sessions[0].joint or not crew.sessions[0].joint.finished:
+            while 0 not in crew.sessions or not strategy(crew.sessions[0]).finished:
                 threading.Event().wait(0.01)
             crew.notify(1)
 
@@ -289,7 +290,7 @@ def test_a_boundary_can_be_saved_again(tmp_path: Path, first_fails: bool) -> Non
     def hook(rank: int, step: int) -> None:
         session, subject = crew.sessions[rank], crew.subjects[rank]
         for _ in range(2 if step == 2 else 0):
-            with session.saving:
+            with session.no_other_save():
                 try:
                     outcomes[rank].append(session.save(subject.capture(), Kind.MANUAL, "run.save()").record.sequence)
                 except errors.SaveError:

@@ -19,8 +19,9 @@ from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Catalog, Entry
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine.writer import Engine
 from lastcall.core.joint import joint_start
 from lastcall.core.joint.joint_start import Joined, Joining

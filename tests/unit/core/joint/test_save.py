@@ -18,8 +18,8 @@ from helpers.world import header_of
 from lastcall import errors, memory, testing
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
 from lastcall.core.checkpoint.ownership import Fence
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.joint.save import Interrupted
 from lastcall.core.ranks import receipts
 from lastcall.core.restore import restore
@@ -141,7 +141,7 @@ def test_a_writer_that_died_before_its_receipt_aborts(tmp_path: Path) -> None:
 def test_a_writer_that_died_after_its_receipt_has_done_its_part(tmp_path: Path) -> None:
     with company(tmp_path, 3) as run:
         order = run.order()
-        part = run.members[1].gathering.contribute(run.members[1].capture(1, order.writers), order)
+        part = run.members[1].joint_save.contribute(run.members[1].capture(1, order.writers), order)
         assert not part.failed
         run.dead.add(1)
         check(run, committed(run.save(order, ranks=[0, 2])))
@@ -150,7 +150,7 @@ def test_a_writer_that_died_after_its_receipt_has_done_its_part(tmp_path: Path) 
 def test_a_committer_that_died_before_the_commit_leaves_nothing(tmp_path: Path) -> None:
     with company(tmp_path, 3) as run:
         order = run.order()
-        run.members[0].gathering.contribute(run.members[0].capture(1, order.writers), order)
+        run.members[0].joint_save.contribute(run.members[0].capture(1, order.writers), order)
         run.dead.add(0)
         refused(run.save(order, ranks=[1, 2]), "rank 0, which was to commit jit-1, died before the commit")
         assert run.entries() == []
@@ -162,11 +162,11 @@ def test_a_commit_is_found_on_disk_where_its_word_never_came(tmp_path: Path) -> 
         silent = run.members[0].ranks
         silent.tell = lambda key, body: None  # type: ignore[method-assign]
         first = run.members[1:]
-        parts = [member.gathering.contribute(member.capture(1, order.writers), order) for member in first]
+        parts = [member.joint_save.contribute(member.capture(1, order.writers), order) for member in first]
         entry = run.members[0].save(order)
         run.dead.add(0)  # between the rename and the word
         for member, part in zip(first, parts, strict=True):
-            found = member.gathering.complete(member.capture(1, order.writers), part, order)
+            found = member.joint_save.complete(member.capture(1, order.writers), part, order)
             assert found.path == entry.path and found.record == entry.record
 
 
@@ -223,7 +223,7 @@ def test_missing_ranks_are_spoken_for(tmp_path: Path) -> None:
         return Capture(step, {"rank": rank}, own)
 
     with company(tmp_path, 3, tensors=replicated) as run:
-        run.members[1].ranks.part = part_of
+        run.members[1].ranks.part_of = part_of
         entry = committed(run.save(run.order(writers=(1, 2), missing=(0,)), ranks=[1, 2], step=5))
         assert entry.record.exact and entry.record.step == 5
         check(run, entry)
@@ -232,7 +232,7 @@ def test_missing_ranks_are_spoken_for(tmp_path: Path) -> None:
 def test_what_is_known_in_part_of_a_missing_rank_is_saved_as_not_exact(tmp_path: Path) -> None:
     with company(tmp_path, 2, tensors=replicated) as run:
         known = Capture(4, {"rank": 1}, states.state({}, 1, 2), exact=False, because="its data position is that of step 4")
-        run.members[0].ranks.part = lambda rank, step, mine: known
+        run.members[0].ranks.part_of = lambda rank, step, mine: known
         entry = committed(run.save(run.order(writers=(0,), missing=(1,)), ranks=[0], step=5))
         assert (entry.record.exact, entry.record.step) == (False, 5)
         assert entry.record.because == "rank 1: its data position is that of step 4"
@@ -260,16 +260,16 @@ def test_an_interrupted_save_is_taken_up_again(tmp_path: Path) -> None:
         paused = threading.Event()
         order = run.order(paused=paused.is_set)
         captures = [member.capture(1, order.writers) for member in run.members]
-        parts = {0: run.members[0].gathering.contribute(captures[0], order)}
+        parts = {0: run.members[0].joint_save.contribute(captures[0], order)}
         paused.set()
         for member in run.members:
             with pytest.raises(Interrupted):
-                member.gathering.complete(captures[member.rank], parts[0], order)
+                member.joint_save.complete(captures[member.rank], parts[0], order)
         assert run.entries() == [] and run.staged() == [order.name]
         paused.clear()
-        parts[1] = run.members[1].gathering.contribute(captures[1], order)
+        parts[1] = run.members[1].joint_save.contribute(captures[1], order)
         work: list[Callable[[], Entry]] = [
-            lambda m=member: m.gathering.complete(captures[m.rank], parts[m.rank], order)  # type: ignore[misc]
+            lambda m=member: m.joint_save.complete(captures[m.rank], parts[m.rank], order)  # type: ignore[misc]
             for member in run.members
         ]
         check(run, committed(at_once(*work)))
@@ -309,7 +309,7 @@ def test_a_damaged_receipt_is_not_believed(tmp_path: Path) -> None:
     with company(tmp_path, 2) as run:
         order = run.order()
         folder = run.members[0].catalog.staging / order.name
-        run.members[1].gathering.contribute(run.members[1].capture(1, order.writers), order)
+        run.members[1].joint_save.contribute(run.members[1].capture(1, order.writers), order)
         path = folder / filenames.part(1)
         path.write_bytes(path.read_bytes().replace(b'"written": ', b'"written": 1'))
         with pytest.raises(errors.SaveError, match="receipt of rank 1 does not match its digest"):

@@ -13,7 +13,8 @@ from helpers import mirrors
 from helpers.mirrors import Failing, Held, Life, Watched
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import MIRRORING, Keep
+from lastcall.core.checkpoint.catalog import MIRRORING
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.mirror import upload
 from lastcall.core.save.saver import Request
 from lastcall.types import Kind

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import mirrors
 from helpers.mirrors import Held, Watched
-from helpers.sessions import Crew, saved
+from helpers.sessions import Crew, periodic, saved, strategy
 from helpers.together import Told
 from lastcall.core.notice import responder
 from lastcall.core.process import exits
@@ -52,8 +52,8 @@ def test_no_rank_leaves_before_the_one_that_copies_has_copied(tmp_path: Path, pl
 
     threading.Thread(target=train, daemon=True).start()
     held.wait()
-    for session in made.sessions:
-        assert not session.stopping.wait(0.3)
+    for session in made.sessions.values():
+        assert not session._stopping.wait(0.3)
     held.let_go()
     assert over.wait(mirrors.PATIENCE)
     saved(results)
@@ -87,19 +87,17 @@ def apart(tmp_path: Path, place: Watched) -> tuple[Crew, Held, threading.Thread]
 
 def test_no_rank_leaves_before_the_one_that_has_committed_elsewhere_has_copied(tmp_path: Path, place: Watched) -> None:
     made, held, training = apart(tmp_path, place)
-    for session in made.sessions:
-        assert not session.stopping.wait(0.3)
+    for session in made.sessions.values():
+        assert not session._stopping.wait(0.3)
     held.let_go()
     training.join(mirrors.PATIENCE)
-    assert all(session.stopping.is_set() for session in made.sessions) and len(place.checkpoints()) == 1
+    assert all(session._stopping.is_set() for session in made.sessions.values()) and len(place.checkpoints()) == 1
 
 
 def test_nobody_waits_for_a_copy_of_one_that_is_gone(tmp_path: Path, place: Watched) -> None:
     made, held, training = apart(tmp_path, place)
-    ranks = made.sessions[0].ranks
-    assert ranks is not None
-    ranks.peers = Told({1})
-    assert made.sessions[0].stopping.wait(mirrors.PATIENCE)
+    strategy(made.sessions[0])._ranks.peers = Told({1})
+    assert made.sessions[0]._stopping.wait(mirrors.PATIENCE)
     held.let_go()
     training.join(mirrors.PATIENCE)
 
@@ -131,10 +129,10 @@ def test_who_has_finished_and_is_told_to_stop_before_its_end_is_copied_asks_to_b
     training.join(mirrors.PATIENCE)
     held.let_go()
     assert results == [5, 5] and place.checkpoints() == [] and at_exit == []
-    assert [session.outcome for session in made.sessions] == [Outcome.SAVED, Outcome.FINISHED]
+    assert made.outcomes == [Outcome.SAVED, Outcome.FINISHED]
     again = Crew([tmp_path / "a", tmp_path / "b"], 2, mirror=place.url)
     assert again.train(5) == [5, 5] and place.checkpoints() == ["checkpoint-5"]
-    assert [session.outcome for session in again.sessions] == [Outcome.FINISHED] * 2
+    assert again.outcomes == [Outcome.FINISHED] * 2
 
 
 def test_training_that_raises_waits_for_its_copy_and_takes_nothing_along(
@@ -142,7 +140,7 @@ def test_training_that_raises_waits_for_its_copy_and_takes_nothing_along(
 ) -> None:
     def fail(rank: int, step: int) -> None:
         if step == 4:
-            made.sessions[0].background.begin("test")
+            periodic(made.sessions[0]).begin("test")
             raise ValueError("a bad batch")
 
     made = crew(tmp_path, place, 1, fail)
@@ -164,12 +162,12 @@ def test_a_training_thread_that_waits_for_the_mirror_is_not_taken_for_one_that_i
     monkeypatch.setattr(exits, "leave", leave)
     place.hook = held = Held("send", "checkpoint-")
     made = crew(tmp_path, place, 1)
-    session, subject = made.sessions[0], made.subjects[0]
+    subject, gate = made.subjects[0], made.contexts[0].gate
 
     def no_boundary(rank: int, step: int) -> None:
         if step == 4:
             made.notify(0)
-            mirrors.until(lambda: bool(session.gate.closed))
+            mirrors.until(lambda: bool(gate.closed))
             coming.set()  # and is held at the gate until the rescue is over
 
     def rescue() -> Capture:

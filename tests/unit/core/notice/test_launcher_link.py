@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lastcall.clock import Clock
-from lastcall.core.notice.launcher_link import PAUSE, Outside
+from lastcall.core.notice.launcher_link import PAUSE, LauncherLink
 from lastcall.core.process import orphans, registry
 from lastcall.core.process.identity import Process
 from lastcall.types import Notice
@@ -60,8 +60,8 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> registry.Registry:
     return registry.Registry(folder)
 
 
-def joined(root: Path) -> Outside:
-    outside = Outside(root, root / ".lastcall", Clock(), GRACE)
+def joined(root: Path) -> LauncherLink:
+    outside = LauncherLink(root, root / ".lastcall", Clock(), GRACE)
     outside.tell(step=0)
     return outside
 
@@ -100,7 +100,7 @@ def test_a_launcher_that_left_as_it_should_before_the_training_joined_is_no_loss
     """It takes its folder along. What it leaves is a daemon, and was meant to be left."""
     with running() as launcher:
         book.sign(dataclasses.asdict(as_process(launcher.pid)))
-        outside = Outside(tmp_path, tmp_path / ".lastcall", Clock(), GRACE)
+        outside = LauncherLink(tmp_path, tmp_path / ".lastcall", Clock(), GRACE)
         shutil.rmtree(book.folder)
     outside.tell(step=0)
     assert outside.notice() is None
@@ -190,7 +190,7 @@ def test_a_shell_above_is_nobody_to_be_outlived_by(tmp_path: Path) -> None:
 
 
 def _child(ours: Connection, root: str) -> None:
-    outside = Outside(Path(root), Path(root), Clock(), GRACE)
+    outside = LauncherLink(Path(root), Path(root), Clock(), GRACE)
     ours.send(outside.notice())
     while (notice := outside.notice()) is None:
         Clock().sleep(0.01)
@@ -217,7 +217,7 @@ def test_a_multiprocessing_child_is_told_of_the_end_of_its_parent(tmp_path: Path
 
 
 def test_a_pause_is_news_for_as_long_as_it_lasts(tmp_path: Path) -> None:
-    outside = Outside(tmp_path, tmp_path, Clock(), GRACE)
+    outside = LauncherLink(tmp_path, tmp_path, Clock(), GRACE)
     assert outside.notice() is None
     (tmp_path / PAUSE).touch()
     for _ in range(2):

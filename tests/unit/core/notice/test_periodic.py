@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from helpers.sessions import NBYTES, Crew, Subject
+from helpers.sessions import NBYTES, Crew, Subject, periodic
 from helpers.together import PATIENCE
 from helpers.world import header_of, noise
 from lastcall import memory, testing
+from lastcall.core import session as sessions
 from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.context import RunContext
 from lastcall.core.engine.snapshot import Arena
+from lastcall.core.notice.inbox import Inbox
 from lastcall.core.process import exits
 from lastcall.core.session import Session
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
@@ -45,8 +48,8 @@ def test_all_ranks_save_every_few_steps(tmp_path: Path) -> None:
 def test_the_ranks_do_what_rank_0_has_found_to_be_better(tmp_path: Path) -> None:
     crew = Crew(tmp_path, 2, periodic=every(1, monitor="loss", save_best_only=True))
     losses = [9.0, 3.0, 7.0, 1.0, 5.0]
-    crew.sessions[0].metrics = lambda: {"loss": losses[crew.subjects[0].step - 1]}
-    crew.sessions[1].metrics = lambda: {"loss": -crew.subjects[1].step}  # would find each one better
+    crew.subjects[0].numbers = lambda: {"loss": losses[crew.subjects[0].step - 1]}  # type: ignore[method-assign]
+    crew.subjects[1].numbers = lambda: {"loss": -crew.subjects[1].step}  # type: ignore[method-assign]  # would find each one better
     assert crew.train(5) == [5, 5]
     assert [step for step, kind, _ in found(tmp_path) if kind is Kind.PERIODIC] == [4, 2, 1]
 
@@ -89,12 +92,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a session of one process that saves by itself only when asked to."""
     made: list[Session] = []
 
-    def make(periodic: PeriodicCheckpointConfig | None = None, **more: object) -> Session:
+    def make(saves: PeriodicCheckpointConfig | None = None, **more: object) -> Session:
         jit = JITCheckpointConfig(spare=False, huge_pages=False, threads=1, environ={})
         subject = Subject(0, 1)
-        session = Session(tmp_path, subject, jit, periodic or PeriodicCheckpointConfig(environ={}), **more)  # type: ignore[arg-type]
-        subject.gate = session.gate
-        session.start()
+        context = RunContext.create(tmp_path, subject, jit, saves or PeriodicCheckpointConfig(environ={}), **more)  # type: ignore[arg-type]
+        subject.gate = context.gate
+        session = sessions.begin(context, Inbox(context))
         made.append(session)
         return session
 
@@ -105,7 +108,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def train(session: Session, steps: int) -> None:
     for _ in range(steps):
-        session.subject.mutate()  # type: ignore[attr-defined]
+        session.context.subject.mutate()  # type: ignore[attr-defined]
         session.at_boundary()
 
 
@@ -118,7 +121,7 @@ def weights(root: Path, step: int) -> bytes:
 def test_begin_stops_training_for_the_copy_only_and_what_is_written_is_of_that_step(tmp_path: Path, start: Start) -> None:
     files = Held()
     session = start(files=files)
-    background = session.background
+    background = periodic(session)
     train(session, 2)
     assert not background.busy
     files.go.clear()
@@ -128,9 +131,9 @@ def test_begin_stops_training_for_the_copy_only_and_what_is_written_is_of_that_s
     files.go.set()
     background.wait()
     assert not background.busy
-    (entry,) = session.catalog.entries()
+    (entry,) = session.context.catalog.entries()
     assert (entry.record.step, entry.record.kind, entry.record.reason) == (2, Kind.PERIODIC, "somebody asked")
-    assert weights(tmp_path, 2) == noise(NBYTES, 2) and session.committed == (2, 0)
+    assert weights(tmp_path, 2) == noise(NBYTES, 2) and session._checkpointer._committed == (2, 0)
 
 
 def test_begin_waits_for_the_one_before(tmp_path: Path, start: Start) -> None:
@@ -138,15 +141,15 @@ def test_begin_waits_for_the_one_before(tmp_path: Path, start: Start) -> None:
     session = start(files=files)
     train(session, 1)
     files.go.clear()
-    session.background.begin("one")
+    periodic(session).begin("one")
     train(session, 1)
-    second = threading.Thread(target=session.background.begin, args=("two",))
+    second = threading.Thread(target=periodic(session).begin, args=("two",))
     second.start()
     second.join(0.2)
     assert second.is_alive() and found(tmp_path) == []
     files.go.set()
     second.join(PATIENCE)
-    session.background.wait()
+    periodic(session).wait()
     assert [step for step, _, _ in found(tmp_path)] == [2, 1]
     assert (weights(tmp_path, 1), weights(tmp_path, 2)) == (noise(NBYTES, 1), noise(NBYTES, 2))
 
@@ -156,11 +159,11 @@ def test_without_memory_for_a_copy_training_waits(tmp_path: Path, start: Start, 
         raise MemoryError
 
     session = start()
-    session.background.arena = Arena(refuse)
+    periodic(session)._arena = Arena(refuse)
     train(session, 1)
     with caplog.at_level(logging.WARNING, "lastcall"):
-        session.background.begin("asked")
-    assert not session.background.busy
+        periodic(session).begin("asked")
+    assert not periodic(session).busy
     assert found(tmp_path) == [(1, Kind.PERIODIC, 1)]
     assert "training waits until this periodic checkpoint is written" in caplog.text
 
@@ -168,25 +171,25 @@ def test_without_memory_for_a_copy_training_waits(tmp_path: Path, start: Start, 
 def test_one_that_fails_is_said_and_the_next_is_tried(tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture) -> None:
     session = start(files=FaultyFiles(*(Fault("fsync", number, errno.EIO) for number in (1, 2, 3))))
     train(session, 1)
-    session.background.begin("asked")
-    session.background.wait()
-    assert found(tmp_path) == [] and session.committed is None
+    periodic(session).begin("asked")
+    periodic(session).wait()
+    assert found(tmp_path) == [] and session._checkpointer._committed is None
     assert "Periodic checkpoint of step 1 was not saved: " in caplog.text
     train(session, 1)
-    session.background.begin("asked")
-    session.background.wait()
+    periodic(session).begin("asked")
+    periodic(session).wait()
     assert found(tmp_path) == [(2, Kind.PERIODIC, 1)]
 
 
 def test_a_save_that_was_owed_is_done_by_one_that_is_asked_for(tmp_path: Path, start: Start) -> None:
     session = start(every(100))
     train(session, 1)
-    session.background.owe()
-    session.background.begin("asked")
-    assert not session.background.owed
-    session.background.wait()
+    periodic(session).owe()
+    periodic(session).begin("asked")
+    assert not periodic(session).owed
+    periodic(session).wait()
     session.at_boundary()
-    session.background.wait()
+    periodic(session).wait()
     assert found(tmp_path) == [(1, Kind.PERIODIC, 1)]
 
 
@@ -200,13 +203,12 @@ def test_memory_is_kept_where_copies_will_be_wanted(start: Start, strategy: str,
         sizes.append(nbytes)
         return memory.PageBuffer(nbytes)
 
-    session = start(PeriodicCheckpointConfig(save_strategy=strategy, environ={}))  # type: ignore[arg-type]
-    session.background.arena = Arena(allocate)
-    if told is not None:  # a framework that says by itself when to save
-        session.background.wanted = told
-    assert session.background.wanted is reserved
+    saves = PeriodicCheckpointConfig(save_strategy=strategy, environ={})  # type: ignore[arg-type]
+    session = start(saves, background_saves=told)  # told: a framework says by itself when to save
+    periodic(session)._arena = Arena(allocate)
+    assert session.context.background_saves is reserved
     train(session, 1)
-    session.preparing._thread.join(PATIENCE)  # type: ignore[union-attr]
+    session._warmup._thread.join(PATIENCE)  # type: ignore[union-attr]
     assert bool(sizes) is reserved
 
 
@@ -225,12 +227,9 @@ class Framed(Subject):
 def test_of_many_ranks_one_writes_what_they_share_and_each_what_is_its_own(tmp_path: Path) -> None:
     def ask(rank: int, step: int) -> None:
         if step == 2:
-            crew.sessions[rank].background.begin("asked")
+            periodic(crew.sessions[rank]).begin("asked")
 
-    crew = Crew(tmp_path, 3, ask)
-    for rank, session in enumerate(crew.sessions):
-        crew.subjects[rank] = session.subject = Framed(rank, 3)
-        crew.subjects[rank].gate = session.gate
+    crew = Crew(tmp_path, 3, ask, subject=Framed)
     assert crew.train(4) == [4, 4, 4]
     assert found(tmp_path) == [(4, Kind.FINAL, 3), (2, Kind.PERIODIC, 3)]
     folder = tmp_path / "checkpoint-2"

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.world import World, flip
 from lastcall import errors, memory
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer
 from lastcall.core.restore import contents
 from lastcall.core.save import saver

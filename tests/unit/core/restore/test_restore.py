@@ -13,7 +13,7 @@ from helpers.world import State, World, flip, header_of
 from lastcall import errors
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest, writer
 from lastcall.core.restore import restore
 from lastcall.types import FileRecord

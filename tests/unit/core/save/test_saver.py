@@ -11,7 +11,7 @@ import pytest
 from helpers.world import SIZES, State, World, content, header_of, put
 from lastcall import errors, testing
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Keep
+from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.core.save import saver

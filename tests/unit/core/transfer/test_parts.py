@@ -23,7 +23,7 @@ from helpers.world import flip
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest
 from lastcall.core.ranks import receipts
 from lastcall.core.ranks.receipts import Part
@@ -52,8 +52,8 @@ def saved(results: list[Entry | BaseException]) -> Entry:
 
 
 def sender(member: Member) -> Parcels:
-    assert member.gathering.parcels is not None
-    return member.gathering.parcels
+    assert member.joint_save.parcels is not None
+    return member.joint_save.parcels
 
 
 def test_the_committers_directory_has_the_parts_of_all(four: Company) -> None:
@@ -93,7 +93,7 @@ def test_survivors_commit_where_the_lowest_of_them_is(tmp_path: Path) -> None:
         run.dead |= {0, 1}
         results = run.save(run.order(writers=(2, 3), missing=(0, 1)), ranks=(2, 3), step=3)
         assert all(isinstance(result, Entry) and result.path == run.root_of(2) / "checkpoint-3" for result in results), results
-        assert run.members[3].gathering.keeper == 2
+        assert run.members[3].joint_save.keeper == 2
         assert not list(run.root_of(0).glob("checkpoint-*"))
 
 
@@ -191,7 +191,7 @@ def test_a_part_that_is_on_its_way_at_the_end_leaves_nothing_behind(four: Compan
 
     def check() -> None:
         if next(looks) == 8:  # in the middle of it
-            four.members[0].gathering.refuse(four.order(), "no part of its own")
+            four.members[0].joint_save.refuse(four.order(), "no part of its own")
 
     with pytest.raises(errors.SaveError):
         sender(four.members[2]).give(0, "jit-1", tmp_path / "part", part, check)
@@ -200,7 +200,7 @@ def test_a_part_that_is_on_its_way_at_the_end_leaves_nothing_behind(four: Compan
 
 def test_a_part_that_could_not_be_sent_leaves_nothing_where_it_was_written(four: Company) -> None:
     sender(four.members[0]).close()
-    assert isinstance(four.members[2].gathering.contribute(four.members[2].capture(1, (0, 1, 2, 3)), four.order()), Part)
+    assert isinstance(four.members[2].joint_save.contribute(four.members[2].capture(1, (0, 1, 2, 3)), four.order()), Part)
     assert not list(four.members[2].catalog.staging.glob("*"))
 
 

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from lastcall import settings
-from lastcall.core.checkpoint.catalog import Entry
-from lastcall.core.session import FINISHED
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.notice.ending import FINISHED
 
 log = logging.getLogger("lastcall")
 LEFT_EARLY = "the loop was left"  # begins the reason of a last checkpoint that is not the end

@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping
 from lastcall.adapters.torch.state import gradients
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.adapters.torch.subject import WRITTEN, TorchSubject
-from lastcall.core.checkpoint.catalog import Entry
+from lastcall.core.checkpoint.record import Entry
+from lastcall.core.engine.writer import Engine
 from lastcall.core.proof import pieces
+from lastcall.core.ranks.world import World
 from lastcall.core.restore import restore
-from lastcall.core.session import Session
+from lastcall.core.subject import Loading, Stored
 from lastcall.types import Source
 
 log = logging.getLogger("lastcall")
@@ -29,9 +31,10 @@ _TOLD = 5  # names in a log line
 
 
 class Prelude:
-    def __init__(self, subject: TorchSubject, session: Session, entry: Entry | None) -> None:
+    def __init__(self, subject: TorchSubject, engine: Engine, world: World, entry: Entry | None) -> None:
         self._subject = subject
-        self._session = session
+        self._engine = engine
+        self._world = world
         self._entry = entry
         self._look: Callable[[Source], str] = pieces.glance if entry is not None else lambda _: ""
         self._mark: dict[str, str] | None = subject.glance(self._look)
@@ -89,7 +92,7 @@ class Prelude:
 
     def _put_back(self, changed: set[str]) -> None:
         assert self._entry is not None
-        subject, world = self._subject, self._session.world
+        subject, world = self._subject, self._world
         names = sorted({_name(piece) for piece in changed})
 
         def wanted(group: str, name: str) -> bool:
@@ -97,7 +100,7 @@ class Prelude:
             return group == gradients.GROUP or piece in changed or f"{_name(piece)}.{WRITTEN}" in changed
 
         again = _Again(subject.state, names, self._last)
-        restore.again(self._entry, self._session.engine, again, wanted, world.rank if world.many else 0)
+        restore.again(self._entry, self._engine, again, wanted, world.rank if world.many else 0)
         self._mark = subject.glance(self._look)
         log.info("Put back what the script changes on its way to the loop: %s", _listed(names))
 
@@ -105,12 +108,14 @@ class Prelude:
 class _Again:
     """Some names of what was handed over, to be restored once more."""
 
+    loads_by_itself = False
+
     def __init__(self, state: StateSet, names: list[str], last: bool) -> None:
         self._state = state
         self._names = names
         self._last = last
 
-    def prepare(self, document: dict[str, object], stored: restore.Stored) -> restore.Loading:
+    def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         return self._state.prepare_again(document, stored, self._names, last=self._last)
 
 

@@ -310,6 +310,9 @@ class StateSet:
 class Loading:
     """A checkpoint that fits. Its bytes go to `targets` (group, tensor name); then finish() applies the rest."""
 
+    whole = False
+    saved_step: int | None = None
+
     def __init__(self, state: StateSet, restorer: Restorer, builds: dict[str, Build]) -> None:
         self.targets: dict[str, dict[str, tensors.Aim]] = restorer.targets
         self.values: dict[str, object] = {}

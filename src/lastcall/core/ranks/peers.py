@@ -15,7 +15,6 @@ from typing import Any
 
 from lastcall import clock as clocks
 from lastcall import errors, messages
-from lastcall.core.joint.joint_start import Joined
 from lastcall.core.process.identity import Process
 from lastcall.core.ranks.agreement import Agreement
 from lastcall.core.ranks.election import Holdings
@@ -30,23 +29,34 @@ _OVER = "over"  # the last news of a round
 
 
 class Ranks:
-    def __init__(self, world: World, clock: clocks.Clock, joined: Joined) -> None:
+    def __init__(
+        self,
+        world: World,
+        clock: clocks.Clock,
+        store: Store,
+        token: str,
+        over: threading.Event | None = None,
+        peers: Peers | None = None,
+        part: Callable[[int, int, Capture], Capture | None] = lambda rank, step, mine: None,
+    ) -> None:
+        """`token`: of this incarnation. `over`: set when all ranks have finished, and the store may go at any time. `part`: what a
+        rank that was killed would have saved as its own, as far as it is known."""
         self.rank = world.rank
         self.size = world.size
         self._clock = clock
-        self._store: Store = joined.store
-        self._over = joined.over
-        self.token = joined.start.token
-        self.agreement = Agreement(joined.store, world.rank, world.size, clock)  # the agent's, and at the start the training thread's
+        self._store = store
+        self._over = over or threading.Event()
+        self.token = token
+        self.agreement = Agreement(store, world.rank, world.size, clock)  # the agent's, and at the start the training thread's
         self._ear_agreement = self.agreement.clone()
-        self._words = joined.store.clone()  # of saves
+        self._words = store.clone()  # of saves
         self._words_lock = threading.Lock()
         self._registered: dict[int, bytes] = {}  # what each rank has said that it holds
-        self._pulse = Pulse(joined.store.clone(), world.rank, Process.own())
-        self.peers = joined.peers
+        self._pulse = Pulse(store.clone(), world.rank, Process.own())
+        self.peers = peers or Peers({}, "")
         self.failed: set[int] = set()  # ranks that said that their training has failed
         self.frozen: set[int] = set()  # ranks that give no sign of life: nobody waits for them
-        self.part: Callable[[int, int, Capture], Capture | None] = lambda rank, step, mine: None
+        self.part_of = part
         self._closed = threading.Event()
         self._heart: Heart | None = None
 
@@ -196,6 +206,10 @@ class Ranks:
     def gone(self) -> set[int]:
         return self.peers.gone()
 
+    def is_spokesrank(self) -> bool:
+        """Whether this rank does what only one of them does: the lowest one that is alive."""
+        return self.rank == min(set(range(self.size)) - self.gone(), default=0)
+
     def silent(self) -> set[int]:
         """Those that will not say where they are."""
         return self.gone() | self.frozen
@@ -217,6 +231,3 @@ class Ranks:
         except errors.StoreLost:
             return None
         return None if found is None else messages.unpacked(found)
-
-    def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        return self.part(rank, step, mine)

@@ -1,0 +1,89 @@
+"""What every part of one incarnation shares: frozen, so that a part that has it cannot replace anything of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastcall import clock as clocks
+from lastcall import memory
+from lastcall.core.checkpoint import retention
+from lastcall.core.checkpoint.catalog import Catalog
+from lastcall.core.outcome import OutcomeCell
+from lastcall.core.ranks.world import World
+from lastcall.core.save.budget import Budget
+from lastcall.core.subject import Subject
+from lastcall.core.sync.gate import Gate
+from lastcall.core.sync.latch import Latch
+from lastcall.events import EventLog, Progress
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
+from lastcall.storage import files as storage
+
+
+@dataclass(frozen=True)
+class NoticeContext:
+    """What answering a notice needs, whoever saves: a session, a script's own save, Ray's report."""
+
+    jit: JITCheckpointConfig
+    clock: clocks.Clock
+    latch: Latch
+    budget: Budget
+    outcome: OutcomeCell
+    events: EventLog
+    progress: Progress
+
+    @classmethod
+    def beside(cls, private: Path, jit: JITCheckpointConfig, rank: int = 0, clock: clocks.Clock | None = None) -> NoticeContext:
+        """One that writes its events and its progress into this folder."""
+        clock = clock or clocks.Clock()
+        events, progress = _logs(private, rank, clock)
+        return cls(jit, clock, Latch(), Budget(clock), OutcomeCell(), events, progress)
+
+
+@dataclass(frozen=True)
+class RunContext(NoticeContext):
+    """The same with what a session saves, and where."""
+
+    subject: Subject
+    periodic: PeriodicCheckpointConfig
+    catalog: Catalog
+    gate: Gate
+    world: World
+    allocate: Callable[[int], memory.Buffer]
+    run: str  # what the run is called, where that is known from outside; checkpoints of another run are then left alone
+    background_saves: bool  # periodic saves are wanted: memory is kept for a copy of the state
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        subject: Subject,
+        jit: JITCheckpointConfig,
+        periodic: PeriodicCheckpointConfig,
+        *,
+        clock: clocks.Clock | None = None,
+        files: storage.Files | None = None,
+        allocate: Callable[[int], memory.Buffer] = memory.PageBuffer,
+        world: World | None = None,
+        run: str = "",
+        background_saves: bool | None = None,
+    ) -> RunContext:
+        if background_saves is None:
+            background_saves = periodic.save_strategy != "no"
+        world = world or World()
+        # Absolute at once: a script may change its working directory.
+        catalog = Catalog(root.absolute(), files or storage.Files(), world.rank)
+        catalog.keep = retention.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
+        clock = clock or clocks.Clock()
+        events, progress = _logs(catalog.private, world.rank, clock)
+        progress.where = lambda: subject.step
+        return cls(
+            jit, clock, Latch(), Budget(clock), OutcomeCell(), events, progress,
+            subject, periodic, catalog, Gate(), world, allocate, run, background_saves,
+        )  # fmt: skip
+
+
+def _logs(private: Path, rank: int, clock: clocks.Clock) -> tuple[EventLog, Progress]:
+    name = f"progress-{rank}.json" if rank else "progress.json"
+    return EventLog(private / f"events-{rank}.jsonl", clock), Progress(private / name, clock)

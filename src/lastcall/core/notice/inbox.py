@@ -1,0 +1,77 @@
+"""Where notices arrive, from any thread and at any time after protect(): signals, other ranks, and files that must be looked for."""
+
+from __future__ import annotations
+
+import threading
+
+from lastcall.core.context import RunContext
+from lastcall.core.notice.launcher_link import LauncherLink
+from lastcall.core.notice.phases import Phase, Phases
+from lastcall.core.ranks.heartbeat import HANG, LOST
+from lastcall.types import Notice
+
+
+class Inbox:
+    def __init__(self, context: RunContext) -> None:
+        self.link = LauncherLink(context.catalog.root, context.catalog.private, context.clock, context.jit.grace)
+        self.phases = Phases(context.events.emit)
+        self._context = context
+        self._rank_loss: Notice | None = None
+        self._wake = threading.Event()
+
+    def notify(self, notice: Notice) -> None:
+        """The one entrance for every source of notices; called from any thread, returns at once."""
+        context = self._context
+        context.subject.copy_every_boundary()
+        if notice.source in (LOST, HANG):
+            self.lose_rank(notice)
+        elif context.latch.offer(notice):
+            left = None if notice.deadline is None else round(notice.deadline - context.clock.now(), 3)
+            context.events.emit(
+                "notice", source=notice.source, reason=notice.reason, deadline_in=left, step=context.subject.step
+            )  # fmt: skip
+        self._wake.set()
+
+    def lose_rank(self, notice: Notice) -> None:
+        """A rank was lost, or hangs: save at once, unless a notice is being answered already."""
+        if self._rank_loss is None and self.phases.phase is Phase.QUIET:
+            self._rank_loss = notice
+            self._context.events.emit(
+                "notice", source=notice.source, reason=notice.reason, step=self._context.subject.step
+            )  # fmt: skip
+        self._wake.set()
+
+    @property
+    def rank_loss(self) -> Notice | None:
+        return self._rank_loss
+
+    def forget_rank_loss(self) -> None:
+        """It was answered, and training continues."""
+        self._rank_loss = None
+        if self._context.latch.raised:
+            self._wake.set()
+
+    @property
+    def pending(self) -> bool:
+        return self._context.latch.raised or self._rank_loss is not None
+
+    def look(self) -> None:
+        """Look for a notice that comes as a file. Also while one is being answered: a second may bring the deadline forward."""
+        wanted = not self._context.latch.raised or self.link.launched
+        if wanted and (notice := self.link.notice()) is not None:
+            self.notify(notice)
+
+    def stop_requested(self) -> bool:
+        """For waits before the agent is there: nobody else looks for files then."""
+        self.look()
+        return self._context.latch.raised
+
+    def wait(self, timeout: float) -> bool:
+        """Until something has arrived. False if nothing has in time."""
+        if not self._wake.wait(timeout):
+            return False
+        self._wake.clear()
+        return True
+
+    def wake(self) -> None:
+        self._wake.set()
