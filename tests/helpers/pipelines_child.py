@@ -6,4 +6,5 @@ import sys
 
 from helpers import pipelines
 
-pipelines.main(sys.argv[1], sys.argv[2:])
+if __name__ == "__main__":  # a worker that is spawned imports this file again
+    pipelines.main(sys.argv[1], sys.argv[2:])
