@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import functools
 import inspect
 import sys
@@ -15,6 +16,7 @@ from lastcall.script.source import sources
 
 Loop = ast.For | ast.While | ast.AsyncFor
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_CACHE = dis.opmap["CACHE"]
 _LISTED = 32  # callbacks
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Their functions hold no save of the script's, and are many.
@@ -23,6 +25,15 @@ LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {
     *("transformers", "accelerate", "datasets", "peft", "lightning", "pytorch_lightning", "deepspeed", "safetensors", "sklearn"),
     *("fsspec", "lastcall", "_pytest", "pytest", "pluggy", "IPython", "ipykernel", "cloudpickle", "joblib", "hydra", "click"),
 }
+
+
+def instruction(frame: FrameType) -> int:
+    """Where a frame is: the offset of an instruction. From Python 3.12 on `f_lasti` of a loop over a generator is that of FOR_ITER in
+    the first passes, and points into the cache behind it once the loop is specialized."""
+    at, code = frame.f_lasti, frame.f_code.co_code
+    while at > 0 and code[at] == _CACHE:
+        at -= 2
+    return at
 
 
 def is_library(space: Mapping[str, Any]) -> bool:

@@ -42,7 +42,7 @@ def site(frame: types.FrameType | None, entered: Entered | None) -> tuple[object
     for _ in range(_DEEP):
         if frame is None:
             break
-        found += [frame.f_code, frame.f_lasti]
+        found += [frame.f_code, scopes.instruction(frame)]
         if entered is not None and frame.f_code is entered[0]:
             break
         frame = frame.f_back

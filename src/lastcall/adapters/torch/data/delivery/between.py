@@ -23,6 +23,7 @@ import torch
 
 from lastcall.adapters.torch.loop import counting
 from lastcall.core.checkpoint.doubts import Doubts
+from lastcall.script.source import scopes
 
 _DEEP = 4  # iterators around an iterator that are looked at
 _HANDING_ON = (
@@ -98,7 +99,7 @@ def look_for_calls(frame: types.FrameType | None, loader: str, doubts: Doubts) -
     if frame is None or frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_code.co_name in ("__next__", "<module>"):
         return
     code = frame.f_code
-    if frame.f_lasti >= 0 and code.co_code[frame.f_lasti] == dis.opmap["FOR_ITER"]:
+    if frame.f_lasti >= 0 and code.co_code[scopes.instruction(frame)] == dis.opmap["FOR_ITER"]:
         return  # the loop itself
     doubts.add(
         f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{frame.f_lineno}) draws batches of `{loader}` from run.batches() "
