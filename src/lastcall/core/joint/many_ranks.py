@@ -348,10 +348,13 @@ class ManyRanks(OneProcess):
                 if decision is not None and not self.finished and subject.ordinal < decision.step:
                     return
                 if decision is not None and self._phases.try_enter(Phase.SAVING, only_from={Phase.BOUNDARY}):
+                    self._answer.arrived = True
                     self._save_at(decision)
                 continue
             if phase in _ASIDE and gate.steps < gate.allowed:
+                self._answer.arrived = False
                 return  # others have completed a step that this rank is being let through to
+            self._answer.arrived = True
             if phase in (Phase.COMMITTED, Phase.FAILED, Phase.LEAVING) and not self._answer.passing:
                 self._answer.leave()
             self._phases.wait_while({phase}, timing.TICK)

@@ -131,6 +131,7 @@ class OneProcess:
 
     def at_boundary(self) -> None:
         """Save at this boundary, unless a rescue has answered already, and leave."""
+        self._answer.arrived = True
         while not self._take_over():
             if self._phases.closed:
                 return
@@ -186,6 +187,7 @@ class OneProcess:
         context, answer = self._context, self._answer
         if not context.latch.raised or context.outcome.decided:
             return
+        answer.arrived = True
         while not answer.committed and not self._take_over() and not self._phases.closed:
             continue
         self._periodic.make_way(answer.deadline)
