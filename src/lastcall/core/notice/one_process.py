@@ -146,7 +146,10 @@ class OneProcess:
         phase = self._phases.wait_while({Phase.HOLDING, Phase.SAVING_ASIDE}, timing.LOOK)
         if phase in (Phase.FAILED, Phase.LEAVING) or self._answer.whole:
             return True
-        return self._phases.try_enter(Phase.SAVING)
+        if phase is Phase.SAVING:  # by this very thread, whose save raised something that nobody expects
+            return True
+        # Not from a phase that came since: a whole checkpoint may be committed in this moment.
+        return self._phases.try_enter(Phase.SAVING, only_from={phase})
 
     def _save_here(self) -> None:
         context, answer = self._context, self._answer
