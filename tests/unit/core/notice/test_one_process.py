@@ -515,6 +515,15 @@ def test_an_end_that_cannot_be_saved_is_no_end(broken: Solo, notified: bool, out
     assert broken.context.outcome.value is outcome and [facts["save"] for facts in broken.said("not-saved")] == ["final"]
 
 
+def test_an_end_that_cannot_be_saved_beside_a_rescue_that_was_is_still_an_error_of_the_save(broken: Solo) -> None:
+    """The rescue commits while the end waits for it: the notice is answered, the end of training is not saved."""
+    broken.notify(P.SAVING_ASIDE)
+    broken.periodic.wait = lambda: broken.answer.saved("rescued step 2")  # type: ignore[method-assign]
+    with pytest.raises(errors.SaveError, match=r"the end of training \(step 3\) is lost"):
+        finish(broken)
+    assert broken.context.outcome.saved
+
+
 def test_a_notice_at_the_end_needs_no_answer(solo: Solo, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     solo.notify(P.BOUNDARY)
