@@ -67,6 +67,7 @@ class ManyRanks(OneProcess):
         self.finished = False  # training has reached its end on this rank
         self._torn = ""  # why the state of this rank is not whole: an optimizer step was cut short
         self._stopped = False  # training has failed here: no further step is taken
+        self._agent_is_out = False  # it has failed: what the training thread cannot save, nobody does
         self._parked = threading.Event()  # the training thread waits at a boundary
 
     def how_far(self) -> tuple[int, str]:
@@ -253,7 +254,8 @@ class ManyRanks(OneProcess):
     def _save_aside(self, decision: Decision, kind: Kind) -> None:
         context, answer = self._context, self._answer
         began = context.clock.now()
-        self._phases.enter(Phase.SAVING_ASIDE, decision.because)
+        # Refused where the boundary was committed after all, of which the other ranks may not know: they wait for this one's part.
+        self._phases.try_enter(Phase.SAVING_ASIDE, decision.because)
         try:
             capture = context.subject.rescue()
             entry = self._save_together(capture, self._order(decision, kind, answer.deadline))
@@ -327,12 +329,16 @@ class ManyRanks(OneProcess):
     def stuck(self) -> None:
         """The training thread may wait for a rank that never comes. Without it the others would wait, too, and so would whoever is to
         start the run again."""
+        outcome = self._context.outcome
         if self._phases.try_enter(Phase.LEAVING, only_from={Phase.FAILED}):
-            self._context.outcome.decide(Outcome.NOT_SAVED)
+            if outcome.value is not Outcome.FAILED:  # training has raised, and does not come out of its block
+                outcome.decide(Outcome.NOT_SAVED)
             self._answer.leave_by_force("The training thread does not return, and nothing is saved", by_signal=False)
 
     def fault(self) -> None:
         """The agent is out: nobody else would let go of a training thread that waits for a decision."""
+        self._agent_is_out = True
+        self._answer.passing = False  # nobody says any more that training may continue
         self._give_up("a fault in lastcall")
         self._context.subject.stop_at_next_boundary()
 
@@ -348,10 +354,13 @@ class ManyRanks(OneProcess):
                 if decision is not None and not self.finished and subject.ordinal < decision.step:
                     return
                 if decision is not None and self._phases.try_enter(Phase.SAVING, only_from={Phase.BOUNDARY}):
+                    self._answer.arrived = True
                     self._save_at(decision)
                 continue
             if phase in _ASIDE and gate.steps < gate.allowed:
+                self._answer.arrived = False
                 return  # others have completed a step that this rank is being let through to
+            self._answer.arrived = True
             if phase in (Phase.COMMITTED, Phase.FAILED, Phase.LEAVING) and not self._answer.passing:
                 self._answer.leave()
             self._phases.wait_while({phase}, timing.TICK)
@@ -387,6 +396,8 @@ class ManyRanks(OneProcess):
             # This thread stands at its boundary until the agents have saved, or have not.
             because = f"the save at the agreed boundary failed ({error})"
             self._phases.try_enter(Phase.INSTANT, because, only_from={Phase.SAVING})
+            if self._agent_is_out:
+                self._give_up(because)
 
     @contextlib.contextmanager
     def _alone_at_it(self) -> Iterator[None]:

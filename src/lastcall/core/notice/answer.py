@@ -31,18 +31,22 @@ class Answer:
         self.whole = False  # an exact checkpoint is committed: nothing may change the state any more
         self.committed = False  # some checkpoint is committed for this notice
         self.passing = False  # a hang: training continues after the save, and nobody leaves
+        self.arrived = False  # the training thread stands at a boundary, or has left its loop: it leaves by itself
+        self._left = False  # Preempted was raised into the loop
 
     # ---- the notice ------------------------------------------------------------------------------------------
 
     def begin(self, notice: Notice, *, passing: bool = False) -> None:
-        """From here on this notice is answered; it may be the loss of a rank, which no latch holds."""
-        self._current = notice
+        """From here on this notice is answered; it may be the loss of a rank, which no latch holds. One that the latch holds is read
+        there: a later one may bring the signal that a run which cannot save dies of."""
+        latched = self._context.latch.notice
+        self._current = None if latched is not None and (latched.source, latched.at) == (notice.source, notice.at) else notice
         self.passing = passing
 
     def reset(self) -> None:
         """Training continues: the next notice finds nothing of this one."""
         self._current = None
-        self.whole = self.committed = self.passing = False
+        self.whole = self.committed = self.passing = self.arrived = False
 
     @property
     def notice(self) -> Notice:
@@ -65,8 +69,8 @@ class Answer:
 
     def saved(self, how: str) -> None:
         """An exact checkpoint, or one that is as good as it gets, answers the notice."""
+        self._context.outcome.decide(Outcome.SAVED)  # first: the training thread leaves with its code once this is `whole`
         self.whole = self.committed = True
-        self._context.outcome.decide(Outcome.SAVED)
         log.info("Notice answered: %s", how)
         # Both threads may come here, where the ranks gave a boundary up that was committed all the same.
         self.phases.try_enter(Phase.COMMITTED, how)
@@ -98,8 +102,10 @@ class Answer:
     def leave(self) -> NoReturn:
         """Out of the training loop, by an exception that only `finally` and `with` see. A loop that catches it and continues is
         not asked twice."""
-        if not self.phases.try_enter(Phase.LEAVING) and "pytest" not in sys.modules:
+        self.phases.try_enter(Phase.LEAVING)  # refused where the agent leaves by force, or is about to say what it has committed
+        if self._left and "pytest" not in sys.modules:
             self.leave_by_force("The training loop caught Preempted and continued")
+        self._left = True
         raise self.preempted()
 
     def leave_by_force(self, why: str, *, by_signal: bool = True) -> NoReturn:

@@ -22,7 +22,8 @@ def say(context: RunContext, reason: str, entry: Entry) -> None:
 def not_saved(context: RunContext, error: Exception) -> errors.SaveError:
     """Training is over, and its result is in memory only: nobody may take that for an end."""
     step = context.subject.step
-    context.outcome.decide(Outcome.NOT_SAVED if context.latch.raised else Outcome.FAILED)
+    if not context.outcome.saved:  # a rescue that was committed meanwhile answers the notice all the same
+        context.outcome.decide(Outcome.NOT_SAVED if context.latch.raised else Outcome.FAILED)
     context.events.emit("not-saved", save=Kind.FINAL.value, step=step, because=str(error))
     message = f"The final checkpoint was not saved, so the end of training (step {step}) is lost with this process: {error}"
     log.error("%s", message)

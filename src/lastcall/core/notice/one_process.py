@@ -131,6 +131,7 @@ class OneProcess:
 
     def at_boundary(self) -> None:
         """Save at this boundary, unless a rescue has answered already, and leave."""
+        self._answer.arrived = True
         while not self._take_over():
             if self._phases.closed:
                 return
@@ -145,7 +146,10 @@ class OneProcess:
         phase = self._phases.wait_while({Phase.HOLDING, Phase.SAVING_ASIDE}, timing.LOOK)
         if phase in (Phase.FAILED, Phase.LEAVING) or self._answer.whole:
             return True
-        return self._phases.try_enter(Phase.SAVING)
+        if phase is Phase.SAVING:  # by this very thread, whose save raised something that nobody expects
+            return True
+        # Not from a phase that came since: a whole checkpoint may be committed in this moment.
+        return self._phases.try_enter(Phase.SAVING, only_from={phase})
 
     def _save_here(self) -> None:
         context, answer = self._context, self._answer
@@ -186,6 +190,7 @@ class OneProcess:
         context, answer = self._context, self._answer
         if not context.latch.raised or context.outcome.decided:
             return
+        answer.arrived = True
         while not answer.committed and not self._take_over() and not self._phases.closed:
             continue
         self._periodic.make_way(answer.deadline)

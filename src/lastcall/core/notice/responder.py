@@ -103,8 +103,9 @@ class Responder:
         if where.finished:
             self._phases.try_enter(Phase.DISMISSED, where.because)
             return
-        if self._comes_to_nothing(where):
-            strategy.aside(self._phases.because)
+        if not self._comes_to_nothing(where):
+            return  # the training thread has taken over, and leaves by itself however late it is, or the session has ended
+        strategy.aside(self._phases.because)
         if not (answer.passing and not self._phases.closed and strategy.continues()):
             self._stay_until_the_end()
 
@@ -136,13 +137,15 @@ class Responder:
             return phases.try_enter(Phase.INSTANT, where.because, only_from={Phase.HOLDING})
         if not phases.try_enter(Phase.BOUNDARY, where.because):
             return False
-        until = self._strategy.boundary_until()
+        deadline, until = self._answer.deadline, self._strategy.boundary_until()
         while not phases.closed:
             left = until - self._context.clock.now()
             phase = phases.wait_while({Phase.BOUNDARY, Phase.SAVING}, min(timing.TICK, left) if left > 0 else timing.TICK)
             if phase not in (Phase.BOUNDARY, Phase.SAVING):
                 return phase is Phase.INSTANT  # the save at the boundary failed, and the strategy has another way
             self._look()
+            if self._answer.deadline < deadline:
+                deadline, until = self._answer.deadline, min(until, self._strategy.boundary_until())
             saving = phase is Phase.SAVING
             late = not saving and self._context.clock.now() >= until
             because = "no boundary in time" if late else self._strategy.hopeless(saving)
@@ -170,7 +173,8 @@ class Responder:
             return
         if not answer.committed:
             log.error("The deadline has come and nothing could be saved")
-            self._strategy.stuck()
-        elif phases.try_enter(Phase.LEAVING, "the training thread does not return", only_from={Phase.COMMITTED}):
+            if not answer.arrived:
+                self._strategy.stuck()
+        elif not answer.arrived and phases.try_enter(Phase.LEAVING, "the training thread does not return", only_from={Phase.COMMITTED}):
             self._context.outcome.decide(Outcome.SAVED)
             answer.leave_by_force("The training thread does not return")
