@@ -17,7 +17,7 @@ from lastcall.adapters.ray.worker.connection import Line
 from lastcall.adapters.ray.worker.flow import Flow
 from lastcall.adapters.ray.worker.preemption_info import Echo
 from lastcall.adapters.ray.worker.reporting import Reporting
-from lastcall.adapters.ray.worker.responder import Serving
+from lastcall.adapters.ray.worker.responder import ReportSave
 from lastcall.core.store import memory
 from lastcall.settings import JITCheckpointConfig
 from lastcall.types import Notice
@@ -98,10 +98,10 @@ class Rank:
         self.echo.begin(lambda left, nodes: None)
         self.flow = Flow(self.context)
         self.flow.asked = True  # as scripts do
-        self.serving = Serving(JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own, self.flow)
+        self.strategy = ReportSave(JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own, self.flow)
         training = line.clone()
-        self.committing = Committing(self.context, self.serving, training, self.echo)
-        self.reporting = Reporting(self.context, self.serving, training, own, self.committing)
+        self.committing = Committing(self.context, self.strategy, training, self.echo)
+        self.reporting = Reporting(self.context, self.strategy, training, own, self.committing)
         self.reporting.begin()
         self.fell_back: list[str] = []
         self.committing.fall_back = self.fell_back.append
@@ -111,8 +111,8 @@ class Rank:
     def told(self, grace: float = PATIENCE) -> None:
         """Only what report() needs to know: the agent's own way is left out."""
         now = time.monotonic()
-        self.serving.latch.offer(Notice("signal", "SIGTERM", now, now + grace))
-        self.serving.speak()
+        self.strategy.latch.offer(Notice("signal", "SIGTERM", now, now + grace))
+        self.strategy.speak()
 
     def report(self, checkpoint: Any = None) -> threading.Thread:
         def work() -> None:

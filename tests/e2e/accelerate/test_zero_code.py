@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -33,6 +34,23 @@ def test_the_scripts_own_save_is_run_at_once(accelerated: Nursery, tmp_path: Pat
     assert last.code == 0, last.log()
     assert f"resumed {saved[1]}" in last.lines()
     assert result.read_text() == (tmp_path / "reference").read_text()
+
+
+def test_what_happened_is_written_down_where_there_is_a_place_for_it(accelerated: Nursery, tmp_path: Path) -> None:
+    """Not beside the script's checkpoints: it may take whatever lies there for one of them."""
+    told = tmp_path / "told"
+    child = accelerated.start(tmp_path, SCRIPT, tmp_path / "out", tmp_path / "result", LASTCALL_DIRECTORY=str(told), **ON)
+    chain.strike(child, chain.Blow(5, 0.0))
+    assert child.wait() == chain.SAVED, child.log()
+    events = [json.loads(line) for line in (told / ".lastcall" / "events-0.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events if event["kind"] != "phase"] == ["start", "notice", "save-begins", "committed", "stop"]
+    phases = [event["phase"] for event in events if event["kind"] == "phase"]
+    assert phases == ["waiting", "holding", "boundary", "saving", "committed", "leaving"]
+    assert events[-1]["outcome"] == "saved" and events[-1]["step"] > 0
+    beside = accelerated.start(tmp_path, SCRIPT, tmp_path / "out", tmp_path / "result", LASTCALL_DIRECTORY=str(tmp_path / "out"), **ON)
+    chain.strike(beside, chain.Blow(31, 0.0))
+    assert beside.wait() == chain.SAVED, beside.log()
+    assert all(path.name.startswith("step_") for path in (tmp_path / "out").iterdir())
 
 
 def test_a_script_without_a_save_is_told_so_and_dies_of_the_signal(accelerated: Nursery, tmp_path: Path) -> None:

@@ -26,19 +26,19 @@ from lastcall.core.process import job_identity
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord, Kind, Notice
 
-_NOT_EXACT = "the script's own save: how exactly it goes on is the script's own affair"
+NOT_EXACT = "the script's own save: how exactly it goes on is the script's own affair"
 
 
 @dataclass(frozen=True)
-class Answer:
+class Occasion:
     """What a save is made for."""
 
     notice: Notice
     resumes: bool  # whether the same command is expected to go on from it
 
 
-def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, company: Company, answer: Answer | None) -> Any:
-    """`original` is save_state() of this accelerator; `answer`: to which notice, if to one."""
+def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, company: Company, occasion: Occasion | None) -> Any:
+    """`original` is save_state() of this accelerator; `occasion`: the notice that it answers, if it does."""
     if output_dir is None or accelerator.project_configuration.automatic_checkpoint_naming:
         return original(output_dir)
     target = Path(os.path.abspath(os.path.expanduser(output_dir)))
@@ -48,10 +48,10 @@ def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, comp
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = _beside(target, meeting.token)
     try:
-        meeting.take_part(lambda: _write(original, staging), lambda: _publish(staging, target, answer, accelerator.num_processes))
+        meeting.take_part(lambda: _write(original, staging), lambda: _publish(staging, target, occasion, accelerator.num_processes))
         if staging.exists():  # the ranks of this host have a disk of their own
             with contextlib.suppress(FileNotFoundError):
-                _publish(staging, target, answer, accelerator.num_processes)
+                _publish(staging, target, occasion, accelerator.num_processes)
     finally:
         if meeting.leads:
             _clear(storage.Files(), staging)
@@ -70,22 +70,22 @@ def _write(original: Callable[[str], Any], staging: Path) -> None:
     original(str(staging))
 
 
-def _publish(staging: Path, target: Path, answer: Answer | None, world: int) -> None:
+def _publish(staging: Path, target: Path, occasion: Occasion | None, world: int) -> None:
     """All have written."""
     files = storage.Files()
     for folder, _, names in os.walk(staging):
         for name in names:
             _make_durable(files, Path(folder, name))
         files.sync_directory(Path(folder))
-    if answer is not None:
-        _put_on_record(files, staging, target, answer, world)
+    if occasion is not None:
+        _put_on_record(files, staging, target, occasion, world)
     files.unlink(staging / SENTINEL)
     files.sync_directory(staging)
     _put(files, staging, target)
     files.sync_directory(target.parent)
 
 
-def _put_on_record(files: storage.Files, staging: Path, target: Path, answer: Answer, world: int) -> None:
+def _put_on_record(files: storage.Files, staging: Path, target: Path, occasion: Occasion, world: int) -> None:
     paths = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != SENTINEL)
     found = [_file_record(path, path.relative_to(staging).as_posix()) for path in paths]
     if not all(records.is_plain(file.name) for file in found):
@@ -95,15 +95,15 @@ def _put_on_record(files: storage.Files, staging: Path, target: Path, answer: An
         sequence=int(time.time()),
         step=int(number[1]) if number else 0,
         kind=Kind.JIT,
-        reason=answer.notice.reason,
+        reason=occasion.notice.reason,
         exact=False,
-        because=_NOT_EXACT,
+        because=NOT_EXACT,
         files=tuple(found),
         run=job_identity.identity(),
-        save=handover.EXPECTED if answer.resumes else "",
+        save=handover.EXPECTED if occasion.resumes else "",
         world=world,
         created=time.time(),
-        seconds=round(time.monotonic() - answer.notice.at, 4),
+        seconds=round(time.monotonic() - occasion.notice.at, 4),
         written=sum(file.size for file in found),
     )
     storage.write_small(files, staging / records.NAME, record.to_json())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import atexit
-import dataclasses
 import functools
 import logging
 import os
@@ -21,21 +20,28 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
-from lastcall import clock as clocks
 from lastcall import errors, settings
 from lastcall.adapters.accelerate import atomic, resuming
 from lastcall.adapters.accelerate.company import Company
+from lastcall.adapters.accelerate.script_save import ScriptSave
 from lastcall.adapters.torch import world as worlds
+from lastcall.core import timing
 from lastcall.core.checkpoint import handover
-from lastcall.core.process import exits, job_identity, registry
-from lastcall.core.save.budget import Budget
-from lastcall.core.store import Store
+from lastcall.core.checkpoint.catalog import PRIVATE
+from lastcall.core.context import NoticeContext
+from lastcall.core.notice.answer import Answer
+from lastcall.core.notice.launcher_link import LauncherLink
+from lastcall.core.notice.phases import Phases
+from lastcall.core.notice.responder import Responder
+from lastcall.core.process import exits, job_identity
+from lastcall.core.ranks.agreement import Agreement
 from lastcall.script import Script, find
 from lastcall.settings import JITCheckpointConfig
 from lastcall.shield.listening import Guarded
@@ -43,11 +49,8 @@ from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
-_LOOK = 0.25  # seconds between two looks at what the launcher says
-_POLL = 0.05  # seconds between two looks at what the other ranks say
-_MARGIN = 0.5  # seconds of steps between the word and the step it is about: all ranks have heard it by then
-_READING = 5.0  # seconds that rank 0 gives the others to read the last word
 _OURS = ("transformers.", "lastcall.")
+_NOWHERE = Path(os.devnull) / PRIVATE  # what is beside a script's checkpoints may be taken for one of them
 
 
 def protect_all(module: ModuleType) -> None:
@@ -56,7 +59,7 @@ def protect_all(module: ModuleType) -> None:
     kind, optimizer = module.Accelerator, module.AcceleratedOptimizer
     if not jit.enabled or hasattr(kind.save_state, _MARK):
         return
-    watch = Watch(jit)
+    watch = WatchedScript(jit)
     save_state, load_state, step = kind.save_state, kind.load_state, optimizer.step
 
     @functools.wraps(save_state)
@@ -64,9 +67,9 @@ def protect_all(module: ModuleType) -> None:
         if watch.idle:
             return save_state(self, output_dir, *args, **kwargs)
         company = watch.company.called_from(sys._getframe(1))
-        saved = atomic.save(lambda folder: save_state(self, folder, *args, **kwargs), self, output_dir, company, watch.answering)
-        watch.saved += 1
-        watch.tell(root=str(Path(str(saved)).absolute().parent), checkpoint=Path(str(saved)).name)
+        watch.saving()
+        saved = atomic.save(lambda folder: save_state(self, folder, *args, **kwargs), self, output_dir, company, watch.occasion)
+        watch.has_saved(Path(str(saved)).absolute())
         return saved
 
     @functools.wraps(load_state)
@@ -97,41 +100,41 @@ class _StateSaves:
         return None
 
 
-class Watch:
+class WatchedScript:
     """One a process. `idle`: there is nothing to be done here."""
 
     def __init__(self, jit: JITCheckpointConfig) -> None:
         self.idle = False
         self.saved = 0  # calls of save_state() that came to their end
+        self.company = Company()
         self._jit = jit
-        self._pid = os.getpid()
-        self._steps = 0
-        self._began = time.monotonic()
+        self._began = False
         self._script: Script | None = None
-        self._notice: Notice | None = None
-        self._target: int | None = None  # the step to save at
         self._loaded: str | None = None  # what load_state() was given; empty: it looked by itself
         self._stays = ""  # why the same command would not go on from what is saved
         self._optimizer: Any = None
-        self._budget = Budget(clocks.Clock())
         self._entering = False
         self._saved_before = 0
-        self._through = False  # the branch was run
-        self._lock = threading.Lock()
+        self._writes = False  # there is a place for events and progress
+        self._link: LauncherLink | None = None
+        private = _NOWHERE if jit.directory is None else Path(jit.directory).absolute() / PRIVATE
+        self._context = NoticeContext.beside(private, jit, _rank())
+        self._phases = Phases(self._context.events.emit)
+        self._answer = Answer(self._context, self._phases, self._last_words)
+        self._save = ScriptSave(self._context, self._answer, lambda: _bytes_of(self._optimizer), self._die)
+        self._responder = Responder(self._context, self._answer, self._save, self._look)
         self._guarded = Guarded(jit, self._on_signal, self._take)
-        self._store: Store | None = None
-        self.company = Company()
-        self._membership: registry.Membership | None = None  # in what `lastcall run` knows of
 
     @property
-    def answering(self) -> atomic.Answer | None:
+    def occasion(self) -> atomic.Occasion | None:
         """What the save that is under way is made for."""
-        return atomic.Answer(self._notice, not self._stays) if self._entering and self._notice is not None else None
+        notice = self._context.latch.notice
+        return atomic.Occasion(notice, not self._stays) if self._entering and notice is not None else None
 
     def tell(self, **changes: object) -> None:
-        """Keep the launcher informed. A forked child is not this process, whatever it inherits."""
-        if self._membership is not None and os.getpid() == self._pid:
-            self._membership.update(**changes)
+        """Keep the launcher informed."""
+        if self._link is not None:
+            self._link.tell(**changes)
 
     # ---- the training thread ---------------------------------------------------------------------------------------------------
 
@@ -141,21 +144,33 @@ class Watch:
         if self._loaded and lead:
             handover.taken(Path(os.path.abspath(os.path.expanduser(self._loaded))).parent)
 
+    def saving(self) -> None:
+        """save_state() is called."""
+        if self._entering:
+            self._save.begin()
+
+    def has_saved(self, path: Path) -> None:
+        """save_state() came to its end."""
+        self.saved += 1
+        self.tell(root=str(path.parent), checkpoint=path.name)
+        if self._entering:
+            self._save.committed(path.name, atomic.NOT_EXACT)
+
     def stepped(self, frame: FrameType, optimizer: Any = None) -> None:
         """An optimizer step is complete, in this frame."""
-        if self._steps == 0:
+        if not self._began:
             self._optimizer = optimizer
             self._begin(frame)
-        self._steps += 1
-        target = self._target
-        if target is not None and self._steps >= target and not self._entering:
-            log.info("Step %d of this process is complete: the script's own save comes next", self._steps)
+        save = self._save
+        save.steps += 1
+        if not self._entering and save.due():
+            log.info("Step %d of this process is complete: the script's own save comes next", save.steps)
             self._saved_before = self.saved
             assert self._script is not None
-            self._entering = self._script.enter(frame, self._leave, wait=self._store is None)  # False: from elsewhere
+            self._entering = self._script.enter(frame, self._leave, wait=not save.many)  # False: from elsewhere
 
     def _begin(self, frame: FrameType) -> None:
-        self._began = time.monotonic()
+        self._began = True
         if self._is_ours(frame):
             self.idle = True
             return
@@ -172,8 +187,8 @@ class Watch:
                 self._script.because,
             )
             self._end()
-            if self._notice is not None:  # it came in this very moment
-                exits.die_of(self._notice.signum or signal.SIGTERM)
+            if self._context.latch.raised:  # it came in this very moment
+                exits.die_of(self._signum)
             return
         kept = self._script.kept_from
         if kept:
@@ -193,12 +208,8 @@ class Watch:
                 "-- COMMAND",
                 self._stays,
             )
+        self._writes = self._jit.directory is not None and not resuming.works_with(self._jit.directory, frame, sys.argv[1:])
         self._join()
-        self._world = worlds.find(self._jit)
-        if self._world.many:
-            self._store = self._world.meet()
-            self.company = Company(self._world.rank, self._world.size, self._store)
-            threading.Thread(target=self._follow, args=(self._store.clone(),), name="lastcall-ranks", daemon=True).start()
 
     def _look_back(self, frame: FrameType) -> None:
         """What was saved for a restart, and this start has passed by."""
@@ -219,16 +230,29 @@ class Watch:
 
     def _join(self) -> None:
         """`lastcall run` must know whom to wait for, and how this process ends: what lies between turns every code into 1."""
-        self._membership = registry.Membership.of_environment(Path.cwd())
-        if self._membership is not None:
-            self.tell(step=0)
-            atexit.register(self._ended)
-            threading.Thread(target=self._look, name="lastcall-launcher", daemon=True).start()
+        self._link = LauncherLink(Path.cwd(), _NOWHERE, self._context.clock, self._jit.grace)
+        self.tell(step=0)
+        atexit.register(self._ended, os.getpid())
+        world = worlds.find(self._jit)
+        if world.many:
+            store = world.meet()
+            self.company = Company(world.rank, world.size, store)
+            ranks = Agreement(store, world.rank, world.size, self._context.clock)
+            self._save.join(ranks)
+            _start(functools.partial(self._save.listen, ranks.clone(), self._take), "ranks")
+        self._context.events.emit("start", resumed=Path(self._loaded).name if self._loaded else None)
+        self._context.progress.where = lambda: self._save.steps
+        _start(self._write_down, "scribe")
+        _start(self._attend, "agent")
 
-    def _ended(self) -> None:
-        if not self.idle:
-            failed = getattr(sys, "last_value", None) is not None
-            self.tell(step=self._steps, outcome=(Outcome.FAILED if failed else Outcome.FINISHED).value)
+    def _ended(self, pid: int) -> None:
+        """The interpreter exits. A forked child is not this process, whatever it inherits."""
+        if self.idle or os.getpid() != pid:
+            return
+        failed = getattr(sys, "last_value", None) is not None
+        self._context.outcome.decide(Outcome.FAILED if failed else Outcome.FINISHED)
+        self._phases.close()
+        self._last_words()
 
     @staticmethod
     def _is_ours(frame: FrameType | None) -> bool:
@@ -240,23 +264,20 @@ class Watch:
 
     def _end(self, *, ignore: bool = False) -> None:
         self.idle = True
+        self._phases.close()
         self._guarded.let_go(ignore=ignore)
 
     def _leave(self) -> None:
         """The frame has left the branch, or has found that it is not for this rank."""
-        notice = self._notice
+        notice = self._context.latch.notice
         assert notice is not None
-        self._through = True
-        done = self.saved > self._saved_before
-        if self._store is not None:
-            done = self._wait_for_the_others(self._store, notice, done)
-        if not done:
-            log.error("The script's own save did not call save_state(): nothing was saved")
-            self.tell(step=self._steps, outcome=Outcome.NOT_SAVED.value)
+        if not self._save.left(self.saved > self._saved_before):
             self._end()
-            exits.die_of(notice.signum or signal.SIGTERM)
-        log.info("JIT checkpoint completed in %.1fs, by the script's own save", time.monotonic() - notice.at)
-        self.tell(step=self._steps, outcome=Outcome.SAVED.value, stays=self._stays)
+            self._die()
+        log.info("JIT checkpoint completed in %.1fs, by the script's own save", self._context.clock.now() - notice.at)
+        code = exits.code(notice, not self._stays, self._jit.exit_code)
+        exits.see_out(code, self._answer.deadline)
+        self._last_words()
         if self._stays:
             log.warning(
                 "The run is saved, but the same command would not go on from it: %s. The exit code is the signal's own. Start it with: "
@@ -264,98 +285,84 @@ class Watch:
                 self._stays,
             )
         self._end(ignore=True)
-        raise errors.Preempted(exits.code(notice, not self._stays, self._jit.exit_code), f"saved and stopped after {notice.reason}")
+        raise errors.Preempted(code, f"saved and stopped after {notice.reason}")
 
-    def _wait_for_the_others(self, store: Store, notice: Notice, saved: bool) -> bool:
-        """Nobody takes the process group away from a rank that is still writing. Returns whether any of them has saved: the script may
-        let one rank do it for all."""
-        saved_by: dict[int, bytes | None] = {self._world.rank: b"saved" if saved else b"not"}
-        until = notice.deadline or time.monotonic() + self._jit.grace
-        try:
-            store.set(f"done/{self._world.rank}", saved_by[self._world.rank] or b"")
-            saved_by |= self._hear_all(store, "done", until)
-            # Rank 0's process holds the store: it leaves when the others have read what they need from it.
-            store.set(f"read/{self._world.rank}", b"1")
-            if self._world.rank == 0:
-                self._hear_all(store, "read", min(until, time.monotonic() + _READING))
-        except errors.StoreLost:
-            log.debug("the store is gone: so is rank 0, which leaves when all are done, or was killed")
-        return b"saved" in saved_by.values()
+    def _last_words(self) -> None:
+        """To the launcher, and to who reads the events."""
+        context, outcome = self._context, self._context.outcome
+        self.tell(step=self._save.steps, outcome=outcome.text, **({"stays": self._stays} if outcome.saved else {}))
+        context.events.emit("stop", outcome=outcome.text, step=self._save.steps)
+        if self._writes:
+            context.events.close()
+            context.progress.flush()
 
-    def _hear_all(self, store: Store, what: str, until: float) -> dict[int, bytes | None]:
-        keys = [f"{what}/{rank}" for rank in range(self._world.size)]
-        while None in (words := store.get_many(keys)) and time.monotonic() < until:
-            time.sleep(_POLL)
-        return dict(enumerate(words))
+    def _die(self) -> None:
+        """Nothing is saved."""
+        self._last_words()
+        exits.die_of(self._signum)
+
+    @property
+    def _signum(self) -> int:
+        notice = self._context.latch.notice
+        return signal.SIGTERM if notice is None or notice.signum is None else notice.signum
 
     # ---- notices, on other threads ---------------------------------------------------------------------------------------------
 
     def _on_signal(self, signum: int, count: int) -> None:
         if count > 1 and signum == signal.SIGINT:
             exits.die_of(signum)
-        now = time.monotonic()
+        now = self._context.clock.now()
         self._take(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
     def _look(self) -> None:
-        """What the launcher posts: a notice without a signal, or a deadline that no signal can bring."""
-        assert self._membership is not None
-        while not self.idle:
-            if (notice := self._membership.notice()) is not None:
-                self._take(dataclasses.replace(notice, deadline=notice.deadline or notice.at + self._jit.grace))
-            time.sleep(_LOOK)
+        """What comes as a file: a notice without a signal, or a deadline that no signal can bring."""
+        assert self._link is not None
+        try:
+            notice = self._link.notice()
+        except Exception:  # the agent must not stop looking
+            log.exception("A fault in lastcall: it goes on listening")
+            return
+        if notice is not None:
+            self._take(notice)
 
     def _take(self, notice: Notice) -> None:
-        with self._lock:
-            if self._notice is not None:
-                assert self._notice.deadline is not None and notice.deadline is not None
-                self._notice = dataclasses.replace(self._notice, deadline=min(self._notice.deadline, notice.deadline))
+        context = self._context
+        if context.latch.offer(notice):
+            left = None if notice.deadline is None else round(notice.deadline - context.clock.now(), 3)
+            context.events.emit("notice", source=notice.source, reason=notice.reason, deadline_in=left, step=self._save.steps)
+
+    def _attend(self) -> None:
+        """The agent: sleeps until there is a notice, and has it answered."""
+        latch = self._context.latch
+        while not latch.wait(timing.LOOK):
+            if self._phases.closed:
                 return
-            self._notice = notice
-        log.info("%s received, initiating JIT checkpoint in %.1fs", self._notice.reason, self._kill_wait())
-        threading.Thread(target=self._serve, name="lastcall-notice", daemon=True).start()
-
-    def _kill_wait(self) -> float:
-        """The rule of all adapters. A second notice may have shortened the deadline since."""
-        notice = self._notice
-        assert notice is not None
-        return self._budget.kill_wait(self._jit.kill_wait, _bytes_of(self._optimizer), notice.deadline)
-
-    def _serve(self) -> None:
-        notice = self._notice
-        assert notice is not None
-        while (left := min(notice.at + self._jit.kill_wait, time.monotonic() + self._kill_wait()) - time.monotonic()) > 0:
-            time.sleep(min(left, _POLL))
-        if self._store is None:
-            self._target = self._steps + 1
-        else:
-            usual = (time.monotonic() - self._began) / max(1, self._steps)
-            word = f"{self._steps + 2 + int(_MARGIN / max(usual, 1e-3))} {notice.reason}"
-            with_store = self._store.clone()
-            self._hear(with_store.claim("target", word.encode()))
-        while (notice := self._notice or notice).deadline is not None and time.monotonic() < notice.deadline - 0.5:
-            time.sleep(_POLL)
-        if not self.idle and not self._through:
-            log.error("The training loop did not come to its own save in time: nothing was saved")
-            self.tell(step=self._steps, outcome=Outcome.NOT_SAVED.value)
-            exits.die_of(notice.signum or signal.SIGTERM)
-
-    def _follow(self, store: Store) -> None:
-        """What another rank has said."""
+            self._look()
+        assert latch.notice is not None
         try:
-            while not self.idle and self._target is None:
-                word = store.get("target", 1.0)
-                if word is not None:
-                    self._hear(word)
-        except errors.StoreLost:
-            log.debug("the store is gone: so are the others")
+            self._responder.run(latch.notice)
+        except Exception:
+            log.exception("A fault in lastcall: the next step does what it can")
+            self._responder.fault()
 
-    def _hear(self, word: bytes) -> None:
-        step, _, reason = word.decode().partition(" ")
-        if self._notice is None:
-            now = time.monotonic()
-            self._notice = Notice("ranks", reason, now, now + self._jit.grace)
-            log.info("Another rank was told to stop (%s): this one saves at step %s of the process, too", reason, step)
-        self._target = int(step)
+    def _write_down(self) -> None:
+        """On a thread of its own: a dead network disk may hold it up for long. Into LASTCALL_DIRECTORY, if the script leaves that
+        to us."""
+        while not self._phases.wait_closed(1.0):
+            self.tell(step=self._save.steps)
+            if self._writes:
+                self._context.events.flush()
+                self._context.progress.flush()
+
+
+def _start(work: Callable[[], None], name: str) -> None:
+    threading.Thread(target=work, name=f"lastcall-{name}", daemon=True).start()
+
+
+def _rank() -> int:
+    """For the names of files alone."""
+    told = settings.of_torchrun()
+    return int(told["RANK"]) if told is not None else 0
 
 
 def _bytes_of(optimizer: Any) -> int:

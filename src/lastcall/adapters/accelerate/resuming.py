@@ -50,6 +50,11 @@ def folders(frame: FrameType, argv: Sequence[str]) -> list[str]:
     return [path for path in found if isinstance(path, str) and "\n" not in path and "\0" not in path and os.path.isdir(path)]
 
 
+def works_with(folder: str, frame: FrameType, argv: Sequence[str]) -> bool:
+    """Whether the script may look for its checkpoints there, and take whatever it finds for one of them."""
+    return any(os.path.realpath(path) == os.path.realpath(folder) for path in (os.curdir, *folders(frame, argv)))
+
+
 def _names(argv: Sequence[str], path: str) -> bool:
     values = (value for word in argv for value in (word, word.partition("=")[2]) if value)
     return any(os.path.realpath(value) == os.path.realpath(path) for value in values)

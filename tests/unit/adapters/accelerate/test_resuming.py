@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from lastcall.adapters.accelerate import auto, resuming
-from lastcall.core.save.budget import Budget
-from lastcall.settings import JITCheckpointConfig
-from lastcall.testing import FakeClock
-from lastcall.types import Notice
+from lastcall.adapters.accelerate import resuming
 
 Ask = Callable[..., str]
 
@@ -88,28 +84,12 @@ def test_b3_what_the_command_names_is_where_it_begins_again(ask: Ask, tmp_path: 
     assert ask("pass") == "" == ask("accelerator.load_state(path)", None, ("--resume", folder), folder)
 
 
-@pytest.mark.parametrize(
-    ("wait", "left", "waited"), [(3.0, 30.0, 3.0), (3.0, 2.0, 0.75), (10.0, 12.0, 10.0), (10.0, 6.0, 4.75), (3.0, 0.5, 0.0)]
-)
-def test_b12_the_kill_wait_is_cut_by_the_notices_own_deadline(wait: float, left: float, waited: float) -> None:
-    """B12: as in core.budget, not by a third of a grace that the notice does not give."""
-    watch = auto.Watch(JITCheckpointConfig(kill_wait=wait, grace=3600.0))
-    clock = FakeClock()
-    watch._budget = Budget(clock)
-    watch._notice = Notice("cloud", "spot", clock.now(), clock.now() + left)
-    assert watch._kill_wait() == waited
-    watch._notice = Notice("cloud", "spot", clock.now(), clock.now())
-    assert watch._kill_wait() == 0.0, "a second notice leaves no time"
+def test_a_folder_that_the_script_works_with_is_no_place_for_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(args: argparse.Namespace) -> FrameType:
+        return sys._getframe()
 
-
-def test_b12_a_second_notice_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B12"""
-    watch = auto.Watch(JITCheckpointConfig(kill_wait=600.0, grace=3600.0))
-    monkeypatch.setattr(auto.exits, "die_of", lambda signum: None)
-    now = time.monotonic()
-    watch._take(Notice("cloud", "spot", now, now + 3600.0))
-    watch._take(Notice("cloud", "spot", now, now + 0.1))
-    deadline = time.monotonic() + 30
-    while watch._target is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert watch._target == 1
+    monkeypatch.chdir(tmp_path)
+    folders = [tmp_path, *(tmp_path / name for name in ("given", "named", "other"))]
+    assert [folder.mkdir(exist_ok=True) for folder in folders]
+    frame = script(argparse.Namespace(out="given"))
+    assert [resuming.works_with(str(folder), frame, ("--to=named",)) for folder in folders] == [True, True, True, False]

@@ -16,7 +16,7 @@ from lastcall.adapters.ray.saves import uncommitted
 from lastcall.adapters.ray.worker import decisions
 from lastcall.adapters.ray.worker.committing import Committing
 from lastcall.adapters.ray.worker.connection import Line
-from lastcall.adapters.ray.worker.responder import Serving
+from lastcall.adapters.ray.worker.responder import ReportSave
 
 log = logging.getLogger("lastcall")
 _ATTRIBUTE = "_lastcall_fallback"  # of Ray's train context
@@ -25,10 +25,10 @@ _ATTRIBUTE = "_lastcall_fallback"  # of Ray's train context
 class Fallback:
     """The training thread's, but for restore()."""
 
-    def __init__(self, context: Any, serving: Serving, committing: Committing, line: Line) -> None:
+    def __init__(self, context: Any, strategy: ReportSave, committing: Committing, line: Line) -> None:
         self._context = context
         self._storage = context.storage_context
-        self._serving = serving
+        self._strategy = strategy
         self._committing = committing
         self._line = line
         self._named: dict[str, Any] = {}
@@ -52,7 +52,7 @@ class Fallback:
         return uncommitted.arguments(self._context.train_run_context.train_loop_config)
 
     def _own(self) -> bool:
-        return self._serving.flow is not None and self._serving.flow.own
+        return self._strategy.flow is not None and self._strategy.flow.own
 
     def end(self) -> None:
         if self._restoring is not None:
@@ -68,7 +68,7 @@ class Fallback:
     @harmless
     def save(self, because: str) -> None:
         """Does not return where the state was saved, unless training is to go on."""
-        until = time.monotonic() + max(1.0, self._serving.left())
+        until = time.monotonic() + max(1.0, self._strategy.left())
         mine = {"useless": self._own() and not self._named}
         agreed = self._line.agreement.settle("state", mine, _place, until, self._line.gone)
         if agreed and not agreed["folder"]:
@@ -79,10 +79,11 @@ class Fallback:
             )
         elif agreed and self._save(f"{uncommitted.FOLDER}/{agreed['folder']}", because):
             self._committing.saved()
+            self._strategy.saved(agreed["folder"], "holds the state of model and optimizer", self._committing.facts(decisions.STATE))
             self._committing.stop()
 
     def _save(self, folder: str, because: str) -> bool:
-        self._serving.begun.set()
+        self._strategy.begin()
         nbytes, trouble = 0, ""
         try:
             nbytes = self._write(f"{self._storage.experiment_fs_path}/{folder}")
@@ -92,6 +93,7 @@ class Fallback:
         verdict = self._committing.everybody("written", trouble)
         if not verdict.ok:
             log.error("Nothing was saved: %s", verdict.because)
+            self._strategy.not_saved(verdict.because)
             return False
         if self._line.rank == 0:
             facts = self._committing.facts(decisions.STATE)
@@ -99,7 +101,7 @@ class Fallback:
             uncommitted.clean(self._storage, uncommitted.STATES, folder)
             log.info(
                 "JIT checkpoint completed in %.1fs (%.1f MB of model and optimizer, in lastcall's own format: %s)",
-                self._serving.since_notice(),
+                self._strategy.since_notice(),
                 nbytes / 1e6,
                 because,
             )

@@ -21,7 +21,7 @@ from lastcall.adapters.ray.saves.script_save import OwnSave
 from lastcall.adapters.ray.worker import decisions
 from lastcall.adapters.ray.worker.committing import Committing
 from lastcall.adapters.ray.worker.connection import Line
-from lastcall.adapters.ray.worker.responder import Serving
+from lastcall.adapters.ray.worker.responder import ReportSave
 
 log = logging.getLogger("lastcall")
 _FILES = 1000  # names of a checkpoint's files that are compared
@@ -31,9 +31,9 @@ _NOBODY: dict[str, Any] = {"missing": [], "failed": "", "saving": [], "torn": Fa
 class Reporting:
     """The training thread's, but for speak()."""
 
-    def __init__(self, context: Any, serving: Serving, line: Line, own: OwnSave, committing: Committing) -> None:
+    def __init__(self, context: Any, strategy: ReportSave, line: Line, own: OwnSave, committing: Committing) -> None:
         self._context = context
-        self._serving = serving
+        self._strategy = strategy
         self._line = line
         self._own = own
         self._committing = committing
@@ -49,7 +49,7 @@ class Reporting:
 
     def begin(self) -> None:
         self._context.report = self._ours
-        self._serving.speak = self.speak
+        self._strategy.speak = self.speak
 
     def end(self) -> None:
         if vars(self._context).get("report") is self._ours:
@@ -61,9 +61,9 @@ class Reporting:
         committing = self._committing
         self._calls += 1
         number = self._calls
-        word = {"number": number, "checkpoint": checkpoint is not None, "replayed": self._serving.replaying}
+        word = {"number": number, "checkpoint": checkpoint is not None, "replayed": self._strategy.replaying}
         with self._lock:
-            through = committing.done or not self._serving.latch.raised or self._serving.native
+            through = committing.done or not self._strategy.latch.raised or self._strategy.native
             self._under_way = word if through else None
         settled = None if through else self._settled(word, checkpoint)
         if settled is not None and (settled["missing"] or settled["torn"]):
@@ -75,7 +75,7 @@ class Reporting:
             self._under_way = None
             self._finished = number
             spoken = self._spoken
-        if settled is None and spoken is not None and not committing.done and not self._serving.native:
+        if settled is None and spoken is not None and not committing.done and not self._strategy.native:
             settled = spoken.result()
             if settled["missing"]:  # and Ray's barrier was released: nothing was reported
                 committing.without(number, settled, checkpoint)
@@ -96,7 +96,7 @@ class Reporting:
     def speak(self) -> None:
         """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us; and if it has
         just come out of it: a rank that was a little slower, or heard the notice a little sooner, waits for our word on that report."""
-        if self._serving.native:
+        if self._strategy.native:
             return  # nobody waits for anybody
         with self._lock:
             if self._finished:
@@ -110,32 +110,32 @@ class Reporting:
         def decide(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
             return {**decisions.report(said, line.size), "name": internals.new_name(self._context.storage_context)}
 
-        until = time.monotonic() + max(1.0, self._serving.left() - 2 * internals.poll_seconds())
+        until = time.monotonic() + max(1.0, self._strategy.left() - 2 * internals.poll_seconds())
         found = line.agreement.settle(f"report/{word['number']}", word, decide, until, line.gone)
         if not found:
             return _NOBODY  # the controller's store is gone, and the run with it
         if found["saving"]:
-            self._serving.begun.set()
+            self._strategy.begin()
         return found
 
     @harmless
     def _passed(self, frame: FrameType, saved: bool, seconds: float) -> None:
         """Learn from a report that is over: how long a save takes, when the next report is due, where the script is."""
-        serving, now = self._serving, time.monotonic()
+        strategy, now = self._strategy, time.monotonic()
         if saved:
-            if serving.flow is not None:
-                serving.flow.reported = True
-            serving.save_seconds = seconds
+            if strategy.flow is not None:
+                strategy.flow.reported = True
+            strategy.save_seconds = seconds
             self._committing.reported(self._context.checkpoint)
         self._plain = self._plain or not saved
         # Where every report so far had a checkpoint, the save point may be passed much more often than it is taken.
-        serving.expected = now + (now - self._last) if self._plain and self._committing.number() > 1 else None
+        strategy.expected = now + (now - self._last) if self._plain and self._committing.number() > 1 else None
         self._last = now
         self._own.remember(frame)
-        if not serving.boundary.installed and "torch" in sys.modules:
-            serving.boundary.install()  # at the same report on all ranks, so that they count alike
-        if not serving.boundary.optimizers:
-            serving.boundary.passed(frame)
+        if not strategy.boundary.installed and "torch" in sys.modules:
+            strategy.boundary.install()  # at the same report on all ranks, so that they count alike
+        if not strategy.boundary.optimizers:
+            strategy.boundary.passed(frame)
 
 
 class _Spoken:

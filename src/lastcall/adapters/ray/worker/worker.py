@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from lastcall.adapters.ray.worker.committing import Committing
 from lastcall.adapters.ray.worker.flow import Flow
 from lastcall.adapters.ray.worker.preemption_info import Echo
 from lastcall.adapters.ray.worker.reporting import Reporting
-from lastcall.adapters.ray.worker.responder import Serving
+from lastcall.adapters.ray.worker.responder import ReportSave
 from lastcall.settings import JITCheckpointConfig
 from lastcall.shield import listening
 from lastcall.shield.listening import Guarded
@@ -36,14 +37,14 @@ class Worker:
         self._context = context
         self._line = line
         self._echo = echo
-        self._serving = Serving(jit, line, echo, own, self._flow)
+        self._strategy = ReportSave(jit, line, echo, own, self._flow, _private(context.storage_context))
         training = line.clone()
-        committing = Committing(context, self._serving, training, echo)
-        self._reporting = Reporting(context, self._serving, training, own, committing)
-        self._fallback = Fallback(context, self._serving, committing, training)
-        self._serving.fall_back = committing.fall_back = self._fallback.save
-        self._serving.failed = self._reporting.failed
-        self._guarded = Guarded(jit, self._serving.on_signal, self._serving.on_notice)
+        committing = Committing(context, self._strategy, training, echo)
+        self._reporting = Reporting(context, self._strategy, training, own, committing)
+        self._fallback = Fallback(context, self._strategy, committing, training)
+        self._strategy.fall_back = committing.fall_back = self._fallback.save
+        self._strategy.failed = self._reporting.failed
+        self._guarded = Guarded(jit, self._strategy.on_signal, self._strategy.on_notice)
         self._signals = [signal.Signals[name] for name in jit.signals]
         self._former: dict[int, Any] = {}
 
@@ -53,12 +54,15 @@ class Worker:
         self._fallback.restore()
         uncommitted.inject(self._context)
         self._flow.begin()
+        resumed = internals.name_of(self._context.storage_context, self._flow.found)
+        self._strategy.context.events.emit("start", resumed=resumed)
         trainers.resume_all()
         try:
             if internals.trains_with_torch(self._context):
-                self._serving.boundary.install()
+                self._strategy.boundary.install()
             self._reporting.begin()
-            threading.Thread(target=self._serving.listen, name="lastcall-ear", daemon=True).start()
+            threading.Thread(target=self._strategy.listen, name="lastcall-ear", daemon=True).start()
+            threading.Thread(target=self._strategy.write_down, name="lastcall-scribe", daemon=True).start()
             for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
                 self._former[signum] = signal.signal(signum, _nothing)
             self._guarded.begin()
@@ -66,7 +70,7 @@ class Worker:
             self.end()
             raise
         listening.taken = "Ray Train"
-        self._echo.begin(self._serving.on_drain)
+        self._echo.begin(self._strategy.on_drain)
 
     def end(self) -> None:
         """Handlers first: the next SIGTERM is Ray's own."""
@@ -76,10 +80,17 @@ class Worker:
             if signal.getsignal(signum) is _nothing:
                 signal.signal(signum, former)
         self._echo.end()
-        self._serving.close()
+        self._strategy.close()
         self._reporting.end()
         self._flow.end()
         self._fallback.end()
+
+
+def _private(storage: Any) -> Path | None:
+    """Where events and progress go, if the run's storage is a folder."""
+    if storage.storage_filesystem.type_name != "local":
+        return None
+    return Path(storage.experiment_fs_path, uncommitted.FOLDER)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:

@@ -206,7 +206,7 @@ class TestWhatIsSavedOfAScriptWithoutASave:
         optimizer = torch.optim.Adam(model.parameters())
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        fallback = Fallback(rank.context, rank.serving, rank.committing, rank.committing._line)
+        fallback = Fallback(rank.context, rank.strategy, rank.committing, rank.committing._line)
         fallback.name(named)
         rank.told(PATIENCE)
         try:

@@ -145,7 +145,7 @@ def test_parts_of_a_checkpoint_are_not_taken_for_one(storage: Any, caplog: pytes
 def test_parts_of_two_different_saves_are_not_put_together(two: Group, caplog: pytest.LogCaptureFixture) -> None:
     for rank in two.ranks:
         rank.told()
-    two.ranks[1].serving.replaying = True
+    two.ranks[1].strategy.replaying = True
     finish(two.ranks[0].report(made("shard-0.pt")), two.ranks[1].report(made("shard-1.pt")))
     assert two.committed == [] and uncommitted.find(two.storage, None)[0] is None
     assert "its parts are of different steps" in caplog.text
