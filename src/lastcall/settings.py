@@ -2,6 +2,7 @@
 
 Each setting comes from the explicit argument, else from the environment, else from its default; `origins()` says which.
 `JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for misspelt names read them.
+The sentence under each field says what it does: `python tools/settings_table.py --write` copies it into docs/guide.md.
 Text and proper values go through the same parser, so that a configuration file which only knows text works too, and
 "false" is never true.
 """
@@ -140,59 +141,63 @@ class JITCheckpointConfig:
     enabled: bool
     """Off means off: no thread, no handler, no file."""
     kill_wait: float
-    """Seconds after the notice before a save may start; training goes on meanwhile."""
+    """Seconds after the notice before a save may start; training continues meanwhile."""
     grace: float
     """Seconds between the notice and the kill, where the notice itself does not say."""
     signals: tuple[str, ...]
-    """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP. None at all if empty."""
+    """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP; `none` for none at all."""
     stop_file: str | None
-    """A file that is a notice once it appears: what a Kubernetes preStop hook can do where no signal comes through."""
+    """A file that is a notice once it appears: what a Kubernetes preStop hook can create where no signal gets through."""
     rescue: bool
     """Save the last completed step from a side thread when no boundary comes in time."""
     spare: bool
     """Keep space for the next checkpoint written beforehand: faster saves, for one checkpoint's size of disk."""
     guard: bool
-    """Keep a copy of the last boundary in shared memory, for the guardian in `lastcall run` to save if this process is killed."""
+    """Keep a copy of the last boundary in shared memory, which the guardian in `lastcall run` saves if this process is killed.
+    Also `protect(..., guard=True)`."""
     guard_steps: int | None
     """Steps between two such copies. With neither this nor `guard_seconds`, they cost at most a hundredth of the time."""
     guard_seconds: float | None
     """Seconds between two such copies."""
     guard_folder: str
-    """Where they are kept: a folder that outlives the process, such as an emptyDir with medium Memory."""
+    """Where the copies are kept: a folder that outlives the process, such as an emptyDir with medium Memory. It needs room for
+    twice the state."""
     huge_pages: bool
-    """Move large host tensors into huge pages while training goes on: they are written faster."""
+    """Move large host tensors into huge pages during training, at a tenth of one thread's time: they are written a fifth faster."""
     threads: int
-    """How many threads write a checkpoint."""
+    """How many threads write a checkpoint; each has a buffer of 4 MB."""
     ranks: str
-    """What the processes of torch.distributed are: one run in one directory ("together"), or each a run of its own ("separate")."""
+    """What the processes of torch.distributed are: one run in one directory (`together`), or each a run of its own (`separate`)."""
     on_hang: str
-    """When a rank hangs, the others save. Then they go on waiting for it ("save"), or leave so that the run is started again
-    ("exit")."""
+    """When a rank hangs, the others save. Then they wait for it (`save`), or exit so that the run is started again (`exit`)."""
     on_error: str
-    """When the script leaves the block by an exception, Ctrl-C or sys.exit(), or its terminal hangs up (SIGHUP): save the last
-    completed step first ("save"), or leave at once ("leave"). With many ranks an exception always has all of them save."""
+    """When an exception, Ctrl-C, `sys.exit()` or a closed terminal (SIGHUP) leaves the block: save the last completed step first
+    (`save`), or leave at once (`leave`). With many ranks, an exception always makes all of them save."""
     hang_seconds: float
-    """How long a rank may make no progress at least; ten times the longest usual step where that is more."""
+    """A rank hangs if it makes no progress for this many seconds, or for ten times the longest usual step if that is more."""
     exit_code: int
-    """How the process leaves after a notice and a committed checkpoint; it asks the platform to run it again."""
+    """The exit code after a notice and a committed checkpoint; it asks the platform to run the job again."""
     log_level: str
     """The least severe log lines that are shown: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     progress_port: int | None
-    """Where rank 0 serves its progress as JSON, for OpenShift AI's controller among others; nowhere if None."""
+    """The port on which rank 0 serves its progress as JSON, for OpenShift AI's controller among others; none: no port."""
     run_id: str | None
-    """What a Trainer's run is called; checkpoints of other runs are left alone. None: made from what it trains, and how."""
+    """The name of a Trainer's run; checkpoints of other runs are left alone. None: made from the model, the length of the data and
+    the training arguments. Two runs of one name in one `output_dir` are the same run, and one resumes from the other."""
     directory: str | None
-    """Where a Trainer's checkpoints go, whatever its script calls output_dir. None: where the script says."""
+    """Where a Trainer's checkpoints go, with all else that it saves in its `output_dir`, whatever the script calls that. None: where
+    the script says."""
     unmatched: str
-    """When a checkpoint and protect() do not name the same models and optimizers: stop ("refuse"), or let them begin anew ("allow")."""
+    """When a checkpoint and `protect()` do not name the same models and optimizers: stop (`refuse`), or start these from scratch
+    (`allow`)."""
     progress_push: bool
-    """In a pod that Kubeflow Trainer asks for its status, rank 0 reports its progress there."""
+    """In a pod whose TrainJob asks for its status, rank 0 reports its progress to Kubeflow Trainer."""
     mirror: str | None
-    """A second place for the checkpoints, s3://BUCKET/PREFIX or file:///FOLDER: they are copied there once they are committed, and
-    fetched from there where the directory has none that is as new."""
+    """A second location for the checkpoints, `s3://BUCKET/PREFIX` or `file:///FOLDER`: they are uploaded after each commit, and
+    downloaded where the directory has none that is as new."""
     mirror_keys: str | None
-    """A folder with the keys for it as files of the names AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_S3_ENDPOINT, ...: a mounted
-    secret. Variables of these names win."""
+    """A folder with the mirror's keys in files named AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_S3_ENDPOINT, ...: a mounted secret.
+    Variables of these names win."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -272,17 +277,17 @@ class PeriodicCheckpointConfig:
     """When checkpoints are made without a notice, and how many are kept."""
 
     save_strategy: SaveStrategy
-    """When to save: "no", "steps" or "epoch". Not given, it is "steps" where `save_steps` is given, else "no"."""
+    """When to save: `no`, `steps` or `epoch`. Not given, it is `steps` where `save_steps` is given, else `no`."""
     save_steps: int | None
-    """Steps between two saves; read with save_strategy="steps" only, where it is 500 unless given."""
+    """Steps between two saves, with `steps` only; 500 there unless given."""
     save_total_limit: int | None
-    """How many checkpoints are kept; None keeps all. The last two valid ones are never removed, so 1 keeps two."""
+    """How many checkpoints are kept; none keeps all. The last two valid ones and the best one are never removed, so 1 keeps two."""
     monitor: str | None
-    """The reported metric by which the best checkpoint is told; the best one is kept beyond the limit."""
+    """The reported metric that decides which checkpoint is the best; the best one is kept beyond the limit."""
     mode: Mode
-    """Whether the best metric is the lowest ("min") or the highest ("max")."""
+    """Whether the best metric is the lowest (`min`) or the highest (`max`)."""
     save_best_only: bool
-    """Make a periodic save only when `monitor` is better than ever before. Just-in-time saves are made regardless."""
+    """Make a periodic save only when `monitor` is better than ever before. Just-in-time saves are always made."""
     _origins: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __init__(

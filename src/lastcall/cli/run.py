@@ -49,7 +49,11 @@ def add(subparsers: Any) -> None:
         usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
     )
     time = parser.add_argument_group("time")
-    time.add_argument("--grace", metavar="SECONDS", help="between a notice and the kill, where the notice does not say (default: 30)")
+    time.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        help=f"between a notice and the kill, where the notice does not say (default: {_row('grace').default:g})",
+    )
     time.add_argument(
         "--kill-after",
         metavar="SECONDS",
@@ -65,7 +69,9 @@ def add(subparsers: Any) -> None:
     ending.add_argument(
         "--platform", metavar="NAME", default="auto", help=f"who runs this job: {', '.join(platforms.NAMES)} (default: auto)"
     )
-    ending.add_argument("--exit-code", metavar="CODE", help="of a saved run (default: what the platform needs; 75)")
+    ending.add_argument(
+        "--exit-code", metavar="CODE", help=f"of a saved run (default: what the platform needs; {_row('exit_code').default})"
+    )
     ending.add_argument("--linger", metavar="SECONDS", help="Slurm: wait so long for the kill after a requeue (default: 60)")
     again = parser.add_argument_group("restarts on this machine")
     again.add_argument("--restart", metavar="WHEN", help=_RESTART)
@@ -82,7 +88,8 @@ def add(subparsers: Any) -> None:
     guard.add_argument("--guard-steps", metavar="N", help="steps between two copies (default: at most 1%% of the time goes into them)")
     guard.add_argument("--guard-seconds", metavar="SECONDS", help="seconds between two copies")
     parser.add_argument("--no-auto", action="store_true", help="do not switch lastcall on in programs that do not use it themselves")
-    parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO (default), WARNING, ERROR or CRITICAL")
+    level = _row("log_level")
+    parser.add_argument("--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
     parser.set_defaults(call=run)
 
@@ -135,11 +142,16 @@ def _setting(option: str, field: str, text: str | None) -> Any:
     """An option is checked exactly as the variable of the same setting is, but called by its own name."""
     if text is None:
         return None
-    (setting,) = (setting for setting in settings.JIT if setting.field == field)
+    setting = _row(field)
     try:
         return setting.parse(text)
     except ValueError as error:
         settings.fail(f"{option} {text!r} {error}. Set it to {setting.allowed}, for example: {option} {setting.example}")
+
+
+def _row(field: str) -> settings.Setting:
+    (found,) = (setting for setting in settings.JIT if setting.field == field)
+    return found
 
 
 def _one_of(option: str, text: str, choices: Sequence[str]) -> str:
