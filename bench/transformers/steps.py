@@ -4,7 +4,7 @@ One process for each way, all of them alive; they train in turn, a few hundred s
 each time, and never at once. "control" is a second unprotected process and shows what the method itself cannot tell apart: two
 processes never have quite the same step, so the control's distance from zero is the error of all the rows.
 
-Every training begins with boundary copies at each step, until their 50 ms of credit are used up (docs/architecture.md): what they cost
+Every training begins with boundary copies at each step, until their 50 ms of credit are used up (docs/internals.md): what they cost
 is a row of its own, and the steps that count come after them.
 """
 
