@@ -128,3 +128,10 @@ def test_the_page_fits_on_two_screens() -> None:
     lines = PAGE.splitlines()
     assert len(lines) <= 125
     assert max(map(len, lines)) <= 120
+
+
+def test_the_glossary_is_alphabetical_and_has_no_word_twice() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([a-z][a-z, ]+?) \| [A-Z`]", text, re.MULTILINE)
+    assert len(words) >= 30
+    assert words == sorted(set(words))
