@@ -135,3 +135,20 @@ def test_the_glossary_is_alphabetical_and_has_no_word_twice() -> None:
     words = re.findall(r"^\| ([a-z][a-z, ]+?) \| [A-Z`]", text, re.MULTILINE)
     assert len(words) >= 30
     assert words == sorted(set(words))
+
+
+def test_every_place_that_contributing_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Where does a change go")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 15
+    for row in rows:
+        named = re.findall(r"`([\w/.]+)", row[-1])
+        assert named, row
+        assert [name for name in named if not (SOURCE / name).exists() and not (ROOT / name).exists()] == []
+
+
+def test_every_make_target_that_contributing_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([\w-]+)", text)) - {"builds"} <= targets
