@@ -97,8 +97,13 @@ class Stage:
 
     # ---- what the training thread does -----------------------------------------------------------------------
 
-    def save_and_leave(self) -> None:
+    def save(self) -> None:
+        """It has come to its boundary, and leaves by itself."""
+        self.answer.arrived = True
         self.phases.enter(Phase.SAVING)
+
+    def save_and_leave(self) -> None:
+        self.save()
         self.commit_and_leave()
 
     def commit_and_leave(self) -> None:

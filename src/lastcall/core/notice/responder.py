@@ -103,9 +103,10 @@ class Responder:
         if where.finished:
             self._phases.try_enter(Phase.DISMISSED, where.because)
             return
-        if not self._comes_to_nothing(where):
-            return  # the training thread has taken over, and leaves by itself however late it is, or the session has ended
-        strategy.aside(self._phases.because)
+        if self._comes_to_nothing(where):
+            strategy.aside(self._phases.because)
+        elif answer.arrived:
+            return  # the training thread has taken over, and leaves by itself however late it is
         if not (answer.passing and not self._phases.closed and strategy.continues()):
             self._stay_until_the_end()
 

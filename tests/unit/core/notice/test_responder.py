@@ -140,7 +140,7 @@ def test_a_boundary_in_time_saves_and_nothing_else_does(stage: Stage) -> None:
 
 
 def test_a_boundary_that_saves_while_the_ranks_still_agree_is_one_in_time(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    stage.on["decide"] = partial(stage.phases.enter, P.SAVING)
+    stage.on["decide"] = stage.save
     stage.run()
     assert stage.names[-1] is P.SAVING and stage.called == ["announce", "hold", "decide"]
     assert "nothing could be saved" not in caplog.text  # nobody knows that yet
@@ -265,7 +265,7 @@ def test_a_boundary_that_is_committed_after_the_deadline_is_left_by_the_training
     def commit() -> None:
         stage.answer.saved("saved checkpoint-5")
 
-    stage.at(4.0, partial(stage.phases.enter, P.SAVING))
+    stage.at(4.0, stage.save)
     stage.at(60.0, commit)
     stage.run()
     assert stage.names[-1] is P.COMMITTED and stage.context.outcome.saved and not stage.wound_up
@@ -344,6 +344,22 @@ def test_after_a_hang_where_training_cannot_continue_the_end_is_that_of_a_notice
     stage.on["continues"] = partial(stage.phases.enter, P.LEAVING)  # so that QUIET is refused
     stage.run(hang(stage), passing=True)
     assert stage.names[-1] is P.LEAVING
+
+
+def test_after_a_boundary_was_saved_training_continues_where_nobody_would_restart_it(stage: Stage) -> None:
+    """Ray's workers: a report that saves leaves the process where it is."""
+    stage.at(4.0, partial(stage.phases.enter, P.SAVING))
+    stage.at(5.0, partial(stage.answer.saved, "saved checkpoint-5"))
+    stage.run(passing=True)
+    assert stage.names[-3:] == [P.SAVING, P.COMMITTED, P.QUIET] and stage.called[-1] == "continues" and not stage.wound_up
+
+
+def test_a_save_of_the_scripts_own_that_fails_is_stuck_where_its_thread_does_not_leave(stage: Stage) -> None:
+    """A script that knows nothing of lastcall trains on after its save has come to nothing."""
+    stage.at(4.0, partial(stage.phases.enter, P.SAVING))
+    stage.at(5.0, partial(stage.phases.enter, P.FAILED, "its own save did not save"))
+    stage.run()
+    assert stage.called[-1] == "stuck" and stage.clock.now() == NOW + 29.0
 
 
 def test_a_notice_that_is_no_hang_never_asks_whether_training_continues(stage: Stage) -> None:
