@@ -32,6 +32,7 @@ class Answer:
         self.committed = False  # some checkpoint is committed for this notice
         self.passing = False  # a hang: training continues after the save, and nobody leaves
         self.arrived = False  # the training thread stands at a boundary, or has left its loop: it leaves by itself
+        self.at_gate = False  # it has left in the middle of its step, and may still hang in a `finally` of the script
         self._left = False  # Preempted was raised into the loop
 
     # ---- the notice ------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ class Answer:
     def reset(self) -> None:
         """Training continues: the next notice finds nothing of this one."""
         self._current = None
-        self.whole = self.committed = self.passing = self.arrived = False
+        self.whole = self.committed = self.passing = self.arrived = self.at_gate = False
 
     @property
     def notice(self) -> Notice:
@@ -97,6 +98,7 @@ class Answer:
     def leave_if_saved(self) -> None:
         """On the training thread, before it would change the state."""
         if self.whole and not self.passing:
+            self.at_gate = not self.arrived
             self.leave()
 
     def leave(self) -> NoReturn:

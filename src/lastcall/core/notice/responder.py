@@ -165,17 +165,25 @@ class Responder:
         until = self._last_moment()
         if answer.whole:
             until = min(until, clock.now() + _LEAVE)
-        while phases.phase not in (Phase.LEAVING, Phase.DISMISSED) and (left := until - clock.now()) > 0:
+        while not self._gone() and (left := until - clock.now()) > 0:
             if phases.wait_closed(min(left, timing.LOOK)):
                 return
             self._look()
             until = min(until, self._last_moment())
-        if phases.closed or phases.phase in (Phase.LEAVING, Phase.DISMISSED):
+        if self._gone():
             return
         if not answer.committed:
             log.error("The deadline has come and nothing could be saved")
             if not answer.arrived:
                 self._strategy.stuck()
-        elif not answer.arrived and phases.try_enter(Phase.LEAVING, "the training thread does not return", only_from={Phase.COMMITTED}):
+        elif not answer.arrived and self._leaves_for("the training thread does not return"):
             self._context.outcome.decide(Outcome.SAVED)
             answer.leave_by_force("The training thread does not return")
+
+    def _gone(self) -> bool:
+        """Whether the training thread leaves by itself."""
+        phases = self._phases
+        return phases.closed or phases.phase is Phase.DISMISSED or (phases.phase is Phase.LEAVING and not self._answer.at_gate)
+
+    def _leaves_for(self, why: str) -> bool:
+        return self._phases.phase is Phase.LEAVING or self._phases.try_enter(Phase.LEAVING, why, only_from={Phase.COMMITTED})
