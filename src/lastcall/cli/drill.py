@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lastcall import settings
-from lastcall.cli import output, proved
+from lastcall.cli import output, proof_report
 from lastcall.drill import options as drill_options
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def _prove(args: argparse.Namespace) -> int:
     steps = _STEPS if args.steps is None else _count("--steps", args.steps)
     verdict = proof.Proof(parsed(args), steps, _say_prove).run()
     if args.json:
-        output.document(proved.to_json(verdict))
+        output.document(proof_report.to_json(verdict))
     else:
-        for line in proved.lines(verdict):
+        for line in proof_report.lines(verdict):
             output.write(output.printable(line))
     if verdict.interrupted is not None:
         return 128 + verdict.interrupted

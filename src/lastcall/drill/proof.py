@@ -19,9 +19,9 @@ from pathlib import Path
 from lastcall import settings
 from lastcall.core.proof import witness
 from lastcall.core.proof.witness import Plan, Statement
-from lastcall.drill import causes, evidence, words
+from lastcall.drill import causes, evidence, sentences
+from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.interruption import Interrupted, Interruptions
-from lastcall.drill.life import Life
 from lastcall.drill.options import Options
 from lastcall.launch import command as launching
 from lastcall.launch import processes
@@ -73,7 +73,7 @@ class Proof:
         self._say = say
         self._interruptions = Interruptions()
         self._verdict = Verdict(options, steps)
-        self._life: Life | None = None
+        self._life: Incarnation | None = None
         self._lives = 0
 
     def run(self) -> Verdict:
@@ -152,10 +152,10 @@ class Proof:
 
         if not self._until(life, over, folder) and life.process.returncode != 0:
             code = processes.described(life.process.returncode)
-            raise _Unproved(f"the command left with {code} before step {self._steps}{words.last_words(life)}")
+            raise _Unproved(f"the command left with {code} before step {self._steps}{sentences.last_words(life)}")
         self._end(life)
         if not any(one.incarnation == incarnation for one in witness.statements(folder)):
-            raise _Unproved(words.no_step(life, self._options.patience))
+            raise _Unproved(sentences.no_step(life, self._options.patience))
 
     def _preempted(self, folder: Path, number: int) -> None:
         """Until it has saved and left by itself, or has come back by itself (`lastcall run --restart`)."""
@@ -168,23 +168,23 @@ class Proof:
         saved = [found[0] for root in sorted((folder / "runs").glob("*")) if (found := evidence.newest(root)) is not None]
         if not saved:
             how = "" if code is None else f", and left with {processes.described(code)}"
-            raise _Unproved(f"nothing was saved after the preemption{how}{words.last_words(life)}")
+            raise _Unproved(f"nothing was saved after the preemption{how}{sentences.last_words(life)}")
         exact = "exact" if saved[0].exact else f"not exact: {saved[0].because}"
         self._verdict.resumed.append(saved[0])
         self._say(f"Saved {saved[0].name} ({exact}){'' if code is None else f', exit code {code if code >= 0 else 128 - code}'}")
 
-    def _start(self, folder: Path) -> Life:
+    def _start(self, folder: Path) -> Incarnation:
         self._lives += 1
         registry = self._folder / f"life-{self._lives}"
         registry.mkdir()
         more = {"LASTCALL_PROOF": str(folder), "LASTCALL_ENABLED": "1", "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
         try:
-            self._life = Life(self._options, self._path, registry, self._log, more)
+            self._life = Incarnation(self._options, self._path, registry, self._log, more)
         except OSError as error:
             settings.fail(f"{self._path} cannot be started: {error.strerror}. Does its first line name an interpreter that exists?")
         return self._life
 
-    def _until(self, life: Life, condition: Callable[[], bool], folder: Path) -> bool:
+    def _until(self, life: Incarnation, condition: Callable[[], bool], folder: Path) -> bool:
         """Whether it came true before the command ended. Patience is for one step: every new one begins it anew."""
         looked, size, until = 0.0, -1, time.monotonic() + self._options.patience
         while True:
@@ -201,10 +201,10 @@ class Proof:
             if ended:
                 return False
             if time.monotonic() >= until:
-                raise _Unproved(words.no_step(life, self._options.patience))
+                raise _Unproved(sentences.no_step(life, self._options.patience))
             time.sleep(_TICK)
 
-    def _end(self, life: Life) -> None:
+    def _end(self, life: Incarnation) -> None:
         life.kill_rest()
         self._life = None
 

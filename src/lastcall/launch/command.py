@@ -21,9 +21,9 @@ from lastcall import settings
 from lastcall.core.checkpoint import handover
 from lastcall.core.process import identity, logs, registry
 from lastcall.launch import environment, machines, outcome, platforms, processes, restarts, store
-from lastcall.launch.ears import Ears
 from lastcall.launch.options import Options
 from lastcall.launch.outcome import Result, Verdict
+from lastcall.launch.signal_inbox import SignalInbox
 from lastcall.launch.supervisor import Ending, Supervisor, as_notice
 from lastcall.types import Notice
 
@@ -60,15 +60,16 @@ def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Sourc
         return error.code
     config = settings.JITCheckpointConfig(environ=environ)
     signals = {signal.SIGTERM, *(signal.Signals[name] for name in config.signals)}  # those that are notices; SIGTERM always is one here
-    ears = Ears(signals)  # before the first thread: one that has not blocked the signals would be killed by them, and we with it
+    # Before the first thread: a thread that has not blocked the signals would be killed by them, and this process with it.
+    inbox = SignalInbox(signals)
     opened = store.served(everywhere=machines.several(options.command, environ)) if config.enabled else store.unserved()
     with logs.Visible(options.log_level), _registry() as book, opened as serving:
         log.debug("Platform %s: %s; a saved run leaves with exit code %d", platform.name, why, exit_code)
         child = environment.build(options, exit_code, book.folder, environ, serving.told)
         listening = _sources(options, platform.name) if sources is None else sources
-        launcher = Launcher(options, exit_code, book, ears, signals, serving.clear)
+        launcher = Launcher(options, exit_code, book, inbox, signals, serving.clear)
         try:
-            with _listening(listening, ears.tell):
+            with _listening(listening, inbox.tell):
                 verdict = launcher.run(path, child)
         except CannotStart as error:
             log.error("%s", error)
@@ -86,11 +87,11 @@ class Launcher:
         options: Options,
         exit_code: int,
         book: registry.Registry,
-        ears: Ears,
+        inbox: SignalInbox,
         signals: Collection[int],
         forget: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ears = ears
+        self._inbox = inbox
         self._forget = forget  # what the ranks of an incarnation said to each other
         self._options = options
         self._exit_code = exit_code
@@ -130,7 +131,7 @@ class Launcher:
         return verdict
 
     def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
-        supervisor = Supervisor(self._options, self._book, self._ears, self._signals, self._strangers)
+        supervisor = Supervisor(self._options, self._book, self._inbox, self._signals, self._strangers)
         try:
             supervisor.start(path, environ, self._handed_over())
         except OSError as error:
@@ -176,7 +177,7 @@ class Launcher:
         """Between two incarnations: the back-off, or a pause. Returns the verdict that holds if the launcher is told to end."""
         until = time.monotonic() + decision.delay
         while (left := until - time.monotonic()) > 0 or restarts.paused(ending.members):
-            heard = self._ears.wait(min(left, _PAUSE_TICK) if left > 0 else _PAUSE_TICK)
+            heard = self._inbox.wait(min(left, _PAUSE_TICK) if left > 0 else _PAUSE_TICK)
             if heard is None:
                 continue
             if not isinstance(heard, Notice) and heard.signum == signal.SIGINT:
@@ -195,7 +196,7 @@ class Launcher:
         """Slurm kills a job that it requeues. One that leaves by itself before that may be counted as completed, and not come back."""
         until = time.monotonic() + self._options.linger
         while (left := until - time.monotonic()) > 0:
-            heard = self._ears.wait(left)
+            heard = self._inbox.wait(left)
             if heard is not None and (isinstance(heard, Notice) or heard.signum in (signal.SIGTERM, signal.SIGINT)):
                 return
         log.warning("Slurm has not ended this job in %.0f s: leaving", self._options.linger)

@@ -24,7 +24,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(*, everywhere: bool = True) -> Iterator[Served]:
-    """After the signals are blocked (ears.py): the server's thread must not be the one that they end. A run without a store is a run
+    """Called once the signals are blocked (signal_inbox.py), so that they cannot end the server's thread. A run without a store is a run
     all the same, so nothing here is fatal. `everywhere`: whether ranks on other machines may come; otherwise only this one is
     listened to."""
     from lastcall.core.store import server

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from lastcall.core.process import registry
 from lastcall.launch import processes
-from lastcall.launch.ears import RESET, Ears, Heard
 from lastcall.launch.options import Options
-from lastcall.launch.stopping import UNPROTECTED, Stopping
+from lastcall.launch.shutdown import UNPROTECTED, Shutdown
+from lastcall.launch.signal_inbox import RESET, Heard, SignalInbox
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
@@ -50,15 +50,15 @@ class Supervisor:
         self,
         options: Options,
         book: registry.Registry,
-        ears: Ears,
+        inbox: SignalInbox,
         signals: Collection[int] = (signal.SIGTERM,),
         strangers: Collection[tuple[int, int]] = (),
     ) -> None:
         self._options = options
         self._book = book
-        self._ears = ears
+        self._inbox = inbox
         self._signals = signals  # those that are notices
-        self._stopping = Stopping(options, book, strangers)
+        self._shutdown = Shutdown(options, book, strangers)
         self._pid = -1
         self._status: int | None = None
         self._statuses: dict[int, int] = {}
@@ -76,36 +76,36 @@ class Supervisor:
         # and exec there.
         self._remarked = environ.get("LASTCALL_ENABLED", "1").strip().lower() in ("0", "false", "no", "off")
         self._began = time.monotonic()
-        self._pid = os.posix_spawn(path, (*self._options.command, *more), environ, setsigmask=self._ears.mask, setsigdef=RESET)
+        self._pid = os.posix_spawn(path, (*self._options.command, *more), environ, setsigmask=self._inbox.mask, setsigdef=RESET)
 
     def run(self) -> Ending:
         """From the start to the end."""
         while not self._over():
-            heard = self._ears.wait(self._patience())
+            heard = self._inbox.wait(self._patience())
             if heard is not None:
                 self._act(heard)
-            self._stopping.tick()
+            self._shutdown.tick()
             self._remark()
         assert self._status is not None
         again = self._options.restart != "never" and (self._status != 0 or any(m.outcome == "saved" for m in self._book.members()))
-        if self._stopping.notice is not None or again:
+        if self._shutdown.notice is not None or again:
             self._sweep()
         return Ending(
             self._pid,
             self._status,
             tuple(self._book.members()),
-            self._stopping.notice,
+            self._shutdown.notice,
             self._interrupted,
             dict(self._statuses),
             dict(self._left),
             tuple(self._book.refusals()),
-            self._stopping.agents,
-            self._stopping.elsewhere,
+            self._shutdown.agents,
+            self._shutdown.elsewhere,
         )
 
     def _patience(self) -> float | None:
         """How long nothing need be looked at."""
-        if self._stopping.notice is not None or self._status is not None:
+        if self._shutdown.notice is not None or self._status is not None:
             return _TICK
         return None if self._remarked else max(0.0, self._began + _REMARK - time.monotonic())
 
@@ -114,8 +114,8 @@ class Supervisor:
         if self._remarked or time.monotonic() < self._began + _REMARK:
             return
         self._remarked = True
-        if self._stopping.notice is None and not self._book.members() and self._status is None:
-            tree = self._stopping.tree()
+        if self._shutdown.notice is None and not self._book.members() and self._status is None:
+            tree = self._shutdown.tree()
             if not any(map(processes.is_elsewhere, tree.values())):
                 log.warning("After %.0f s: %s", _REMARK, UNPROTECTED)
 
@@ -138,12 +138,12 @@ class Supervisor:
         return not alive
 
     def _going_on(self) -> list[int]:
-        return [member.pid for member in self._stopping.members()] or self._unjoined()
+        return [member.pid for member in self._shutdown.members()] or self._unjoined()
 
     def _may_have_left_some(self) -> bool:
         """Whether the command has ended, by itself or by a kill, in a way that leaves programs behind which may be about to train."""
         killed = self._status is not None and self._status < 0
-        return self._stopping.notice is None and (killed or (self._status == 0 and not self._book.members()))
+        return self._shutdown.notice is None and (killed or (self._status == 0 and not self._book.members()))
 
     def _unjoined(self) -> list[int]:
         """Python programs below the command that may be about to train, where it was killed or has ended with 0 before anybody joined
@@ -151,7 +151,7 @@ class Supervisor:
         if not self._may_have_left_some():
             return []
         killed = self._status != 0
-        tree = self._stopping.tree()
+        tree = self._shutdown.tree()
         folder = str(self._book.folder)
         late = time.monotonic() > self._ended + _JOIN
         found = [
@@ -187,40 +187,40 @@ class Supervisor:
     def _act(self, heard: Heard | Notice) -> None:
         if isinstance(heard, Notice):
             self._interrupted = False
-            self._stopping.begin(heard)
+            self._shutdown.begin(heard)
         elif heard.signum == signal.SIGCHLD:
             return
         elif heard.signum == signal.SIGCONT:
-            processes.send(self._stopping.tree().values(), signal.SIGCONT)
+            processes.send(self._shutdown.tree().values(), signal.SIGCONT)
         elif heard.signum == signal.SIGTSTP:
             if heard.from_kernel:  # Ctrl-Z: the whole job stops, and the shell waits to see it of us
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:  # outside a terminal this stops only who wants it, so we stay
-                processes.send(self._stopping.tree().values(), signal.SIGTSTP)
+                processes.send(self._shutdown.tree().values(), signal.SIGTSTP)
         elif heard.signum == signal.SIGINT:
-            self._interrupted = self._stopping.notice is None
+            self._interrupted = self._shutdown.notice is None
             if not heard.from_kernel:  # otherwise the terminal has told everybody, and a second one means "leave at once"
-                self._stopping.forward(heard.signum, self._pid)
+                self._shutdown.forward(heard.signum, self._pid)
         elif (notice := as_notice(heard, self._signals, self._options.grace)) is not None:
             self._interrupted = False
-            self._stopping.begin(notice)
+            self._shutdown.begin(notice)
         elif not heard.from_kernel:
-            self._stopping.forward(heard.signum, self._pid)
+            self._shutdown.forward(heard.signum, self._pid)
 
     def _sweep(self) -> None:
         """What the command has left behind must not outlive a notice, nor meet the next incarnation."""
-        left = self._stopping.tree()
+        left = self._shutdown.tree()
         if not left:
             return
         log.info("SIGTERM to what the command has left behind, %s", processes.names(left))
         processes.send(left.values(), signal.SIGTERM)
         began = time.monotonic()
-        while (left := self._stopping.tree()) and time.monotonic() < began + 2 * _SWEEP:
+        while (left := self._shutdown.tree()) and time.monotonic() < began + 2 * _SWEEP:
             if time.monotonic() > began + _SWEEP:
                 processes.send(left.values(), signal.SIGKILL)
-            heard = self._ears.wait(_TICK / 2)
-            if heard is not None and self._stopping.notice is None:  # too late for this incarnation, in time to prevent the next
-                self._stopping.notice = as_notice(heard, self._signals, self._options.grace)
+            heard = self._inbox.wait(_TICK / 2)
+            if heard is not None and self._shutdown.notice is None:  # too late for this incarnation, in time to prevent the next
+                self._shutdown.notice = as_notice(heard, self._signals, self._options.grace)
             self._reap()
 
 

@@ -14,7 +14,7 @@ from kubeflow.trainer.backends.container.backend import ContainerBackend
 from kubeflow.trainer.backends.kubernetes.backend import KubernetesBackend
 from kubeflow.trainer.backends.localprocess.backend import LocalProcessBackend
 
-from lastcall.adapters.kubeflow import places, submission
+from lastcall.adapters.kubeflow import locations, submission
 from lastcall.adapters.kubeflow.trainer import TransformersTrainer
 
 _MARK = "_lastcall_original"
@@ -37,7 +37,7 @@ def _train(original: Any, kind: type) -> Any:
         call = signature.bind(*args, **kwargs)
         trainer = call.arguments.get("trainer")
         if isinstance(trainer, TransformersTrainer):
-            place = places.parse(trainer.output_dir) if trainer.output_dir is not None else None
+            place = locations.parse(trainer.output_dir) if trainer.output_dir is not None else None
             options = list(call.arguments.get("options") or ())
             mirror, cluster = place.mirror if place else None, kind is KubernetesBackend
             call.arguments["trainer"] = submission.custom(trainer, _directory(place, kind), mirror, mounted=cluster)
@@ -48,7 +48,7 @@ def _train(original: Any, kind: type) -> Any:
     return train
 
 
-def _directory(place: places.Place | None, kind: type) -> str | None:
+def _directory(place: locations.Location | None, kind: type) -> str | None:
     if place is None:
         return None
     if kind is KubernetesBackend:

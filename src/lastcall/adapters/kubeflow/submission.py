@@ -10,7 +10,7 @@ from typing import Any
 from kubeflow.trainer import CustomTrainer
 
 from lastcall import settings
-from lastcall.adapters.kubeflow import places, shipping
+from lastcall.adapters.kubeflow import function_text, locations
 from lastcall.adapters.kubeflow.trainer import TransformersTrainer, own_package
 
 MANAGER = "lastcall.dev/kubeflow"  # of our entry in spec.runtimePatches
@@ -21,9 +21,9 @@ _OURS = re.compile(r"\s*lastcall\s*($|[\[=<>!~@;])", re.IGNORECASE)
 def custom(trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, *, mounted: bool = False) -> CustomTrainer:
     """`directory`: where the checkpoints go, as the processes see it; `mirror`: where they are copied to; `mounted`: whether secrets
     are."""
-    keys = places.KEYS if mounted and trainer.data_connection_name is not None else None
+    keys = locations.KEYS if mounted and trainer.data_connection_name is not None else None
     return CustomTrainer(
-        func=shipping.stub(trainer.func, trainer.func_args),
+        func=function_text.stub(trainer.func, trainer.func_args),
         func_args=None,  # they travel with the function
         image=trainer.image,
         packages_to_install=packages(trainer, mirror),
@@ -74,7 +74,7 @@ class Additions:
     """An option of the SDK, called last with what the user's own options have made of the TrainJob."""
 
     trainer: TransformersTrainer
-    place: places.Place | None
+    place: locations.Location | None
 
     def __call__(self, job_spec: dict[str, Any], trainer: object, backend: object) -> None:
         metadata = job_spec.setdefault("metadata", {})
@@ -96,7 +96,7 @@ def job_annotations(trainer: TransformersTrainer) -> dict[str, str]:
     return ours
 
 
-def runtime_patch(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, Any] | None:
+def runtime_patch(trainer: TransformersTrainer, place: locations.Location | None) -> dict[str, Any] | None:
     """For the pods of the training itself; those that fetch model and data are left alone."""
     pod: dict[str, Any] = {}
     if trainer.enable_jit_checkpoint:
@@ -110,16 +110,16 @@ def runtime_patch(trainer: TransformersTrainer, place: places.Place | None) -> d
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-def _volumes(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _volumes(trainer: TransformersTrainer, place: locations.Location | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """By name: how it is mounted, and what it is. The keys of a bucket are mounted: the SDK has no words for variables from a secret,
     and so they are in nobody's environment."""
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if place is not None and place.mirror is not None:
-        found[places.VOLUME] = {"mountPath": places.MOUNT}, {"emptyDir": {}}
+        found[locations.VOLUME] = {"mountPath": locations.MOUNT}, {"emptyDir": {}}
     elif place is not None and place.claim is not None:
-        found[places.VOLUME] = {"mountPath": places.MOUNT}, {"persistentVolumeClaim": {"claimName": place.claim}}
+        found[locations.VOLUME] = {"mountPath": locations.MOUNT}, {"persistentVolumeClaim": {"claimName": place.claim}}
     if (secret := trainer.data_connection_name) is not None:
-        found[places.KEYS_VOLUME] = {"mountPath": places.KEYS, "readOnly": True}, {"secret": {"secretName": secret}}
+        found[locations.KEYS_VOLUME] = {"mountPath": locations.KEYS, "readOnly": True}, {"secret": {"secretName": secret}}
     return found
 
 

@@ -11,7 +11,7 @@ from kubeflow.trainer import CustomTrainer
 
 import lastcall
 from lastcall import errors, parsing, settings
-from lastcall.adapters.kubeflow import places, shipping, standing
+from lastcall.adapters.kubeflow import function_text, locations, standalone
 from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 
 DEFAULT_GRACE_SECONDS = 120  # Kubernetes' own 30 hold a checkpoint of a few GB at most
@@ -52,16 +52,16 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
         _check_types(self)
         if self.output_dir is not None:
             self.output_dir = os.fspath(self.output_dir)
-            places.parse(self.output_dir)
+            locations.parse(self.output_dir)
         if self.data_connection_name is not None and not parsing.is_object_name(self.data_connection_name):
             raise ValueError(f"data_connection_name={self.data_connection_name!r} is not the name of a secret")
         _whole("metrics_port", self.metrics_port, _PORTS)
         _whole("metrics_poll_interval_seconds", self.metrics_poll_interval_seconds, _POLLS)
         _whole("grace_seconds", self.grace_seconds, range(1, 7 * 86400))
-        shipping.source_of(self.func)
-        shipping.arguments_of(self.func_args)
-        standing.check_call(self.func, self.func_args or {})
-        shipping.check_size(self.func, self.func_args)
+        function_text.source_of(self.func)
+        function_text.arguments_of(self.func_args)
+        standalone.check_call(self.func, self.func_args or {})
+        function_text.check_size(self.func, self.func_args)
         for name, value in (self.env or {}).items():
             if not isinstance(value, str):
                 raise ValueError(f"env: {name}={value!r} is not text. Write {str(value)!r}")

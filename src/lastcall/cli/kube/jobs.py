@@ -10,7 +10,7 @@ from typing import Any
 
 from lastcall import parsing
 from lastcall.cli import output
-from lastcall.kube.jobs import jobs, pausing, progress
+from lastcall.kube.jobs import jobs, progress, suspension
 from lastcall.kube.jobs.jobs import PodStatus, Status, Target
 from lastcall.kube.jobs.kubectl import Kubectl
 
@@ -78,7 +78,7 @@ def pause(args: argparse.Namespace) -> int:
         sys.stderr.write(f"{output.printable(line)}\n")
         sys.stderr.flush()
 
-    done = pausing.pause(_kubectl(args), args.job, wait=not args.no_wait, timeout=args.timeout, tell=tell)
+    done = suspension.pause(_kubectl(args), args.job, wait=not args.no_wait, timeout=args.timeout, tell=tell)
     if args.json:
         endings = [{"pod": item.pod.name, "outcome": item.outcome, "words": item.words} for item in done.endings]
         output.document({**_identity(done.target), "paused": True, "new": done.new, "gone": done.gone, "pods": endings})
@@ -163,7 +163,7 @@ def _hint(found: Status) -> str:
     return ""
 
 
-def _sentence(done: pausing.Paused) -> str:
+def _sentence(done: suspension.Paused) -> str:
     target = done.target
     again = f"It goes on after: lastcall kube resume {target}{_where(target)}"
     if not done.waited:

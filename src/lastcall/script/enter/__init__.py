@@ -1,1 +1,1 @@
-"""Entering a save of the script where it stands: jumping into it."""
+"""SaveEntry a save of the script where it stands: jumping into it."""

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lastcall.script.find.points import Point
-from lastcall.script.source import rewriting
+from lastcall.script.source import rewrite
 from lastcall.script.source.conditions import Need
 from lastcall.script.source.scopes import Scope
 
@@ -43,7 +43,7 @@ class Force:
         if self.program is None:
             return _jump(frame, self.target)
         own = {**frame.f_locals, **written}
-        space = rewriting.run(self.program, frame, written)
+        space = rewrite.run(self.program, frame, written)
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
         if frame.f_locals is frame.f_globals:
             known = set(self.program.co_names)
@@ -104,15 +104,15 @@ def of_needs(needs: Sequence[Need]) -> Iterator[Force]:
             continue
         target = _target(need)
         if target is not None and not need.metric:  # a jump would have the script say that this was the best
-            yield Force(need.scope.code, _lines(need), rewriting.expression(assumed, need.scope), need.want, target)
+            yield Force(need.scope.code, _lines(need), rewrite.expression(assumed, need.scope), need.want, target)
         else:
             yield _run(need, needs)
 
 
 def _run(need: Need, needs: Iterable[Need]) -> Force:
     statement, scope = need.statement, need.scope
-    program = rewriting.program([statement], needs, scope)
-    always = rewriting.expression(ast.Constant(True), scope)
+    program = rewrite.program([statement], needs, scope)
+    always = rewrite.expression(ast.Constant(True), scope)
     return Force(
         scope.code, range(statement.lineno, _header_end(statement) + 1), always, True, None, program, _behind(statement, scope)
     )

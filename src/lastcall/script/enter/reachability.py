@@ -6,7 +6,7 @@ import ast
 from types import FrameType
 
 from lastcall.script.find.points import Point
-from lastcall.script.source import condition_kinds, conditions, rewriting
+from lastcall.script.source import condition_kinds, conditions, rewrite
 from lastcall.script.source.conditions import Need
 
 _PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.boolop, ast.unaryop, ast.cmpop, ast.Load)
@@ -44,6 +44,6 @@ def _fails(part: ast.expr, need: Need, frame: FrameType | None) -> bool:
     if frame is None or isinstance(need.holder, ast.match_case):
         return False
     try:
-        return bool(eval(rewriting.expression(part, need.scope), frame.f_globals, dict(frame.f_locals))) is not need.want
+        return bool(eval(rewrite.expression(part, need.scope), frame.f_globals, dict(frame.f_locals))) is not need.want
     except Exception:
         return False

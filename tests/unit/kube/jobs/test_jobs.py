@@ -14,16 +14,16 @@ import pytest
 from helpers.nursery import PATIENCE, environment
 from lastcall import errors
 from lastcall.kube.inject.annotations import PARALLELISM
-from lastcall.kube.jobs import jobs, pausing, progress
+from lastcall.kube.jobs import jobs, progress, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl, KubectlError, NotFound
 from unit.kube.cluster import Cluster
 
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 
-def paused(kubectl: Kubectl, name: str, **more: Any) -> tuple[pausing.Paused, list[str]]:
+def paused(kubectl: Kubectl, name: str, **more: Any) -> tuple[suspension.Paused, list[str]]:
     said: list[str] = []
-    return pausing.pause(kubectl, name, tell=said.append, interval=0.05, **more), said
+    return suspension.pause(kubectl, name, tell=said.append, interval=0.05, **more), said
 
 
 # ---- which one is meant ---------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_the_job_by_which_a_rayjob_submits_is_not_meant(cluster: Cluster, kubect
     cluster.add("rayjobs.ray.io", "x")
     assert str(jobs.find(kubectl, "x")) == "rayjob/x"
     with pytest.raises(errors.LastcallError, match="job/x belongs to RayJob x, which would start it again"):
-        pausing.pause(kubectl, "job/x")
+        suspension.pause(kubectl, "job/x")
 
 
 @pytest.mark.parametrize("name", ["x", "job/x", "rayjob/x"])
@@ -125,7 +125,7 @@ def test_a_kind_that_cannot_be_suspended_is_refused(cluster: Cluster, kubectl: K
     cluster.add("trainjobs.trainer.kubeflow.org", "x")
     monkeypatch.setattr(Kubectl, "patch", lambda *_: cluster.get("trainjobs.trainer.kubeflow.org", "x"))
     with pytest.raises(KubectlError, match="trainjob/x cannot be paused: this cluster's TrainJob has no spec.suspend"):
-        pausing.pause(kubectl, "x")
+        suspension.pause(kubectl, "x")
 
 
 @pytest.mark.parametrize(("suspended", "was_paused"), [(True, True), (False, False)])
@@ -138,7 +138,7 @@ def test_resuming_is_the_opposite_and_harmless_otherwise(cluster: Cluster, kubec
 def test_a_job_that_is_over_cannot_be_paused(cluster: Cluster, kubectl: Kubectl) -> None:
     cluster.add("jobs.batch", "x", status=COMPLETE)
     with pytest.raises(errors.LastcallError, match="job/x has finished already: there is nothing to pause"):
-        pausing.pause(kubectl, "x")
+        suspension.pause(kubectl, "x")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ UNPROTECTED = (
 )
 
 
-class Stopping:
+class Shutdown:
     """The end of one incarnation. Used by the main thread only."""
 
     def __init__(self, options: Options, book: registry.Registry, strangers: Collection[tuple[int, int]] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lastcall.drill.life import Life
+from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.report import Gone, Part, Round
 from lastcall.launch import processes
 
@@ -41,13 +41,13 @@ def back(round: Round) -> str:
     return f"back from {', '.join(sorted(origins))}, {first}; {'nothing lost' if round.ok else '; '.join(round.reasons)}"
 
 
-def last_words(life: Life) -> str:
+def last_words(life: Incarnation) -> str:
     """What the command said at the end, to be put behind a sentence."""
     lines = [line for line in life.tail() if line.strip()]
     return f". Its last words: {' | '.join(lines)}" if lines else ""
 
 
-def no_step(life: Life, patience: float) -> str:
+def no_step(life: Incarnation, patience: float) -> str:
     """Why an incarnation does not train."""
     code = life.process.poll()
     if code == 0 and not life.members:
@@ -69,6 +69,6 @@ def finished_early(number: int) -> str:
     )
 
 
-def left_early(number: int, life: Life) -> str:
+def left_early(number: int, life: Incarnation) -> str:
     code = life.process.returncode
     return f"the run left by itself before the notice of round {number}, with {processes.described(code)}{last_words(life)}"

@@ -30,7 +30,7 @@ _TAIL = 64 * 1024
 _libc = ctypes.CDLL(None)
 
 
-class Life:
+class Incarnation:
     def __init__(self, options: Options, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None) -> None:
         """OSError where the command cannot be started. `folder` is this life's own; `more` is added to its environment."""
         self._strangers = {(process.pid, process.started) for process in processes.below(os.getpid()).values()}

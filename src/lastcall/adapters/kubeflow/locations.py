@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A folder; of a claim, if there is one, else as it is. Or a bucket: the checkpoints are copied there, and the folder that they are
     first saved in may go with the pod."""
 
@@ -44,7 +44,7 @@ class Place:
         return str(folder / self.path)
 
 
-def parse(output_dir: str) -> Place:
+def parse(output_dir: str) -> Location:
     match = _SCHEME.fullmatch(output_dir)
     if match is None:
         if not output_dir.startswith("/"):  # it would be in the folder that the processes start in, and go with it
@@ -53,7 +53,7 @@ def parse(output_dir: str) -> Place:
             )
         if "\0" in output_dir or not output_dir.strip("/"):
             raise ValueError(f"output_dir={output_dir!r} is not the path of a folder for checkpoints. For example: '/mnt/data/exp1'")
-        return Place(output_dir)
+        return Location(output_dir)
     scheme, rest = match[1].lower(), match[2]
     if scheme == "s3":
         return _bucket(output_dir, rest)
@@ -68,12 +68,12 @@ def parse(output_dir: str) -> Place:
         raise ValueError(f"output_dir={output_dir!r}: {claim!r} is not the name of a claim. Write it as pvc://NAME/PATH")
     if ".." in PurePosixPath(path).parts or "\0" in path:
         raise ValueError(f"output_dir={output_dir!r}: the path leads out of the claim. Write it as pvc://NAME/PATH")
-    return Place(path.strip("/"), claim)
+    return Location(path.strip("/"), claim)
 
 
-def _bucket(output_dir: str, rest: str) -> Place:
+def _bucket(output_dir: str, rest: str) -> Location:
     try:
         mirror = parsing.place(f"s3://{rest}")
     except ValueError as error:
         raise ValueError(f"output_dir={output_dir!r} {error}. Write it as s3://BUCKET/PREFIX") from None
-    return Place(rest.strip("/"), mirror=mirror)
+    return Location(rest.strip("/"), mirror=mirror)

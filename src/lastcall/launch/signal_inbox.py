@@ -26,7 +26,7 @@ class Heard:
     from_kernel: bool  # by a terminal, which has told every process of the foreground job; otherwise some process has told us alone
 
 
-class Ears:
+class SignalInbox:
     """One for the life of the launcher. The mask is never put back: a second SIGTERM on the way out must not replace the exit code."""
 
     def __init__(self, notices: Collection[int] = ()) -> None:

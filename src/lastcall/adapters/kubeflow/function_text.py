@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lastcall.adapters.kubeflow import standing
+from lastcall.adapters.kubeflow import standalone
 
 FILE = "lastcall_kubeflow.py"  # the script's name in the pod
 _WIDTH = 96
@@ -84,14 +84,14 @@ def _source_of_stub(text: str) -> str:
 
 def source_of(func: Callable[..., Any]) -> str:
     """The text of a function that can stand alone."""
-    standing.check_kind(func)
+    standalone.check_kind(func)
     name = func.__name__
     try:
         source = inspect.getsource(func)
     except OSError as error:
         raise ValueError(f"the source of {name}() cannot be found ({error}). Write it in a file or in a notebook's cell") from error
     whole = f"if True:\n{source}" if source[0].isspace() else source  # taking the indentation away would change texts of many lines
-    standing.check_names(func, whole)
+    standalone.check_names(func, whole)
     return whole
 
 

@@ -45,7 +45,7 @@ class Paused:
         return self.gone and bool(self.endings) and not any(ending.outcome in ("saved", "finished") for ending in self.endings)
 
 
-class Ear:
+class LogFollower:
     """Follows the log of a pod on a thread of its own."""
 
     def __init__(self, kubectl: Kubectl, pod: Pod, tell: Callable[[str], None]) -> None:
@@ -113,23 +113,23 @@ def pause(
     if (why := target.unpausable) is not None and not target.paused:
         raise errors.LastcallError(f"{target} cannot be paused: {why}")
     running = [pod for pod in jobs.pods(kubectl, target) if not pod.gone]
-    ears = [Ear(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
+    followers = [LogFollower(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
     try:
         give_up = clock.now() + _LISTENING
-        for ear in ears:
-            ear.ready.wait(max(0.0, give_up - clock.now()))
-        for ear in ears:
-            ear.told()
+        for follower in followers:
+            follower.ready.wait(max(0.0, give_up - clock.now()))
+        for follower in followers:
+            follower.told()
         new = not target.paused
         tell(f"{'Pausing' if new else 'Paused already:'} {target}, which has {len(running)} pod(s)")
         after = jobs.suspend(kubectl, target) if new else target
         if not wait:
             return Paused(after, new, waited=False, gone=not running)
         gone = _wait(kubectl, target, len(running), timeout, tell, clock, interval)
-        return Paused(after, new, waited=True, gone=gone, endings=[ear.ending() for ear in ears] if gone else [])
+        return Paused(after, new, waited=True, gone=gone, endings=[follower.ending() for follower in followers] if gone else [])
     finally:
-        for ear in ears:
-            ear.close()
+        for follower in followers:
+            follower.close()
 
 
 def _wait(

@@ -22,7 +22,7 @@ _RETURNS = {
 }
 
 
-class Entering:
+class SaveEntry:
     def __init__(self, points: Sequence[Point], after: Callable[[], None], *, wait: bool) -> None:
         self.inside = False
         self._after = after

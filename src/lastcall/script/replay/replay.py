@@ -15,10 +15,10 @@ from typing import Any
 
 from lastcall.script.enter import jumps
 from lastcall.script.enter.jumps import Force
-from lastcall.script.find.finding import Found
 from lastcall.script.find.points import Point, Saves
+from lastcall.script.find.search import Found
 from lastcall.script.replay import counters, metrics
-from lastcall.script.source import rewriting
+from lastcall.script.source import rewrite
 from lastcall.script.source.scopes import assignments, below
 
 log = logging.getLogger("lastcall")
@@ -42,7 +42,7 @@ class Replay:
             statements = _statements(point)
             changes = counters.Changes() if point.near else counters.back(point, found.chain, self._memory)
             instead = metrics.left_out(point, statements, saves)
-            program = rewriting.program(statements, point.needs, point.scope, instead)
+            program = rewrite.program(statements, point.needs, point.scope, instead)
         except (SyntaxError, ValueError) as error:
             return f"{point.place} cannot be run by itself: {error}"
         log.info("Running the script's own save of %s%s", point.place, f", with {changes}" if changes else "")
@@ -55,7 +55,7 @@ class Replay:
         changes.apply()
         try:
             with_others.begin()
-            rewriting.run(program, frame, changes.names)
+            rewrite.run(program, frame, changes.names)
         except Exception as error:
             log.debug("the script's own save failed", exc_info=True)
             return f"{point.place} cannot be run here: {error!r}"
