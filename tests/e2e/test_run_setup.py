@@ -23,7 +23,7 @@ def test_f16_an_import_error_before_the_first_step_is_78_and_not_tried_again(tmp
     with Launched(tmp_path, [sys.executable, tmp_path / "train.py"], "--restart", "on-failure", "--backoff", 0) as launched:
         assert launched.wait() == 78, launched.log()
     assert "Starting again" not in launched.log() and launched.log().count("Traceback") <= 1
-    assert "the training cannot start, and trying again would not help: " in launched.log()
+    assert "training cannot start, and a retry would not help: " in launched.log()
 
 
 def test_f16_an_import_error_below_torchrun_is_78(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""One incarnation: start the command, hear signals and notices, reap what ends, and come back when the training has ended.
+"""One incarnation: start the command, receive signals and notices, reap children, and return when training has ended.
 
-The command's own process is not what counts. A shell between us and the training may be killed, or go on to its next line; we stay as
-long as the command or a training process below it lives. Orphans come to us, because this process is a subreaper (or PID 1).
+The command's own process does not decide. A shell between the launcher and the training may be killed, or continue with its next
+line; the launcher stays as long as the command or a training process below it lives. It adopts orphans, being a subreaper (or PID
+1).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from lastcall.launch.signal_inbox import RESET, Heard, SignalInbox
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
-_TICK = 0.1  # seconds between two looks, once there is something to look after; while all is quiet there are none
+_TICK = 0.1  # seconds between two checks once there is something to check; none while all is quiet
 _NOT_OF_THREADS = 0x20000000  # __WNOTHREAD
-_LOOK = 0.02  # seconds until a second look
+_LOOK = 0.02  # seconds until a second check
 _SWEEP = 2.0  # seconds for what the command has left behind
-_REMARK = 60.0  # seconds after which a command in which nothing has joined is remarked on
+_REMARK = 60.0  # seconds after which a command without a joined training process is reported
 _JOIN = 15.0  # seconds that a Python program which an ordinary end has left behind has to join, or to load torch
 
 
@@ -36,13 +37,13 @@ class Ending:
     pid: int  # the command
     status: int  # its return code, negative for a signal
     members: tuple[registry.Member, ...] = ()
-    notice: Notice | None = None  # what the launcher was told; a training process may have had a notice of its own
+    notice: Notice | None = None  # the launcher's notice; a training process may have had one of its own
     interrupted: bool = False  # SIGINT came, and nothing after it
-    statuses: Mapping[int, int] = field(default_factory=dict)  # the return codes of training processes, as far as they are known
-    left: Mapping[int, int] = field(default_factory=dict)  # ... and of those that were waited for, and ended without having joined
-    refused: tuple[str, ...] = ()  # why programs could not start, as they have said
-    agents: bool = False  # torchrun, or its like, was told of the notice
-    elsewhere: bool = False  # what the command runs is out of sight
+    statuses: Mapping[int, int] = field(default_factory=dict)  # the known return codes of training processes
+    left: Mapping[int, int] = field(default_factory=dict)  # ... and of those that were waited for and ended without joining
+    refused: tuple[str, ...] = ()  # why programs could not start, as reported by them
+    agents: bool = False  # torchrun, or the like, got the signal
+    elsewhere: bool = False  # what the command runs cannot be seen from here
 
 
 class Supervisor:
@@ -67,11 +68,11 @@ class Supervisor:
         self._began = time.monotonic()
         self._ended = 0.0  # when the command ended
         self._remarked = False
-        self._awaited: set[int] = set()  # those that were left behind, and may train
+        self._awaited: set[int] = set()  # those that were left behind and may train
         self._left: dict[int, int] = {}
 
     def start(self, path: str, environ: Mapping[str, str], more: Sequence[str] = ()) -> None:
-        """`more`: arguments of this incarnation. OSError where the command cannot be started."""
+        """`more`: extra arguments of this incarnation. OSError if the command cannot start."""
         # Not subprocess: it would close file descriptors that the command was given, and unblocking signals needs code between fork
         # and exec there.
         self._remarked = environ.get("LASTCALL_ENABLED", "1").strip().lower() in ("0", "false", "no", "off")
@@ -104,13 +105,13 @@ class Supervisor:
         )
 
     def _patience(self) -> float | None:
-        """How long nothing need be looked at."""
+        """How long nothing needs to be checked."""
         if self._shutdown.notice is not None or self._status is not None:
             return _TICK
         return None if self._remarked else max(0.0, self._began + _REMARK - time.monotonic())
 
     def _remark(self) -> None:
-        """A minute has passed: does anything below know of notices?"""
+        """A minute has passed: is anything below protected?"""
         if self._remarked or time.monotonic() < self._began + _REMARK:
             return
         self._remarked = True
@@ -130,24 +131,25 @@ class Supervisor:
         if alive and not self._told:
             self._told = True
             log.warning(
-                "The command has ended (%s), but %s below it %s on: waiting for the end",
-                processes.described(self._status), processes.names(alive), "goes" if len(alive) == 1 else "go",
+                "The command has ended (%s), but %s below it still %s: waiting for the end",
+                processes.described(self._status), processes.names(alive), "runs" if len(alive) == 1 else "run",
             )  # fmt: skip
         if not alive:
-            self._reap()  # those that have ended between the two looks
+            self._reap()  # those that ended between the two checks
         return not alive
 
     def _going_on(self) -> list[int]:
         return [member.pid for member in self._shutdown.members()] or self._unjoined()
 
     def _may_have_left_some(self) -> bool:
-        """Whether the command has ended, by itself or by a kill, in a way that leaves programs behind which may be about to train."""
+        """Whether the command ended, on its own or by a kill, in a way that leaves programs behind which may be about to train."""
         killed = self._status is not None and self._status < 0
         return self._shutdown.notice is None and (killed or (self._status == 0 and not self._book.members()))
 
     def _unjoined(self) -> list[int]:
-        """Python programs below the command that may be about to train, where it was killed or has ended with 0 before anybody joined
-        (`python train.py & exit 0`). In the latter case those that neither join nor load torch are daemons, and meant to be left."""
+        """Python programs below the command that may be about to train, if it was killed or exited with 0 before a process joined
+        (`python train.py & exit 0`). In the latter case those that neither join nor load torch are daemons, and meant to be
+        left."""
         if not self._may_have_left_some():
             return []
         killed = self._status != 0
@@ -166,8 +168,8 @@ class Supervisor:
         return found
 
     def _reap(self) -> None:
-        """Every zombie, whoever its parent was. Orphans become children of the main thread; what a source of notices starts on a thread
-        of its own (scontrol) is its own to wait for."""
+        """Every zombie, whoever its parent was. Orphans become children of the main thread; what a source of notices starts on a
+        thread of its own (scontrol) is its own to wait for."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | _NOT_OF_THREADS)
@@ -195,11 +197,11 @@ class Supervisor:
         elif heard.signum == signal.SIGTSTP:
             if heard.from_kernel:  # Ctrl-Z: the whole job stops, and the shell waits to see it of us
                 os.kill(os.getpid(), signal.SIGSTOP)
-            else:  # outside a terminal this stops only who wants it, so we stay
+            else:  # outside a terminal this stops only the processes that got it; the launcher keeps running
                 processes.send(self._shutdown.tree().values(), signal.SIGTSTP)
         elif heard.signum == signal.SIGINT:
             self._interrupted = self._shutdown.notice is None
-            if not heard.from_kernel:  # otherwise the terminal has told everybody, and a second one means "leave at once"
+            if not heard.from_kernel:  # otherwise the terminal has signalled every process, and a second one means "exit at once"
                 self._shutdown.forward(heard.signum, self._pid)
         elif (notice := as_notice(heard, self._signals, self._options.grace)) is not None:
             self._interrupted = False
@@ -208,11 +210,11 @@ class Supervisor:
             self._shutdown.forward(heard.signum, self._pid)
 
     def _sweep(self) -> None:
-        """What the command has left behind must not outlive a notice, nor meet the next incarnation."""
+        """Processes that the command left behind must not outlive a notice or overlap with the next incarnation."""
         left = self._shutdown.tree()
         if not left:
             return
-        log.info("SIGTERM to what the command has left behind, %s", processes.names(left))
+        log.info("Sending SIGTERM to what the command left behind, %s", processes.names(left))
         processes.send(left.values(), signal.SIGTERM)
         began = time.monotonic()
         while (left := self._shutdown.tree()) and time.monotonic() < began + 2 * _SWEEP:
@@ -225,7 +227,7 @@ class Supervisor:
 
 
 def as_notice(heard: Heard | Notice, signals: Collection[int], grace: float) -> Notice | None:
-    """The notice that this is, if it is one."""
+    """The notice that this signal is, if it is one."""
     if isinstance(heard, Notice):
         return heard
     if heard.signum not in signals or heard.signum == signal.SIGINT:

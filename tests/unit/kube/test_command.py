@@ -118,7 +118,7 @@ def test_inject_says_the_patch_and_its_reason_as_json(kube: Any, tmp_path: Path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/grace-seconds": "5"})))
     code, out, err = kube("inject", "-f", tmp_path / "job.yaml", "--json")
     (told,) = json.loads(out)["objects"]
-    assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "no annotation asks for it")
+    assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "not enabled by an annotation")
     assert told["warnings"] and told["warnings"][0] in err
 
 
@@ -293,7 +293,7 @@ def test_f19_inject_says_what_comes_out_as_it_went_in(kube: Any, tmp_path: Path)
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
     for found, words in (
         ([job({})], ["Job x is NOT protected", 'lastcall.dev/enabled: "true"']),
-        ([job({"lastcall.dev/enabled": "false"})], ["NOT protected", "lastcall.dev/enabled says no"]),
+        ([job({"lastcall.dev/enabled": "false"})], ["NOT protected", "lastcall.dev/enabled switches it off"]),
         ([config], ["nothing in", "Job, CronJob"]),
         ([config, job(), job({})], ["Job x is NOT protected"]),
     ):

@@ -1,6 +1,6 @@
-"""`lastcall kube pause`: has a job suspended, and stays until its pods are gone, to say what they saved.
+"""`lastcall kube pause`: suspends a job, waits until its pods are gone, and reports what they saved.
 
-The logs are followed from before the pods are told: when they have left, the pods are deleted, and their logs with them.
+The logs are followed from before the pods get the signal: when they have exited, the pods are deleted, and their logs with them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lastcall.kube.jobs import jobs, progress
 from lastcall.kube.jobs.jobs import Pod, Target
 from lastcall.kube.jobs.kubectl import Kubectl
 
-_LISTENING = 3.0  # seconds until the logs must flow: a small run has saved and left a moment after it is told
-_LAST_WORDS = 5.0  # seconds that a log may still flow when its pod is gone
-_LINES = "20"  # of the log's end that are read, so that there is something to read at once
+_LISTENING = 3.0  # seconds until the logs must flow: a small run saves and exits right after the signal
+_LAST_WORDS = 5.0  # seconds for which a log may still flow after its pod is gone
+_LINES = "20"  # lines of the log's end to read, so that there is some output at once
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the run in a pod has ended, as far as its log says."""
+    """How the run in a pod ended, according to its log."""
 
     pod: Pod
     outcome: str | None = None  # "saved", "not saved", "finished"
@@ -41,7 +41,7 @@ class Paused:
 
     @property
     def lost(self) -> bool:
-        """Pods are gone, and none of them has said that it saved."""
+        """The pods are gone, and none of them logged that it saved."""
         return self.gone and bool(self.endings) and not any(ending.outcome in ("saved", "finished") for ending in self.endings)
 
 
@@ -51,7 +51,7 @@ class LogFollower:
     def __init__(self, kubectl: Kubectl, pod: Pod, tell: Callable[[str], None]) -> None:
         self._pod = pod
         self._tell = tell
-        self._told = False  # the pods have been told: what the log says from now on is the answer
+        self._told = False  # the pods got the signal: log lines from now on are the answer
         self._outcome: str | None = None
         self._words = ""
         self.ready = threading.Event()
@@ -79,7 +79,7 @@ class LogFollower:
         self._told = True
 
     def ending(self) -> Ending:
-        """After its last words."""
+        """The ending, once the log is complete."""
         self._thread.join(_LAST_WORDS)
         self.close()
         return Ending(self._pod, self._outcome, self._words)
@@ -103,13 +103,13 @@ def pause(
     clock: clocks.Clock | None = None,
     interval: float = 1.0,
 ) -> Paused:
-    """Suspend a job, so that SIGTERM saves it. `tell` is called with a line for each thing that happens meanwhile."""
+    """Suspend a job, so that it gets SIGTERM and saves. `tell` is called with a line for each event in the meantime."""
     clock = clock or clocks.Clock()
     target = jobs.find(kubectl, name)
     if target.ended is not None:
-        raise errors.LastcallError(f"{target} has {target.ended} already: there is nothing to pause")
+        raise errors.LastcallError(f"{target} has already {target.ended}: there is nothing to pause")
     if target.owner is not None:
-        raise errors.LastcallError(f"{target} belongs to {target.owner}, which would start it again: pause that one")
+        raise errors.LastcallError(f"{target} belongs to {target.owner}, which would restart it: pause that one")
     if (why := target.unpausable) is not None and not target.paused:
         raise errors.LastcallError(f"{target} cannot be paused: {why}")
     running = [pod for pod in jobs.pods(kubectl, target) if not pod.gone]

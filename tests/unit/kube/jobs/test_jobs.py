@@ -279,7 +279,7 @@ def test_the_commands_say_what_was_done_and_what_to_do_next(cluster: Cluster) ->
     cluster.pod("x-0", "job-name=x", says="INFO lastcall: Notice answered: saved checkpoint-12")
     done = lastcall(cluster, "pause", "job/x", "-n", "team")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "job/x is paused: saved checkpoint-12. It goes on after: lastcall kube resume job/x -n team\n"
+    assert done.stdout == "job/x is paused: saved checkpoint-12. To resume: lastcall kube resume job/x -n team\n"
     assert "x-0: saved checkpoint-12" in done.stderr
     done = lastcall(cluster, "status", "x", "--json")
     body = json.loads(done.stdout)
