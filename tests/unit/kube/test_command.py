@@ -221,7 +221,7 @@ def test_the_key_of_the_authority_is_for_this_user_alone(kube: Any, tmp_path: Pa
 def test_a_wrong_authority_is_refused_with_78(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("kind: ConfigMap")
     code, _, err = kube("manifest", "--ca-from", tmp_path / "x")
-    assert code == 78 and "there is no Secret in it" in err
+    assert code == 78 and "no Secret found" in err
 
 
 @pytest.mark.parametrize(

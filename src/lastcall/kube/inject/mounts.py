@@ -23,7 +23,10 @@ def package(draft: Draft, template: Template, image: str | None, pull_policy: st
     volume = draft.named(volumes, VOLUME)
     taken = mounted(draft.get(template.trainer), package_volume.MOUNT)
     if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
-        return f"the volume {VOLUME}, or the mount at {package_volume.MOUNT}, is in use: neither the package nor the stop file can be placed there. Rename it"
+        return (
+            f"the volume {VOLUME}, or the mount at {package_volume.MOUNT}, is in use: "
+            "neither the package nor the stop file can be placed there. Rename it"
+        )
     if volume is None:
         draft.append(volumes, {"name": VOLUME, "emptyDir": {}})
     if image is not None and draft.named((*template.spec, "initContainers"), INSTALL) is None:
@@ -57,7 +60,8 @@ def hook_seconds(draft: Draft, template: Template) -> int:
 def _meaning(present: object) -> str:
     """The effect of the user's own hook."""
     if "ray stop" in " ".join(word for word in items(present, ("exec", "command")) if isinstance(word, str)):
-        return "`ray stop` ends the node before the workers are notified, and little is saved. Remove it"  # KubeRay's older samples have it
+        # KubeRay's older samples have it.
+        return "`ray stop` ends the node before the workers are notified, and little is saved. Remove it"
     return "its duration is taken from the grace, and a training process below a shell without exec gets no notice"
 
 
@@ -74,7 +78,10 @@ def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
     said = None if index is None else draft.get((*template.trainer, "env", index, "value"))
     if index is None or (isinstance(said, str) and f"{said}/".startswith(f"{where}/")):
         return None
-    return f"container {draft.get((*template.trainer, 'name'))} sets LASTCALL_DIRECTORY itself ({said}), which is kept: it will not save to the storage at {where}. Remove one of the two"
+    return (
+        f"container {draft.get((*template.trainer, 'name'))} sets LASTCALL_DIRECTORY itself ({said}), which is kept: "
+        f"it will not save to the storage at {where}. Remove one of the two"
+    )
 
 
 def storage_mount(wishes: Wishes) -> Object:
@@ -100,8 +107,8 @@ def mounted(container: object, where: str | None) -> object:
 def _install(image: str, pull_policy: str, trainer: Object) -> Object:
     """Any user may write to an emptyDir, so the init container runs as the training does: a policy that admits one admits the other.
 
-    It requests the same resources as the training. That costs nothing, since it ends before; other numbers may be refused by a LimitRange
-    or a quota, and would lose the pod its Guaranteed class, and with it its exclusive cores.
+    It requests the same resources as the training. That costs nothing, since it ends before; other numbers may be refused by a
+    LimitRange or a quota, and would lose the pod its Guaranteed class, and with it its exclusive cores.
     """
     rights = _mapping(trainer, "securityContext")
     return {

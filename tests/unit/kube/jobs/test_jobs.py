@@ -50,7 +50,7 @@ def test_a_job_is_found_by_its_kind_and_name_or_by_its_name(
 def test_a_name_that_two_have_is_not_guessed_at(cluster: Cluster, kubectl: Kubectl) -> None:
     cluster.add("jobs.batch", "x")
     cluster.add("trainjobs.trainer.kubeflow.org", "x")
-    with pytest.raises(errors.LastcallError, match="'x' may be job/x or trainjob/x: say which"):
+    with pytest.raises(errors.LastcallError, match="'x' is ambiguous: job/x or trainjob/x"):
         jobs.find(kubectl, "x")
 
 
@@ -137,7 +137,7 @@ def test_resuming_is_the_opposite_and_harmless_otherwise(cluster: Cluster, kubec
 
 def test_a_job_that_is_over_cannot_be_paused(cluster: Cluster, kubectl: Kubectl) -> None:
     cluster.add("jobs.batch", "x", status=COMPLETE)
-    with pytest.raises(errors.LastcallError, match="job/x has finished already: there is nothing to pause"):
+    with pytest.raises(errors.LastcallError, match="job/x has already finished: there is nothing to pause"):
         suspension.pause(kubectl, "x")
 
 

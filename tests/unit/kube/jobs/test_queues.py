@@ -73,9 +73,9 @@ def test_a_queue_that_nobody_serves_leaves_the_job_as_any_other(cluster: Cluster
 def test_one_whose_workload_may_not_be_seen_is_not_touched(cluster: Cluster, kubectl: Kubectl) -> None:
     queue(cluster)
     (cluster.home / f"forbidden-{queues.RESOURCE}").touch()
-    with pytest.raises(errors.LastcallError, match="job/x cannot be paused: it stands in a queue of Kueue"):
+    with pytest.raises(errors.LastcallError, match="job/x cannot be paused: it is in a Kueue queue"):
         suspension.pause(kubectl, "x")
-    with pytest.raises(Forbidden, match="job/x cannot be resumed: it stands in a queue of Kueue"):
+    with pytest.raises(Forbidden, match="job/x cannot be resumed: it is in a Kueue queue"):
         jobs.resume(kubectl, "x")
     assert cluster.get("jobs.batch", "x")["spec"] == {"suspend": False}
     assert jobs.status(kubectl, "x").state == "waiting"
@@ -84,9 +84,9 @@ def test_one_whose_workload_may_not_be_seen_is_not_touched(cluster: Cluster, kub
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ({}, "suspends no RayJob without shutdownAfterJobFinishes"),
-        ({"shutdownAfterJobFinishes": False}, "suspends no RayJob without shutdownAfterJobFinishes"),
-        ({"shutdownAfterJobFinishes": True, "clusterSelector": {"ray.io/cluster": "shared"}}, "a RayCluster of others"),
+        ({}, "only suspends a RayJob with shutdownAfterJobFinishes"),
+        ({"shutdownAfterJobFinishes": False}, "only suspends a RayJob with shutdownAfterJobFinishes"),
+        ({"shutdownAfterJobFinishes": True, "clusterSelector": {"ray.io/cluster": "shared"}}, "an existing RayCluster"),
     ],
 )
 def test_a_rayjob_that_kuberay_would_not_suspend_is_not_touched(
