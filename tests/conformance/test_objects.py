@@ -132,7 +132,7 @@ def test_the_age_is_told_by_one_clock(place: Objects) -> None:
 def test_a_bucket_that_is_not_there_is_refused_with_what_to_do(bucket: Server) -> None:
     place = objects.opened("s3://nowhere/exp1")
     for attempt in (place.names, lambda: place.write("a", b"")):
-        with pytest.raises(errors.StorageRefused, match="Make it, or name another"):
+        with pytest.raises(errors.StorageRefused, match="Create it, or name another"):
             attempt()
 
 

@@ -69,7 +69,7 @@ def test_b14_a_notice_after_the_last_step_brings_the_job_back(tmp_path: Path, ho
         else:
             os.kill(pid, signal.SIGTERM)
         assert launched.wait() == 75, launched.log()
-    assert "SIGTERM came when training had finished at step 3, while the rest of the script was running" in launched.log()
+    assert "Got SIGTERM after training had finished at step 3, during the rest of the script" in launched.log()
     testing.assert_resumable(tmp_path / "run", 3, exact=True)
     if how == "launcher":
         with Launched(tmp_path, [sys.executable, tmp_path / "train.py", "quick"]) as again:

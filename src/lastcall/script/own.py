@@ -1,4 +1,4 @@
-"""The script's own save, for those who want it to save now."""
+"""The script's own save, for adapters that want it to save now."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(frame: FrameType | None, saves: Saves) -> Script:
 
 @dataclass(frozen=True)
 class Spot:
-    """What is said of a save point. The point itself holds the script's variables: kept, they would keep a batch on the GPU."""
+    """A description of a save point. The point itself refers to the script's variables: keeping it would keep a batch on the GPU."""
 
     place: str
     near: bool
@@ -61,13 +61,13 @@ class Script:
 
     @property
     def kept_from(self) -> str:
-        """What keeps the script from all of its saves, whatever the step."""
+        """What makes all of the script's saves unreachable, whatever the step."""
         kept = [point.kept_from for point in self.points]
         return " and ".join(f"`{each}`" for each in dict.fromkeys(kept)) if all(kept) else ""
 
     def enter(self, frame: FrameType, after: Callable[[], None], *, wait: bool) -> bool:
-        """In the training thread, from below the frame of the script: the next save point that is reached is taken as though its
-        condition were true, and `after` is called in the script's frame when that is over. `after` may raise: that is raised there.
+        """In the training thread, from below the script's frame: the next save point that is reached runs as if its condition were
+        true, and `after` is called in the script's frame when it is done. What `after` raises is raised there.
         `wait`: where a point is not for this process, another one may be; otherwise that is all there was to do. False if the script
         is not at work in these frames."""
         self.cancel()
@@ -85,13 +85,13 @@ class Script:
             self._entry = None
 
     def remember(self, frame: FrameType) -> None:
-        """At every report, from its caller: the counts that hold there, and how the script came there if its source does not tell."""
+        """At every report, from its caller: records the current counts, and the call path if the source does not show it."""
         try:
             self._replay.remember(frame)
             if not self.points and self._learned.learn(frame, self._saves):
                 self._say(search.look(frame, self._saves, self._learned, self._stops), frame)
         except Exception:
-            log.debug("the variables of the script cannot be read", exc_info=True)
+            log.debug("cannot read the variables of the script", exc_info=True)
 
     def replay(self, frame: FrameType) -> str:
         """In the training thread, at a completed step: runs the statements that save, here and now. Returns why that failed."""
@@ -100,7 +100,7 @@ class Script:
         return self._replay.run(frame, found, self._saves) if found.points else self.because
 
     def look(self, frame: FrameType | None) -> search.Found:
-        """Again, from a step: there may be values that were not there before, and the script may be in another loop. enter() and
+        """Search again, from a step: there may be new values, and the script may be in another loop. enter() and
         replay() do so themselves. Takes some 30 ms."""
         try:
             found = search.look(frame, self._saves, self._learned)

@@ -85,7 +85,7 @@ def test_a_damaged_one_is_shown_as_far_as_it_can_be_read(cli: Cli, make_run: Mak
     os.truncate(root / "checkpoint-2" / "model.safetensors", 4)
     said = cli("show", root)
     assert pairs(said.out)["status"].startswith("damaged: model.safetensors has 4 bytes")
-    assert "the file is cut off after 4 bytes" in said.out
+    assert "the file is truncated after 4 bytes" in said.out
     assert pairs(said.out)["resumes"] == "a run that starts now would resume from checkpoint-1, at step 1"
     (root / "checkpoint-2" / records.NAME).write_bytes(b"{}")
     said = cli("show", root / "checkpoint-2")

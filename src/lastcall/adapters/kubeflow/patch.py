@@ -1,7 +1,7 @@
-"""`TrainerClient.train(trainer=TransformersTrainer(...))` works: the backends' train() is told what it means, in the SDK's own words.
+"""`TrainerClient.train(trainer=TransformersTrainer(...))` works: it is translated for the backends' train() into the SDK's own terms.
 
 Discarded: a client of our own, since notebooks have one already; an option that the user must pass, since it would be forgotten, and
-the run would go unprotected without a word.
+the run would silently be unprotected.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ def _directory(place: locations.Location | None, kind: type) -> str | None:
     if place.mirror is not None:
         return place.in_pod()
     if place.claim is not None:
-        raise ValueError(f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a cluster. Give a path")
+        raise ValueError(f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a cluster. Use a path")
     return place.path

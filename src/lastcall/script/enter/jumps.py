@@ -1,4 +1,4 @@
-"""Conditions as a trace function meets them: lines, what is asked all the same, and where the frame goes from there."""
+"""Conditions as a trace function sees them: lines, expressions that are still evaluated, and where the frame continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Force:
         try:
             return bool(eval(self.test, frame.f_globals, {**frame.f_locals, **written})) is self.want  # the script's own expression
         except Exception:
-            log.debug("%s:%d cannot be asked", self.code.co_filename, self.lines.start, exc_info=True)
+            log.debug("%s:%d cannot be evaluated", self.code.co_filename, self.lines.start, exc_info=True)
             return False
 
     def lead(self, frame: FrameType, written: dict[str, Any]) -> int | None:
@@ -52,7 +52,7 @@ class Force:
 
 
 class _Refused(Exception):
-    """Python does not let the frame go there."""
+    """Python does not let the frame jump there."""
 
 
 def _jump(frame: FrameType, line: int | None) -> int | None:
@@ -62,13 +62,13 @@ def _jump(frame: FrameType, line: int | None) -> int | None:
                 warnings.simplefilter("ignore", RuntimeWarning)  # variables that have no value yet get None, Python 3.12 says
                 frame.f_lineno = line  # type: ignore[misc]  # a trace function may
         except ValueError as error:
-            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be taken for true: {error}") from None
+            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be treated as true: {error}") from None
         _ = frame.f_locals  # Python 3.12 warns again, in the script, of variables that are not in the copy it made before the jump
     return line
 
 
 def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]:
-    """As far as conditions follow upon each other: there is no event for a line that was jumped to. Returns whether any was met, and
+    """Handles conditions that follow each other: there is no event for a line that was jumped to. Returns whether any was met, and
     the line where the frame is now (None: it has done all there is to do)."""
     line: int | None = frame.f_lineno
     met, written = False, dict[str, Any]()
@@ -87,7 +87,7 @@ def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]
 
 
 def of(points: Iterable[Point]) -> Iterator[Force]:
-    """The first point in which a condition plays a part decides."""
+    """The first point with a condition decides."""
     seen: set[tuple[CodeType, int]] = set()
     for point in points:
         for force in of_needs(point.needs):
@@ -103,7 +103,7 @@ def of_needs(needs: Sequence[Need]) -> Iterator[Force]:
         if assumed is None:
             continue
         target = _target(need)
-        if target is not None and not need.metric:  # a jump would have the script say that this was the best
+        if target is not None and not need.metric:  # a jump would make the script report that this was the best
             yield Force(need.scope.code, _lines(need), rewrite.expression(assumed, need.scope), need.want, target)
         else:
             yield _run(need, needs)

@@ -13,7 +13,7 @@ _PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.Un
 
 
 def kept_from(point: Point, frame: FrameType | None) -> str:
-    """The condition that is the same at every pass, and does not hold; empty where there is none, or nobody can tell."""
+    """The condition that is the same at every pass and does not hold; empty if there is none, or if that is unknown."""
     for need in point.needs:
         for part in _parts(need):
             fixed = (
@@ -32,7 +32,7 @@ def _parts(need: Need) -> list[ast.expr]:
 
 
 def _is_plain(test: ast.expr) -> bool:
-    """Whether asking it runs nothing of the script's."""
+    """Whether evaluating it runs none of the script's code."""
     calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
     asked = all(isinstance(call.func, ast.Name) and call.func.id == "isinstance" and not call.keywords for call in calls)
     return asked and all(isinstance(node, (*_PLAIN, ast.Call)) for node in ast.walk(test))

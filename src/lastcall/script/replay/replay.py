@@ -1,7 +1,7 @@
-"""Runs the statements of the script that save at a completed step, far from the place where they stand.
+"""Runs the statements of the script that save at a completed step, away from their place in the source.
 
-What is saved of tensors is live. Counts are those of the last time that the save point was passed (scalars.py): after resuming,
-batches may be repeated, never left out.
+What is saved of tensors is live. Counts are those of the last time that the save point was passed (counters.py): after resuming,
+batches may be repeated, never skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Replay:
             instead = metrics.left_out(point, statements, saves)
             program = rewrite.program(statements, point.needs, point.scope, instead)
         except (SyntaxError, ValueError) as error:
-            return f"{point.place} cannot be run by itself: {error}"
+            return f"{point.place} cannot be run separately: {error}"
         log.info("Running the script's own save of %s%s", point.place, f", with {changes}" if changes else "")
         return self._execute(program, frame, point, changes)
 
@@ -109,7 +109,7 @@ def _statements(point: Point) -> list[ast.stmt]:
 
 
 def _missing(name: str, point: Point) -> bool:
-    """Whether it must be made anew: what is no plain value holds tensors, or a folder that is gone."""
+    """Whether it must be computed again: a value that is not plain may hold tensors, or a folder that is gone."""
     value = point.scope.value(ast.parse(name, mode="eval").body)
     return value is None or not isinstance(value, counters.PLAIN)
 

@@ -65,11 +65,11 @@ def test_what_cannot_travel_is_refused_with_what_to_do() -> None:
     def uses(x: int = 1) -> int:
         return outer + x
 
-    with pytest.raises(ValueError, match=r"uses\(\) uses outer of the function around it.*func_args"):
+    with pytest.raises(ValueError, match=r"uses\(\) uses outer of the enclosing function.*func_args"):
         function_text.stub(uses, None)
-    with pytest.raises(ValueError, match="is not a function with a name"):
+    with pytest.raises(ValueError, match="is not a named function"):
         function_text.stub(lambda: None, None)
-    with pytest.raises(ValueError, match="is not a function with a name"):
+    with pytest.raises(ValueError, match="is not a named function"):
         function_text.stub(SimpleNamespace, None)
     with pytest.raises(ValueError, match="does not travel"):
         function_text.stub(alone, {"path": Path("x")})

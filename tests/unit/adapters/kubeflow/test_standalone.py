@@ -130,5 +130,5 @@ def test_arguments_that_do_not_fit_are_told_with_what_would(args: dict[str, Any]
     def train(a: int, b: int = 1) -> None: ...
 
     standalone.check_call(train, {"a": 1})
-    with pytest.raises(ValueError, match=rf"train\(a.* cannot be called so: .*{why}"):
+    with pytest.raises(ValueError, match=rf"train\(a.* cannot be called like that: .*{why}"):
         standalone.check_call(train, args)
