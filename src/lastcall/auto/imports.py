@@ -7,7 +7,7 @@ So a finder in front of `sys.meta_path` that answers for the modules of its tabl
 interpreter would, and lends the spec they give a loader that passes everything through, gives the real loader back as soon as the
 module is executed, and calls the function afterwards. `importlib.util.find_spec` alone executes nothing and so calls nothing.
 
-Standard library only, and of that only what the interpreter has loaded by itself: see `bootstrap`.
+Standard library only, and of that only what the interpreter has already loaded: see `bootstrap`.
 """
 
 import sys

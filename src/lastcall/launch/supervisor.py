@@ -168,7 +168,7 @@ class Supervisor:
         return found
 
     def _reap(self) -> None:
-        """Every zombie, whoever its parent was. Orphans become children of the main thread; what a source of notices starts on a
+        """Reaps every zombie, including adopted ones. Orphans become children of the main thread; what a source of notices starts on a
         thread of its own (scontrol) is its own to wait for."""
         while True:
             try:

@@ -40,7 +40,7 @@ def {name}():
             file=sys.stderr,
         )
         sys.exit(78)
-    bootstrap.start()  # where Python has not done so by itself
+    bootstrap.start()  # if Python has not done so already
     pod.run(
         globals(),
 {text},
