@@ -157,7 +157,7 @@ def test_no_credentials_are_refused(bucket: Server, monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
-    with pytest.raises(errors.StorageRefused, match="there are no credentials"):
+    with pytest.raises(errors.StorageRefused, match="no credentials found"):
         objects.opened("s3://runs/exp1").names()
 
 

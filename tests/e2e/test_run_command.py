@@ -47,7 +47,7 @@ def test_the_kill_of_the_middle_shell_ends_nothing(tmp_path: Path) -> None:
         (shell,) = children(launched.pid)
         trainer = int(launched.expect("pid"))
         os.kill(shell, signal.SIGKILL)
-        launched.expect_log(f"The command has ended (SIGKILL), but process {trainer} below it goes on")
+        launched.expect_log(f"The command has ended (SIGKILL), but process {trainer} below it still runs")
         assert trainer in children(launched.pid)
         before = chain.position(launched)
         until(lambda: chain.position(launched) > before + 3, "steps without the shell")

@@ -90,7 +90,7 @@ def test_a_checkpoint_that_goes_missing_is_noticed(tmp_path: Path) -> None:
     assert done.returncode == 1
     (one,) = harness.reported(done)["rounds"]
     assert one["lost"] > 0 and one["directories"][0]["saved"] is None
-    assert f"a checkpoint was committed, but is not in {tmp_path / 'run'} any more" in one["reasons"][0]
+    assert f"a checkpoint was committed, but is no longer in {tmp_path / 'run'}" in one["reasons"][0]
 
 
 def test_exit_code_0_after_a_save_is_worth_a_word(tmp_path: Path) -> None:

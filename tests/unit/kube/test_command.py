@@ -150,7 +150,12 @@ def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "no object"), (b"# nothing\n---\n", "no object"), (b"\x7fELF\x80\xff", "not text"), (b"a: !!int x", "not YAML")],
+    [
+        (b"", "no Kubernetes object"),
+        (b"# nothing\n---\n", "no Kubernetes object"),
+        (b"\x7fELF\x80\xff", "not text"),
+        (b"a: !!int x", "not YAML"),
+    ],
 )
 def test_a_file_without_objects_is_refused_with_78(kube: Any, tmp_path: Path, content: bytes, said: str) -> None:
     """An empty answer would go on to kubectl, whose message says nothing of the file."""
@@ -294,7 +299,7 @@ def test_f19_inject_says_what_comes_out_as_it_went_in(kube: Any, tmp_path: Path)
     for found, words in (
         ([job({})], ["Job x is NOT protected", 'lastcall.dev/enabled: "true"']),
         ([job({"lastcall.dev/enabled": "false"})], ["NOT protected", "lastcall.dev/enabled switches it off"]),
-        ([config], ["nothing in", "Job, CronJob"]),
+        ([config], ["no object in", "Job, CronJob"]),
         ([config, job(), job({})], ["Job x is NOT protected"]),
     ):
         file.write_text(yaml.safe_dump_all(found))

@@ -71,9 +71,9 @@ def test_what_cannot_travel_is_refused_with_what_to_do() -> None:
         function_text.stub(lambda: None, None)
     with pytest.raises(ValueError, match="is not a named function"):
         function_text.stub(SimpleNamespace, None)
-    with pytest.raises(ValueError, match="does not travel"):
+    with pytest.raises(ValueError, match="cannot be sent to the pod"):
         function_text.stub(alone, {"path": Path("x")})
-    with pytest.raises(ValueError, match="does not travel"):
+    with pytest.raises(ValueError, match="cannot be sent to the pod"):
         function_text.stub(alone, {"path": float("inf")})
     made: dict[str, Any] = {}
     exec("def typed(): pass", made)

@@ -59,7 +59,7 @@ def test_the_job_by_which_a_rayjob_submits_is_not_meant(cluster: Cluster, kubect
     cluster.add("jobs.batch", "x", metadata=owner)
     cluster.add("rayjobs.ray.io", "x")
     assert str(jobs.find(kubectl, "x")) == "rayjob/x"
-    with pytest.raises(errors.LastcallError, match="job/x belongs to RayJob x, which would start it again"):
+    with pytest.raises(errors.LastcallError, match="job/x belongs to RayJob x, which would restart it"):
         suspension.pause(kubectl, "job/x")
 
 

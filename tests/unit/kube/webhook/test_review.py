@@ -50,7 +50,7 @@ def test_the_namespace_gives_the_default() -> None:
 def test_a_wrong_annotation_of_the_namespace_is_left_out_with_a_warning() -> None:
     said = response(objects.review(job({})), namespace={"lastcall.dev/enabled": "sure"})
     assert said["allowed"] is True and "patch" not in said
-    assert said["warnings"][0].startswith("the namespace's annotations are left out: lastcall.dev/enabled: 'sure'")
+    assert said["warnings"][0].startswith("ignoring the namespace's annotations: lastcall.dev/enabled: 'sure'")
 
 
 def test_a_namespace_is_refused_when_its_own_annotation_is_wrong() -> None:
