@@ -75,12 +75,12 @@ def yields() -> Any:
 @pytest.mark.parametrize(
     ("func", "why"),
     [
-        (uses_a_constant, "uses RATE of the module"),
-        (uses_a_module, "uses texts of the module"),
-        (uses_a_helper, "uses helper of the module"),
-        (uses_one_deep_inside, "uses RATE of the module"),
-        (uses_one_as_a_default, "uses RATE of the module"),
-        (uses_a_decorator, "uses registered of the module"),
+        (uses_a_constant, "uses RATE of its module"),
+        (uses_a_module, "uses texts of its module"),
+        (uses_a_helper, "uses helper of its module"),
+        (uses_one_deep_inside, "uses RATE of its module"),
+        (uses_one_as_a_default, "uses RATE of its module"),
+        (uses_a_decorator, "uses registered of its module"),
         (is_wrapped, r"is_wrapped\(\) is decorated"),
         (is_async, "does nothing when it is called"),
         (yields, "does nothing when it is called"),
