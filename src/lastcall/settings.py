@@ -2,6 +2,7 @@
 
 Each setting comes from the explicit argument, else from the environment, else from its default; `origins()` says which.
 `JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for misspelled names read them.
+The sentence under each field says what it does: `python tools/settings_table.py --write` copies it into docs/guide.md.
 Text and proper values go through the same parser, so that a configuration file which only knows text works too, and
 "false" is never true.
 """
@@ -144,9 +145,9 @@ class JITCheckpointConfig:
     grace: float
     """Seconds between the notice and the kill, unless the notice itself says."""
     signals: tuple[str, ...]
-    """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP. None if empty."""
+    """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP; `none` for none at all."""
     stop_file: str | None
-    """A file whose appearance is a notice: for a Kubernetes preStop hook where no signal arrives."""
+    """A file that is a notice once it appears: what a Kubernetes preStop hook can create where no signal gets through."""
     rescue: bool
     """Save the last completed step from a side thread when no boundary comes in time."""
     spare: bool
@@ -162,37 +163,38 @@ class JITCheckpointConfig:
     """Where the copies are kept: a folder that outlives the process, such as an emptyDir with medium Memory. It needs room for
     twice the state."""
     huge_pages: bool
-    """Move large host tensors into huge pages during training: they are written faster."""
+    """Move large host tensors into huge pages during training, at a tenth of one thread's time: they are written a fifth faster."""
     threads: int
-    """The number of threads that write a checkpoint."""
+    """How many threads write a checkpoint; each has a buffer of 4 MB."""
     ranks: str
     """What the processes of torch.distributed are: one run in one directory (`together`), or each a run of its own (`separate`)."""
     on_hang: str
-    """When a rank hangs, the others save. Then they continue to wait for it ("save"), or exit so that the run is restarted
-    ("exit")."""
+    """When a rank hangs, the others save. Then they wait for it (`save`), or exit so that the run is started again (`exit`)."""
     on_error: str
-    """When an exception, Ctrl-C or sys.exit() leaves the block, or the terminal hangs up (SIGHUP): save the last completed step
-    first ("save"), or exit at once ("leave"). With many ranks an exception always makes all of them save."""
+    """When an exception, Ctrl-C, `sys.exit()` or a closed terminal (SIGHUP) leaves the block: save the last completed step first
+    (`save`), or leave at once (`leave`). With many ranks, an exception always makes all of them save."""
     hang_seconds: float
-    """The minimum time without progress after which a rank counts as hung; ten times the longest usual step if that is more."""
+    """A rank hangs if it makes no progress for this many seconds, or for ten times the longest usual step if that is more."""
     exit_code: int
-    """The exit code after a notice and a committed checkpoint; it asks the platform to restart the run."""
+    """The exit code after a notice and a committed checkpoint; it asks the platform to run the job again."""
     log_level: str
     """The minimum level of log lines to show: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     progress_port: int | None
-    """The port where rank 0 serves its progress as JSON, for OpenShift AI's controller among others; none if None."""
+    """The port on which rank 0 serves its progress as JSON, for OpenShift AI's controller among others; none: no port."""
     run_id: str | None
-    """The name of a Trainer's run; checkpoints of other runs are ignored. None: derived from what it trains, and how."""
+    """The name of a Trainer's run; checkpoints of other runs are left alone. None: made from the model, the length of the data and
+    the training arguments. Two runs of one name in one `output_dir` are the same run, and one resumes from the other."""
     directory: str | None
-    """The folder for a Trainer's checkpoints, overriding the script's output_dir. None: the script's output_dir."""
+    """Where a Trainer's checkpoints go, with all else that it saves in its `output_dir`, whatever the script calls that. None: where
+    the script says."""
     unmatched: str
-    """When a checkpoint and protect() do not name the same models and optimizers: stop ("refuse"), or let them start from scratch
-    ("allow")."""
+    """When a checkpoint and `protect()` do not name the same models and optimizers: stop (`refuse`), or start these from scratch
+    (`allow`)."""
     progress_push: bool
-    """In a pod with Kubeflow Trainer's status reports enabled, rank 0 reports its progress there."""
+    """In a pod whose TrainJob asks for its status, rank 0 reports its progress to Kubeflow Trainer."""
     mirror: str | None
-    """A second place for the checkpoints, s3://BUCKET/PREFIX or file:///FOLDER: they are uploaded there once they are committed, and
-    downloaded from there if the directory has none that is as new."""
+    """A second location for the checkpoints, `s3://BUCKET/PREFIX` or `file:///FOLDER`: they are uploaded after each commit, and
+    downloaded where the directory has none that is as new."""
     mirror_keys: str | None
     """A folder with the mirror's keys in files named AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_S3_ENDPOINT, ...: a mounted secret.
     Variables of these names win."""
@@ -281,7 +283,7 @@ class PeriodicCheckpointConfig:
     save_total_limit: int | None
     """How many checkpoints are kept; none keeps all. The last two valid ones and the best one are never removed, so 1 keeps two."""
     monitor: str | None
-    """The reported metric that determines the best checkpoint; the best one is kept beyond the limit."""
+    """The reported metric that decides which checkpoint is the best; the best one is kept beyond the limit."""
     mode: Mode
     """Whether the best metric is the lowest (`min`) or the highest (`max`)."""
     save_best_only: bool

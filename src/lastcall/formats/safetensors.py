@@ -60,7 +60,7 @@ def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str
     end = 0
     for entry in ordered:
         if entry.name in header or entry.name == _METADATA:
-            raise ValueError(f"the name {entry.name!r} is used twice: give each tensor of {name} a unique name")
+            raise ValueError(f"the name {entry.name!r} is taken: give each tensor of {name} a unique name")
         begin, end = end, end + entry.source.nbytes
         expected = math.prod(entry.shape) * DTYPES[entry.dtype]
         assert end - begin == expected, f"{entry.name}: {end - begin} bytes, but {entry.dtype}{list(entry.shape)} takes {expected}"
