@@ -133,9 +133,8 @@ PERIODIC = (
 class JITCheckpointConfig:
     """What happens when a notice comes.
 
-    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one of them is a
-    default, both stay as they are: the budget cuts the wait short, with a log line, as it does whenever the save would not fit into the
-    grace. No default is bent to fit, so `origins()` never calls a made-up value a default.
+    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one is a default, both
+    stay: the budget cuts the wait short, with a log line. No default is changed, so `origins()` never reports a made-up value.
     """
 
     enabled: bool
@@ -405,8 +404,7 @@ class Attempt:
 
 
 def attempt(environ: Mapping[str, str] | None = None) -> Attempt:
-    """The first attempt, if the ranks are never restarted. If torchrun's own process is not patched (auto/attempts.py), this is its own
-    count: the same on one machine, and usually on several."""
+    """The first attempt, if the ranks are never restarted. If torchrun is not patched (auto/attempts.py), its own count."""
     environ = os.environ if environ is None else environ
     if told := environ.get("LASTCALL_ATTEMPT"):
         return Attempt(told)
@@ -415,7 +413,7 @@ def attempt(environ: Mapping[str, str] | None = None) -> Attempt:
 
 
 def torchrun_id(environ: Mapping[str, str] | None = None) -> str | None:
-    """torchrun's ID of the run that this process is a worker of; None if torchrun is not above it."""
+    """torchrun's ID of the run of this worker; None if torchrun is not above it."""
     return (os.environ if environ is None else environ).get("TORCHELASTIC_RUN_ID") or None
 
 

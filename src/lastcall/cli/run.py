@@ -51,11 +51,7 @@ def add(subparsers: Any) -> None:
         usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
     )
     time = parser.add_argument_group("time")
-    time.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        help=f"seconds between a notice and the kill, unless the notice says (default: {_row('grace').default:g})",
-    )
+    time.add_argument("--grace", metavar="SECONDS", help=f"seconds from a notice to the kill (default: {_row('grace').default:g})")
     time.add_argument(
         "--kill-after",
         metavar="SECONDS",
@@ -69,10 +65,7 @@ def add(subparsers: Any) -> None:
     )
     ending = parser.add_argument_group("the end")
     ending.add_argument(
-        "--platform",
-        metavar="NAME",
-        default="auto",
-        help=f"the platform that runs this job: {', '.join(platforms.NAMES)} (default: auto)",
+        "--platform", metavar="NAME", default="auto", help=f"platform of this job: {', '.join(platforms.NAMES)} (default: auto)"
     )
     ending.add_argument(
         "--exit-code", metavar="CODE", help=f"of a saved run (default: what the platform needs; {_row('exit_code').default})"
