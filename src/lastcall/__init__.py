@@ -1,4 +1,4 @@
-"""lastcall: just-in-time checkpointing for training runs that can be taken away at any moment.
+"""lastcall: just-in-time checkpointing for training runs that can be preempted at any time.
 
 Importing this package costs milliseconds and changes nothing: no handler, no thread, no framework.
 """
@@ -40,7 +40,7 @@ __all__ = [
     "__version__",
     "protect",
 ]
-_MODULES = ("dcp", "kubeflow", "ray", "transformers")  # each needs what it is for: not part of `import *`
+_MODULES = ("dcp", "kubeflow", "ray", "transformers")  # each needs its framework: not part of `import *`
 
 _HOMES = {
     "protect": "lastcall.adapters.torch.run",
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What can be had here: help(), pydoc and inspect ask for every name that is told them."""
+    """The available names: help(), pydoc and inspect access every name listed here."""
     from importlib.util import find_spec
 
     without_torch = () if find_spec("torch") and find_spec("numpy") else ("protect", "Run")

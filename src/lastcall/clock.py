@@ -1,4 +1,4 @@
-"""Time, behind one small class so that tests can turn it by hand (lastcall.testing.FakeClock)."""
+"""Time, behind one small class so that tests can control it (lastcall.testing.FakeClock)."""
 
 from __future__ import annotations
 

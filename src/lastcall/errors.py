@@ -1,22 +1,22 @@
 """Every error lastcall raises on purpose.
 
 LastcallError
-├── ConfigError        a setting is wrong; also a ValueError; leaves with exit code 78
-├── StateError         the state handed to protect() cannot be saved; also a TypeError; leaves with 78 where it ends a start
-├── MismatchError      the checkpoint does not fit the live state; also a ValueError; leaves with 78 where it ends a start
+├── ConfigError        a setting is wrong; also a ValueError; exits with code 78
+├── StateError         the state handed to protect() cannot be saved; also a TypeError; exits with 78 if it ends a start
+├── MismatchError      the checkpoint does not fit the live state; also a ValueError; exits with 78 if it ends a start
 ├── CheckpointError    a checkpoint is damaged or hostile; also a ValueError
-│   └── UncheckedError ... or may be whole: nobody can tell here. Never set aside, never started over
-│       ├── UnreadableError ... because the file system did not let us read it (DeniedError: this user may not); storage.errnos
-│       └── FormatError     ... because another version of lastcall has written it
+│   └── UncheckedError ... or may be intact: unknown here. Never set aside, never replaced by a start from scratch
+│       ├── UnreadableError ... because the file system could not read it (DeniedError: this user may not); storage.errnos
+│       └── FormatError     ... because another version of lastcall wrote it
 ├── SaveError          a save could not be completed; what was committed before is intact
 │   ├── NoSpaceError   ... because the disk is full
 │   └── DeadlineError  ... because the time ran out
 ├── BusyError          another process is running in this directory
-├── StorageError       an object store could not be reached, or did not do what was asked
-│   └── StorageRefused ... and will not the next time: credentials, permissions, a bucket that is not there
+├── StorageError       an object store could not be reached, or a request to it failed
+│   └── StorageRefused ... and a retry will not help: credentials, permissions, a missing bucket
 ├── StoreLost          the store through which the ranks agree cannot be reached
-└── RanksError         the ranks of a run do not fit together, or one of them did not come; the message names it
-Preempted              not an error: leaves the training loop after a notice was served; a SystemExit
+└── RanksError         the ranks of a run do not fit together, or one of them did not join; the message names it
+Preempted              not an error: leaves the training loop after a notice was handled; a SystemExit
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LastcallError(Exception):
     """Base of all errors that lastcall raises on purpose."""
 
     exit_code = 1
-    """Of a process whose start ends with it, where nobody catches it. EXIT_CONFIG: running it again will not help."""
+    """The exit code of a process whose start ends with this error uncaught. EXIT_CONFIG: running it again will not help."""
 
 
 class ConfigError(LastcallError, ValueError, SystemExit):
@@ -40,30 +40,30 @@ class ConfigError(LastcallError, ValueError, SystemExit):
 
 
 class StateError(LastcallError, TypeError):
-    """Something handed to protect() cannot be saved; the message names the path of the leaf."""
+    """Something passed to protect() cannot be saved; the message names the path of the leaf."""
 
     exit_code = EXIT_CONFIG
 
 
 class MismatchError(LastcallError, ValueError):
-    """The checkpoint is whole, but does not fit the live state (another model, another shape)."""
+    """The checkpoint is intact, but does not fit the live state (another model, another shape)."""
 
     exit_code = EXIT_CONFIG
 
 
 class CheckpointError(LastcallError, ValueError):
-    """A checkpoint's files are damaged or were made to do harm."""
+    """A checkpoint's files are damaged or malicious."""
 
 
 class UncheckedError(CheckpointError):
-    """Nobody can tell here whether a checkpoint is whole: what its digests are made with is not installed. A run does not start over
-    it: it would begin again from an older one, or from nothing, beside one that is probably good."""
+    """It is unknown here whether a checkpoint is intact: the library for its digests is not installed. A run does not ignore it: it
+    would resume from an older one, or start from scratch, beside one that is probably good."""
 
     exit_code = EXIT_CONFIG
 
 
 class UnreadableError(UncheckedError, OSError):
-    """A checkpoint could not be read, for a reason that says nothing about its bytes: a file server that does not answer, too many open
+    """A checkpoint could not be read, for a reason that says nothing about its bytes: an unreachable file server, too many open
     files."""
 
 
@@ -72,7 +72,7 @@ class DeniedError(UnreadableError, PermissionError):
 
 
 class FormatError(UncheckedError):
-    """A checkpoint is intact, and of a format that this version of lastcall does not read."""
+    """A checkpoint is intact, but in a format that this version of lastcall does not read."""
 
 
 class SaveError(LastcallError):
@@ -92,11 +92,11 @@ class BusyError(LastcallError):
 
 
 class StorageError(LastcallError):
-    """An object store, or a folder that is used like one, could not be reached, or did not do what was asked."""
+    """An object store, or a folder that is used like one, could not be reached, or a request to it failed."""
 
 
 class StorageRefused(StorageError):
-    """Trying again would not help: the credentials, their permissions, or the name of the bucket are wrong."""
+    """A retry would not help: the credentials, their permissions, or the name of the bucket are wrong."""
 
 
 class StoreLost(LastcallError):
@@ -104,11 +104,11 @@ class StoreLost(LastcallError):
 
 
 class RanksError(LastcallError):
-    """The ranks of a run do not fit together (other directories, other states), or one of them did not come."""
+    """The ranks of a run do not fit together (different directories or states), or one of them did not join."""
 
 
 class Preempted(SystemExit):
-    """Leaves the training loop after a notice was served. `code` is the exit code that the platform needs."""
+    """Leaves the training loop after a notice was handled. `code` is the exit code that the platform needs."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code)

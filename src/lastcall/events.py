@@ -1,8 +1,8 @@
-"""What happened, as one JSONL file per rank, and how far the run is, as one small JSON file, for readers outside.
+"""Events, in one JSONL file per rank, and the progress of the run, in one small JSON file, for external readers.
 
 Bounded and never blocking: `emit()` and `update()` only put something into memory, and a side thread calls `flush()`.
-Where the disk is full or gone, lines are dropped and counted, and training goes on. Nothing is fsynced: the log
-explains a checkpoint, it is no part of one. The file is opened anew for each flush, so that no descriptor outlives a
+If the disk is full or gone, lines are dropped and counted, and training continues. Nothing is fsynced: the log
+explains a checkpoint, it is no part of one. The file is reopened for each flush, so that no descriptor outlives a
 fork, and a directory that is moved away or unmounted under the run costs lines, not the run.
 """
 
@@ -24,11 +24,11 @@ from typing import TypeVar
 from lastcall.clock import Clock
 
 LIMIT_BYTES = 4 * 1024 * 1024
-_PENDING = 4096  # lines that wait for a flush; the oldest go first, since the newest say why a run ended
+_PENDING = 4096  # lines that wait for a flush; the oldest are dropped first, since the newest tell why a run ended
 _LONGEST_LINE = 64 * 1024
 _DEPTH = 8
 _CLOSE_SECONDS = 1.0  # how long close() waits for a flush that hangs on a dead disk
-_AVERAGE_SECONDS = 30.0  # what the speed is averaged over
+_AVERAGE_SECONDS = 30.0  # the period over which the speed is averaged
 _OURS = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 T = TypeVar("T")
 Hearer = Callable[[float, str, Mapping[str, object]], None]
@@ -41,7 +41,7 @@ class EventLog:
         self.path = path
         self.dropped = 0  # events that never reached the file
         self.error: OSError | None = None  # why, if it was the disk: the last one
-        self.heard: Hearer | None = None  # told of each event at once, on the thread that emits it: it must be quick and never fail
+        self.heard: Hearer | None = None  # called with each event at once, on the thread that emits it: it must be quick and never fail
         self._clock = clock
         self._limit = limit_bytes
         self._pending: collections.deque[tuple[float, str, dict[str, object]]] = collections.deque()
@@ -49,10 +49,10 @@ class EventLog:
         self._writing = threading.Lock()
         self._closed = False
         self._folder = _Folder(path.parent)
-        self._told = 0  # how many of the dropped ones the file knows of
+        self._told = 0  # how many of the dropped events are recorded in the file
 
     def emit(self, kind: str, /, **fields: object) -> None:
-        """Note an event. Fields are rendered when flushed, so hand over values that do not change."""
+        """Note an event. Fields are rendered when flushed, so pass values that do not change."""
         with self._lock:
             if self._closed:
                 self.dropped += 1
@@ -103,23 +103,23 @@ class EventLog:
 
 
 class Progress:
-    """How far the run is: `progress.json`, replaced as a whole so that a reader never sees half of it.
+    """The progress of the run: `progress.json`, replaced atomically so that a reader never sees half of it.
 
-    What an adapter says of it, from the training thread, at the cost of a few stores:
+    An adapter reports it from the training thread, at the cost of a few stores:
 
         progress.total = 1000              steps in all, where known; may be set or changed at any time
         progress.total_epochs = 3          the same for epochs; a fraction is fine
-        progress.expect = lambda: 1000     asked at every flush for what `total` should be; None: nobody knows yet
-        progress.where = lambda: step      looked at when nothing was said: a run that never reports has a step and a speed, too
+        progress.expect = lambda: 1000     called at every flush for the value of `total`; None: not known yet
+        progress.where = lambda: step      used when nothing was reported: a run that never reports has a step and a speed, too
         progress.update(step, epoch, metrics, eval_metrics)
 
-    `update` wants the number of completed steps. Each of the others may be left out, and stays as it was said last: so a step says
+    `update` wants the number of completed steps. Each of the others may be left out, and keeps its last value: so a step calls
     `update(step, epoch)`, a log line adds `metrics` (loss, learning rate), an evaluation adds `eval_metrics`. `epoch` may be a
-    fraction. The mappings are kept until the flush: hand over ones that nobody changes later. Tensors in them are not waited for.
+    fraction. The mappings are kept until the flush: pass ones that do not change later. Tensors in them are not waited for.
 
     The speed is that of the last half minute. The time that is left comes from the steps and the time since this incarnation began to
-    make steps, evaluations and saves included; what earlier incarnations did counts for nothing but the step. Nothing here says that
-    a run is complete: one that was preempted stays at its last step.
+    make steps, evaluations and saves included; what earlier incarnations did counts for nothing but the step. Nothing here marks a run
+    as complete: one that was preempted stays at its last step.
     """
 
     def __init__(self, path: Path, clock: Clock, *, total: int | None = None) -> None:
@@ -138,7 +138,7 @@ class Progress:
         self._numbers: dict[str, object] = {}
         self._eval_numbers: dict[str, object] = {}
         self._epoch: float | None = None
-        self._stood: int | None = None  # where the run was when it was last looked at
+        self._stood: int | None = None  # the step of the run at the last check
         self._writing = threading.Lock()
         self._folder = _Folder(path.parent)
         self._first: tuple[int, float] | None = None  # step and time of the first flush of this incarnation
@@ -157,7 +157,7 @@ class Progress:
             self._metrics.append(metrics)
         if eval_metrics is not None:
             self._eval_metrics.append(eval_metrics)
-        self._news.append((step, epoch))  # last: it is what a flush looks for
+        self._news.append((step, epoch))  # last: this is what a flush checks
 
     def flush(self) -> None:
         """Write the latest update, if there is a new one. Waits for the device where a metric is being computed."""
@@ -173,7 +173,8 @@ class Progress:
             self._writing.release()
 
     def _looked(self) -> tuple[int, None] | None:
-        """Where the run is by itself, if it has moved. The first look is no news: nobody knows for how long it has stood there."""
+        """The run's own step, if it has changed. The first value does not count: it is unknown how long the run has been at that
+        step."""
         if self.where is None:
             return None
         step, stood = self.where(), self._stood
@@ -206,7 +207,7 @@ class Progress:
         self._folder.make()
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # left behind by a killed one, or a link to something of somebody's
+            os.unlink(temporary)  # left behind by a killed process, or a link to another file
         with open(os.open(temporary, _OURS | os.O_WRONLY | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
             file.write(json.dumps(_plain(self.document)) + "\n")
         os.replace(temporary, self.path)
@@ -215,7 +216,7 @@ class Progress:
         """Steps a second: lately, an exponential average in which a longer stretch of time weighs more; and since the first flush."""
         now = self._clock.now()
         seen, self._seen = self._seen, (step, now)
-        if seen is None or step < seen[0]:  # the run went back: what was measured belongs to another life of it
+        if seen is None or step < seen[0]:  # the run went back: the measurements belong to an earlier incarnation
             self._first, self._speed = (step, now), None
             return None, None
         assert self._first is not None
@@ -234,7 +235,7 @@ def _taken(news: collections.deque[T]) -> T | None:
 
 
 class _Folder:
-    """Made once: a run whose directory was removed by its user must not bring it back with nothing but a log in it."""
+    """Created once: if the user removes the directory, the run must not recreate it with only a log in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -252,7 +253,7 @@ def read(path: Path) -> Iterator[dict[str, object]]:
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, object]]:
-    """The events in these lines; what makes no sense is skipped."""
+    """The events in these lines; invalid lines are skipped."""
     for line in lines:
         try:
             event = json.loads(line)
@@ -305,7 +306,7 @@ def _append(path: Path, data: bytes, limit: int) -> None:
 
 
 def _log_file(path: Path) -> int:
-    """A plain file of its own. A link in its place would have us write into what it points to, and a pipe would block us."""
+    """A plain file of its own. A link in its place would redirect the write, and a pipe would block it."""
     try:
         fd = os.open(path, _OURS | os.O_RDWR | os.O_APPEND, 0o644)
     except OSError as error:
@@ -332,7 +333,7 @@ def _line(at: float, kind: str, fields: Mapping[str, object]) -> bytes:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """A value as JSON that every reader takes, a browser's included: no NaN, no endless integers, no cycles."""
+    """A value as JSON that every reader accepts, browsers included: no NaN, no huge integers, no cycles."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -359,7 +360,7 @@ def _number(value: object) -> object:
         return _plain(value)
     try:
         if hasattr(value, "detach"):
-            value = value.detach()  # torch warns when a tensor that wants a gradient is turned into a number
+            value = value.detach()  # torch warns when a tensor that requires grad is converted to a number
         return float(value)
     except Exception:
         return None

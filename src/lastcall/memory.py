@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 ALIGNMENT = 4096
 HUGE = 2 * 1024 * 1024
 _SHORT = 64  # words: longer runs are copied faster one by one
-_BRIEF = 64 * 1024  # bytes that are copied faster than the interpreter's lock is handed over and got back
+_BRIEF = 64 * 1024  # bytes that are copied faster than the interpreter's lock can be released and reacquired
 _WORDS: dict[int, Literal["Q", "I", "H", "B"]] = {8: "Q", 4: "I", 2: "H", 1: "B"}
 
 
@@ -24,10 +24,10 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 
 
 def move(to: int, address: int, nbytes: int) -> None:
-    """Copy bytes. What is short is copied at once: sixteen writers that give the lock away for each sector spend their time getting it
-    back."""
+    """Copy bytes. Short ranges are copied without releasing the lock: sixteen writers that release it for each sector spend their time
+    reacquiring it."""
     if nbytes > _BRIEF:
-        ctypes.memmove(to, address, nbytes)  # others run meanwhile
+        ctypes.memmove(to, address, nbytes)  # other threads run meanwhile
     elif nbytes > 0:
         _move_at_once(to, address, nbytes)
 
@@ -70,7 +70,7 @@ class BytesSource:
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """The bytes at an address, for Python's file calls. Whoever owns them must outlive it. (Not through an array of ctypes: that makes
+    """The bytes at an address, for Python's file calls. Their owner must outlive it. (Not through an array of ctypes: that makes
     a type for each size, which takes twenty times as long and leaves it to the garbage collector.)"""
     found: memoryview = _view_of(address, nbytes, _WRITABLE)
     return found
@@ -106,8 +106,8 @@ class Buffer(Protocol):
 
 class PageBuffer:
     """Page-aligned memory from mmap, in huge pages where the kernel has them (a direct write from scattered small ones takes up to
-    three times as long), touched once so that no page is missing when it is needed. Forked children do not get it: after a fork the
-    next use would copy it page by page."""
+    three times as long), touched once so that no page fault occurs later. Forked children do not inherit it: after a fork the next use
+    would copy it page by page."""
 
     def __init__(self, nbytes: int) -> None:
         self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""What ranks say to each other through the store: small JSON objects, read with care, since another rank may run another lastcall."""
+"""Messages between ranks through the store: small JSON objects, validated, since another rank may run another version of lastcall."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def packed(body: Mapping[Any, Any]) -> bytes:
 
 
 def unpacked(data: bytes | None) -> dict[str, Any]:
-    """Empty for what is no JSON object."""
+    """Empty if it is not a JSON object."""
     try:
         body = json.loads(data or b"")
     except (ValueError, RecursionError):
@@ -25,12 +25,12 @@ def unpacked(data: bytes | None) -> dict[str, Any]:
 
 
 def typed(value: Any) -> bool:
-    """Whether the plain fields of a dataclass hold what they say."""
+    """Whether the plain fields of a dataclass have the declared types."""
     return all(type(getattr(value, item.name)) is _PLAIN[str(item.type)] for item in fields(value) if item.type in _PLAIN)
 
 
 def spans(ranks: Iterable[int]) -> list[list[int]]:
-    """[0, 1, 2, 5] as [[0, 2], [5, 5]]: what everybody reads must not grow with the number of ranks."""
+    """[0, 1, 2, 5] as [[0, 2], [5, 5]]: what every rank reads must not grow with the number of ranks."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and found[-1][1] == rank - 1:

@@ -71,7 +71,7 @@ def threads(value: object) -> int:
 def exit_code(value: object) -> int:
     number = whole(value)
     if number == 0:
-        raise ValueError("would say that training finished, and nothing would bring the run back")
+        raise ValueError("would mean that training finished, and the run would not be restarted")
     if not 1 <= number <= 255:
         raise ValueError("is not an exit code")
     return number
@@ -98,7 +98,7 @@ def place(value: object) -> str:
     if scheme not in PLACES or not rest.strip("/") or rest.startswith("/") != (scheme == "file"):
         raise ValueError("is neither a bucket nor a folder")
     if "\0" in rest or ".." in rest.split("/"):
-        raise ValueError("leads out of where it begins")
+        raise ValueError("points outside its own prefix")
     return f"{scheme}://{rest.rstrip('/')}"
 
 
@@ -109,7 +109,7 @@ def split_place(url: str) -> tuple[str, str]:
 
 
 def is_object_name(text: str) -> bool:
-    """Whether an object in Kubernetes may be called so: a DNS subdomain."""
+    """Whether a Kubernetes object may have this name: a DNS subdomain."""
     return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
 
 
@@ -120,7 +120,7 @@ def text(value: object) -> str:
 
 
 def one_of(choices: Sequence[str]) -> Callable[[object], str]:
-    """Any case is taken; the result is spelt as in `choices`. Transformers' IntervalStrategy is text, too."""
+    """Case is ignored; the result is spelled as in `choices`. Transformers' IntervalStrategy is text, too."""
 
     def parse(value: object) -> str:
         text = value.strip().lower() if isinstance(value, str) else None

@@ -1,7 +1,7 @@
 """The settings of a run: the one place that reads the environment.
 
 Each setting comes from the explicit argument, else from the environment, else from its default; `origins()` says which.
-`JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for misspelt names read them.
+`JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for misspelled names read them.
 The sentence under each field says what it does: `python tools/settings_table.py --write` copies it into docs/guide.md.
 Text and proper values go through the same parser, so that a configuration file which only knows text works too, and
 "false" is never true.
@@ -25,7 +25,7 @@ Mode = Literal["min", "max"]
 
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
 PREFIX = "LASTCALL_"
-# Set by `lastcall run`, in torchrun, and by `lastcall drill --prove`, for those below.
+# Set by `lastcall run`, in torchrun, and by `lastcall drill --prove`, for the processes below.
 INTERNAL = ("LASTCALL_REGISTRY", "LASTCALL_STORE", "LASTCALL_ATTEMPT", "LASTCALL_PROOF", "LASTCALL_HANDS_OVER")
 LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
     "LASTCALL_AWS_REBALANCE",
@@ -47,7 +47,7 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def fail(message: str) -> NoReturn:
-    """Raise ConfigError. The message is written here: of an uncaught SystemExit with a code Python prints nothing."""
+    """Raise ConfigError. The message is written here: Python prints nothing for an uncaught SystemExit with a code."""
     if sys.stderr is not None:
         sys.stderr.write(f"lastcall: {message}\n")
     raise errors.ConfigError(message)
@@ -61,9 +61,9 @@ class Setting:
     variable: str
     default: object
     parse: Callable[[object], object]
-    allowed: str  # the end of the sentence "Set it to ..."
+    allowed: str  # completes the sentence "Set it to ..."
     example: str  # as it is written in a shell
-    alias: str | None = None  # a name that others gave it; ours wins
+    alias: str | None = None  # another program's name for it; ours wins
 
 
 _YES_OR_NO = "1 or 0 (true/false, yes/no, on/off)"
@@ -133,9 +133,8 @@ PERIODIC = (
 class JITCheckpointConfig:
     """What happens when a notice comes.
 
-    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one
-    of them is a default, both stay as they are: the budget cuts the wait short, with a log line, as it does whenever
-    the grace would not hold the save. No default is bent to fit, so `origins()` never calls a made-up value a default.
+    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one is a default, both
+    stay: the budget cuts the wait short, with a log line. No default is changed, so `origins()` never reports a made-up value.
     """
 
     enabled: bool
@@ -143,7 +142,7 @@ class JITCheckpointConfig:
     kill_wait: float
     """Seconds after the notice before a save may start; training continues meanwhile."""
     grace: float
-    """Seconds between the notice and the kill, where the notice itself does not say."""
+    """Seconds between the notice and the kill, unless the notice itself says."""
     signals: tuple[str, ...]
     """The signals that are notices: any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP; `none` for none at all."""
     stop_file: str | None
@@ -151,7 +150,7 @@ class JITCheckpointConfig:
     rescue: bool
     """Save the last completed step from a side thread when no boundary comes in time."""
     spare: bool
-    """Keep space for the next checkpoint written beforehand: faster saves, for one checkpoint's size of disk."""
+    """Keep preallocated space for the next checkpoint: faster saves, at the cost of one checkpoint's size on disk."""
     guard: bool
     """Keep a copy of the last boundary in shared memory, which the guardian in `lastcall run` saves if this process is killed.
     Also `protect(..., guard=True)`."""
@@ -178,7 +177,7 @@ class JITCheckpointConfig:
     exit_code: int
     """The exit code after a notice and a committed checkpoint; it asks the platform to run the job again."""
     log_level: str
-    """The least severe log lines that are shown: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
+    """The minimum level of log lines to show: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     progress_port: int | None
     """The port on which rank 0 serves its progress as JSON, for OpenShift AI's controller among others; none: no port."""
     run_id: str | None
@@ -274,7 +273,7 @@ class JITCheckpointConfig:
 
 @dataclass(frozen=True, init=False)
 class PeriodicCheckpointConfig:
-    """When checkpoints are made without a notice, and how many are kept."""
+    """When to make checkpoints without a notice, and how many to keep."""
 
     save_strategy: SaveStrategy
     """When to save: `no`, `steps` or `epoch`. Not given, it is `steps` where `save_steps` is given, else `no`."""
@@ -312,13 +311,13 @@ class PeriodicCheckpointConfig:
         origins = _fill(self, PERIODIC, given, environ)
         if self.save_steps is not None and origins["save_strategy"] == "default":
             object.__setattr__(self, "save_strategy", "steps")
-            origins["save_strategy"] = origins["save_steps"]  # it was this that decided
+            origins["save_strategy"] = origins["save_steps"]  # this one decided
         if self.save_steps is None and self.save_strategy == "steps":
             object.__setattr__(self, "save_steps", DEFAULT_SAVE_STEPS)
         if self.save_best_only and self.monitor is None:
             fail(
-                f"{_name(self, 'save_best_only')}={self.save_best_only} needs to know which metric tells the best. "
-                "Pass monitor='eval_loss' or: export LASTCALL_MONITOR=eval_loss"
+                f"{_name(self, 'save_best_only')}={self.save_best_only} needs a metric to determine the best "
+                "checkpoint. Pass monitor='eval_loss' or: export LASTCALL_MONITOR=eval_loss"
             )
 
     def origins(self) -> dict[str, str]:
@@ -338,7 +337,7 @@ def changed(config: JITCheckpointConfig, **values: object) -> JITCheckpointConfi
 
 
 def misplaced(name: str, value: object) -> str | None:
-    """How a setting is passed that was given to protect() as if it were state; None if there is no setting of this name."""
+    """How to pass a setting that was given to protect() as if it were state; None if there is no setting of this name."""
     for rows, config in ((JIT, "config=lastcall.JITCheckpointConfig"), (PERIODIC, "periodic=lastcall.PeriodicCheckpointConfig")):
         for setting in rows:
             if name.lower() in (setting.field, setting.variable.lower(), setting.variable.lower().removeprefix("lastcall_")):
@@ -347,7 +346,7 @@ def misplaced(name: str, value: object) -> str | None:
 
 
 def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where `lastcall run`, if there is one above this process, keeps book of the training processes."""
+    """The registry of training processes of the `lastcall run` above this process, if there is one."""
     folder = (os.environ if environ is None else environ).get("LASTCALL_REGISTRY")
     return Path(folder) if folder and os.path.isdir(folder) else None
 
@@ -364,12 +363,12 @@ def hands_over(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def stop_file(environ: Mapping[str, str] | None = None) -> str | None:
-    """The stop file that the environment names: that of this container, whatever the settings of another one say."""
+    """The stop file that the environment names: that of this container, whatever another container's settings are."""
     return (os.environ if environ is None else environ).get("LASTCALL_STOP_FILE", "").strip() or None
 
 
 def s3_connection(keys: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What is said about the object store: in the environment, or in a folder that a secret is mounted at."""
+    """The settings of the object store: from the environment, or from a folder where a secret is mounted."""
     environ = os.environ if environ is None else environ
     found = {}
     for name in S3_NAMES:
@@ -383,12 +382,12 @@ def s3_connection(keys: str | None, environ: Mapping[str, str] | None = None) ->
 
 
 def launcher_store(environ: Mapping[str, str] | None = None) -> str | None:
-    """The port and the secret of the store that `lastcall run`, if there is one above this process, keeps for the ranks."""
+    """The port and the secret of the store that the `lastcall run` above this process, if there is one, runs for the ranks."""
     return (os.environ if environ is None else environ).get("LASTCALL_STORE", "").strip() or None
 
 
 def of_torchrun(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
-    """What torchrun tells each of its processes; None where it is not above this one, or keeps no store of its own."""
+    """The variables that torchrun sets for its workers; None if it is not above this process, or has no store of its own."""
     environ = os.environ if environ is None else environ
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     if not all(environ.get(name) for name in names) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -398,15 +397,14 @@ def of_torchrun(environ: Mapping[str, str] | None = None) -> dict[str, str] | No
 
 @dataclass(frozen=True)
 class Attempt:
-    """Which of torchrun's attempts this is. `agreed`: all machines call it so; otherwise each has counted by itself."""
+    """The number of torchrun's attempt. `agreed`: all machines use the same number; otherwise each has counted on its own."""
 
     name: str = "0"
     agreed: bool = True
 
 
 def attempt(environ: Mapping[str, str] | None = None) -> Attempt:
-    """The first one where nobody starts the ranks again. Where torchrun's own process is not ours (auto/attempts.py), it is what that
-    has counted: the same on one machine, and as a rule on several."""
+    """The first attempt, if the ranks are never restarted. If torchrun is not patched (auto/attempts.py), its own count."""
     environ = os.environ if environ is None else environ
     if told := environ.get("LASTCALL_ATTEMPT"):
         return Attempt(told)
@@ -415,12 +413,12 @@ def attempt(environ: Mapping[str, str] | None = None) -> Attempt:
 
 
 def torchrun_id(environ: Mapping[str, str] | None = None) -> str | None:
-    """What torchrun calls the run that this process is a worker of; None where torchrun is not above it."""
+    """torchrun's ID of the run of this worker; None if torchrun is not above it."""
     return (os.environ if environ is None else environ).get("TORCHELASTIC_RUN_ID") or None
 
 
 def host_of_rank_0(size: int, environ: Mapping[str, str] | None = None) -> str:
-    """Where the ranks of a run of so many find the first of them."""
+    """The address of rank 0 for a run with this many ranks."""
     environ = os.environ if environ is None else environ
     if environ.get("LOCAL_WORLD_SIZE") == str(size):  # all of them are on one machine
         return "127.0.0.1"
@@ -429,7 +427,7 @@ def host_of_rank_0(size: int, environ: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class StatusServer:
-    """Where Kubeflow Trainer wants to be told of a TrainJob's progress, as its controller writes it into the pod (KEP-2779)."""
+    """Where to report a TrainJob's progress to Kubeflow Trainer, as its controller sets it in the pod (KEP-2779)."""
 
     url: str
     ca_file: str | None
@@ -437,7 +435,7 @@ class StatusServer:
 
 
 def status_server(environ: Mapping[str, str] | None = None) -> StatusServer | None:
-    """None outside of a TrainJob, and where the controller's feature gate is off."""
+    """None outside of a TrainJob, or if the controller's feature gate is off."""
     environ = os.environ if environ is None else environ
     url, token = environ.get("KUBEFLOW_TRAINER_SERVER_URL"), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
     return StatusServer(url, environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT") or None, token) if url and token else None
@@ -497,6 +495,6 @@ def _literal(setting: Setting) -> str:
 
 
 def _name(config: JITCheckpointConfig | PeriodicCheckpointConfig, field_name: str) -> str:
-    """What the user called a setting: LASTCALL_GRACE_SECONDS or grace."""
+    """The user's name for a setting: LASTCALL_GRACE_SECONDS or grace."""
     origin = config.origins()[field_name]
     return field_name if origin in ("argument", "default") else origin

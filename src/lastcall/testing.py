@@ -1,4 +1,4 @@
-"""For tests of training code under preemption: a clock turned by hand, a disk that fails on demand, a notice at a chosen step.
+"""For tests of training code under preemption: a manual clock, a disk that fails on demand, a notice at a chosen step.
 
 files = testing.FaultyFiles(testing.Fault("fsync", 2, errno.EIO))    # the second fsync fails
 look = testing.preempt_at(step=7); look(run.step)                      # in the loop: SIGTERM to this process at step 7
@@ -31,7 +31,7 @@ OPERATIONS = (
 
 
 class FakeClock(clock.Clock):
-    """A clock that stands still until it is told, or until somebody sleeps on it."""
+    """A clock that advances only when it is set, or when a thread sleeps on it."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
@@ -58,11 +58,11 @@ class Fault:
     errno: int = errnos.EIO
     lasting: bool = False  # every later call of it fails as well
     short: bool = False  # pwrite: write only half, and succeed
-    kill: bool = False  # SIGKILL this process instead, at this very point
+    kill: bool = False  # SIGKILL this process instead, at this point
 
 
 class FaultyFiles(storage.Files):
-    """The real file system with faults in chosen places. `calls` counts what was done; without faults it is a plain recorder."""
+    """The real file system with faults in chosen places. `calls` counts the operations; without faults it is a plain recorder."""
 
     def __init__(self, *faults: Fault) -> None:
         self.calls: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class FaultyFiles(storage.Files):
         return super().pwrite(fd, views, offset, flags)
 
     def close(self, fd: int) -> None:
-        super().close(fd)  # as the kernel does: a failed close is a close all the same
+        super().close(fd)  # like the kernel: a failed close still closes the file
         self._check("close")
 
 
@@ -131,7 +131,7 @@ for _operation in OPERATIONS:
 
 
 def preempt_at(step: int, *, signum: int = signal.SIGTERM, run: Any = None) -> Callable[[int], None]:
-    """A function to be called with each step: it sends the signal to this process, once, when that step is reached."""
+    """Returns a function to call with each step: it sends the signal to this process, once, when that step is reached."""
     sent = False
 
     def look(current: int) -> None:
@@ -146,7 +146,7 @@ def preempt_at(step: int, *, signum: int = signal.SIGTERM, run: Any = None) -> C
 
 
 def assert_resumable(directory: str | os.PathLike[str], step: int | None = None, *, exact: bool | None = None) -> Entry:
-    """The newest checkpoint is there, every byte of it matches its digest, and it is of that step. Returns it."""
+    """Asserts that the newest checkpoint exists, every byte matches its digest, and it is of that step. Returns it."""
     found = catalog.Catalog(Path(directory), storage.Files()).entries()
     if not found:
         raise AssertionError(f"{directory} holds no committed checkpoint")

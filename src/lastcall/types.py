@@ -11,13 +11,13 @@ from typing import Protocol
 class Kind(enum.Enum):
     """Why a checkpoint was made."""
 
-    PERIODIC = "periodic"  # asked for by PeriodicCheckpointConfig
+    PERIODIC = "periodic"  # from PeriodicCheckpointConfig
     JIT = "jit"  # a notice, saved at a boundary
     RESCUE = "rescue"  # the last completed step, saved in the middle of the next: no boundary came in time, or training raised
     MANUAL = "manual"  # run.save()
     FINAL = "final"  # training finished
-    GUARD = "guard"  # the process was killed: saved from the shared memory that it left behind
-    SURVIVORS = "survivors"  # a rank was lost, failed or hangs: saved by the others
+    GUARD = "guard"  # the process was killed: saved from its shared memory
+    SURVIVORS = "survivors"  # a rank was lost, failed or hung: saved by the others
 
 
 class Outcome(enum.Enum):
@@ -27,18 +27,18 @@ class Outcome(enum.Enum):
     SAVED = "saved"  # a notice came and a checkpoint was committed
     NOT_SAVED = "not saved"  # a notice came and nothing could be committed
     FAILED = "failed"  # an exception left the block
-    LEFT = "left"  # the script left by itself (sys.exit()), and its training is not known to have reached its end
+    LEFT = "left"  # the script exited on its own (sys.exit()), and its training is not known to have finished
 
 
 @dataclass(frozen=True)
 class Notice:
     """News that the run must stop. Times are on the monotonic clock."""
 
-    source: str  # where the news came from: "signal", "request", ...
-    reason: str  # what it said: "SIGTERM"
+    source: str  # the source of the notice: "signal", "request", ...
+    reason: str  # the reason, such as "SIGTERM"
     at: float
     deadline: float | None = None
-    signum: int | None = None  # the signal, where it was one: a run that cannot save dies of it
+    signum: int | None = None  # the signal, if it was one: a run that cannot save exits with it
 
 
 class Source(Protocol):
@@ -63,11 +63,11 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """How a tensor of this rank belongs to a whole that several ranks hold: DDP's parameters, a DTensor's shard. Without one, a
+    """How a tensor of this rank is part of a whole that several ranks hold: DDP's parameters, a DTensor's shard. Without one, a
     tensor is the rank's own. Shapes are those of the file (a dtype that safetensors lacks is stored in another shape)."""
 
     whole: tuple[int, ...]  # the shape of the whole
-    offset: tuple[int, ...]  # where this rank's piece begins in it
+    offset: tuple[int, ...]  # where this rank's piece starts in it
     holders: tuple[int, ...]  # the ranks that hold the same piece, this one included, in order
 
 
@@ -110,7 +110,7 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What the commit record says of a file. Every byte is covered: `chunks` are the digests of consecutive pieces of `chunk` bytes
+    """The commit record's entry for a file. Every byte is covered: `chunks` are the digests of consecutive pieces of `chunk` bytes
     (the last may be shorter), `digest` is the digest over the chunk digests."""
 
     name: str
@@ -127,7 +127,7 @@ class Group:
     name: str  # the file is called <name>.safetensors
     entries: tuple[TensorEntry, ...]
     frozen: bool = False  # not expected to change: worth comparing with the previous checkpoint before it is written
-    rank: int = 1  # most wanted first: 0 what a user would want most (weights), 1 the rest, 2 what can be rebuilt (optimizer moments)
+    rank: int = 1  # most important first: 0 weights, 1 the rest, 2 what can be rebuilt (optimizer moments)
 
     @property
     def nbytes(self) -> int:
@@ -155,9 +155,9 @@ class Capture:
     metrics: dict[str, float] = field(default_factory=dict)
     still: Callable[[], bool] = field(
         default=lambda: True, repr=False, compare=False
-    )  # asked once the bytes are written: is it still so?
+    )  # called once the bytes are written: is it still exact?
     files: tuple[File, ...] = ()
-    doubt: str = ""  # why the run is not exact although this is the whole state that was handed over: see core.doubts
+    doubt: str = ""  # why the run is not exact although this is the whole state that was passed to protect()
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +165,7 @@ class Capture:
 
     @property
     def sources(self) -> list[Source]:
-        """All that has to be read for it."""
+        """All that has to be read for a restore."""
         tensors = [entry.source for group in self.groups for entry in group.entries]
         return tensors + [extent.source for file in self.files for extent in file.layout.extents]
 
@@ -174,6 +174,6 @@ class Capture:
 class Plan:
     """What the budget decided, and why."""
 
-    kind: str  # "full": everything fits | "partial": the most wanted files first, for as long as the time lasts
+    kind: str  # "full": everything fits | "partial": the most important files first, for as long as time permits
     because: str
     seconds: float  # what the save is expected to take

@@ -132,7 +132,7 @@ def test_the_age_is_told_by_one_clock(place: Objects) -> None:
 def test_a_bucket_that_is_not_there_is_refused_with_what_to_do(bucket: Server) -> None:
     place = objects.opened("s3://nowhere/exp1")
     for attempt in (place.names, lambda: place.write("a", b"")):
-        with pytest.raises(errors.StorageRefused, match="Make it, or name another"):
+        with pytest.raises(errors.StorageRefused, match="Create it, or name another"):
             attempt()
 
 
@@ -157,7 +157,7 @@ def test_no_credentials_are_refused(bucket: Server, monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
-    with pytest.raises(errors.StorageRefused, match="there are no credentials"):
+    with pytest.raises(errors.StorageRefused, match="no credentials found"):
         objects.opened("s3://runs/exp1").names()
 
 
@@ -197,5 +197,5 @@ def test_a_store_that_does_not_answer_is_an_error_that_may_pass(bucket: Server, 
 
 @pytest.mark.parametrize("url", ["", "runs/exp1", "s3://", "s3:///exp1", "file://exp1", "gs://runs/exp1", "s3://runs/../x"])
 def test_what_is_no_place_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is neither|leads out"):
+    with pytest.raises(ValueError, match="is neither|points outside"):
         objects.opened(url)

@@ -1,4 +1,5 @@
-"""The bootstrap in real interpreters: it comes with `lastcall run` and with LASTCALL_ENABLED; what is the program's own stays so."""
+"""The bootstrap in real interpreters: it comes with `lastcall run` and with LASTCALL_ENABLED; what is the program's own stays
+so."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def test_a_word_that_is_neither_yes_nor_no_is_one_warning(installed: Path) -> No
     done = run(installed, PROBE, env=below(LASTCALL_ENABLED="maybe"))
     assert json.loads(done.stdout)["finders"] == 0
     assert done.stderr == (
-        "lastcall: LASTCALL_ENABLED='maybe' is neither yes nor no and counts as no. Set it to 1 or 0: export LASTCALL_ENABLED=1\n"
+        "lastcall: LASTCALL_ENABLED='maybe' is neither yes nor no, so it counts as no. Set it to 1 or 0: export LASTCALL_ENABLED=1\n"
     )
 
 
@@ -224,7 +225,7 @@ def test_a_bootstrap_that_is_gone_is_one_warning_and_the_program_runs(bare: Path
     env = outside(LASTCALL_ENABLED="1", PYTHONPATH=f"{site}:{tmp_path}")
     done = run(bare, "-c", "print('on')", env=env)
     assert (done.returncode, done.stdout) == (0, "mine\non\n")
-    assert done.stderr.startswith("lastcall: not switched on in this process: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("lastcall: not enabled in this process: ") and done.stderr.count("\n") == 1
     shutil.rmtree(site)
     done = run(bare, "-c", "print('on')", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "mine\non\n", "")

@@ -1,7 +1,7 @@
 """`lastcall doctor` finds each of the planted faults, and nothing else; on a healthy set-up it is quiet.
 
-Every fault is planted for real into one healthy set-up: a run directory on a disk, seen by a doctor that is PID 1 of a namespace of its
-own (so that the shells which started the tests are not found, too).
+Every fault is planted for real into one healthy set-up: a run directory on a disk, seen by a doctor that is PID 1 of a namespace of
+its own (so that the shells which started the tests are not found, too).
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def tell(root: Path, *events: dict[str, object]) -> None:
             file.write(json.dumps({"at": time.time() - 100, **event}) + "\n")
 
 
-# ---- the planted faults, each with the names of the findings that it must lead to, and no others ------------------------------------
+# ---- the planted faults, each with the names of the findings that it must lead to, and no others
+# ------------------------------------
 
 
 def script_without_exec(setup: Setup) -> None:
@@ -253,7 +254,7 @@ def test_a_healthy_set_up_is_quiet(healthy: Setup) -> None:
     healthy.options.remove("--no-write-test")
     done = healthy.doctor()
     *lines, last = done.stdout.splitlines()
-    assert (done.returncode, done.stderr, last) == (0, "", "Nothing here would lose work."), done.stdout
+    assert (done.returncode, done.stderr, last) == (0, "", "No risks found: a preemption here would lose no work."), done.stdout
     findings = lines[: lines.index("")]
     assert findings and all(line.startswith("ok ") for line in findings), done.stdout
     assert any("write-test" in line and "MB/s" in line for line in findings)
@@ -274,7 +275,7 @@ def test_the_remedies_are_printed_below_their_findings(healthy: Setup) -> None:
     lines = done.stdout.splitlines()
     place = next(index for index, line in enumerate(lines) if line.startswith("risk "))
     assert "without exec" in lines[place] and "-> write in line 3 of" in lines[place + 1] and "exec python train.py" in lines[place + 1]
-    assert lines[-1] == "1 risk, 0 warnings: work would be lost here. The remedies are above."
+    assert lines[-1] == "1 risk, 0 warnings: work would be lost here. See the remedies above."
 
 
 def test_the_remedy_of_a_script_cures_it(healthy: Setup) -> None:

@@ -61,8 +61,8 @@ def test_a_save_that_is_too_slow_for_the_grace_is_killed_and_loses_its_steps(tmp
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("    1  ")]
     assert "SIGKILL  the beginning" in row and row.endswith("LOST, killed") and ">= " in row
     assert "lost: no checkpoint was committed in the grace of 2 s, and it was killed" in done.stdout
-    assert "the run believed that it had 30 s, the grace is 2 s. Set LASTCALL_GRACE_SECONDS=2" in done.stdout
-    assert "The drill has killed the run without a checkpoint, exit code 137." in done.stdout
+    assert "the run assumed a grace of 30 s, but it is 2 s. Set LASTCALL_GRACE_SECONDS=2" in done.stdout
+    assert "The drill killed the run without a checkpoint, exit code 137." in done.stdout
     kept = Path(done.stdout.splitlines()[-1].split()[-1])
     assert "SIGTERM received" in kept.read_text()
 

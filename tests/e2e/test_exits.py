@@ -293,7 +293,7 @@ def test_f17_a_terminal_that_hangs_up_saves(nursery: Nursery, tmp_path: Path) ->
         nursery, tmp_path / "other", "os.kill(os.getpid(), signal.SIGHUP); time.sleep(9)", program, LASTCALL_ON_ERROR="leave"
     )
     assert unsaved.code == -signal.SIGHUP, unsaved.log()
-    assert "SIGHUP at step 5, which is not saved: LASTCALL_ON_ERROR is 'leave'" in unsaved.log()
+    assert "Got SIGHUP at step 5, which is not saved because LASTCALL_ON_ERROR is 'leave'" in unsaved.log()
 
 
 def test_h9_sighup_under_nohup_saves_where_it_is_configured(nursery: Nursery, tmp_path: Path) -> None:

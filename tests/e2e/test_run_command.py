@@ -47,7 +47,7 @@ def test_the_kill_of_the_middle_shell_ends_nothing(tmp_path: Path) -> None:
         (shell,) = children(launched.pid)
         trainer = int(launched.expect("pid"))
         os.kill(shell, signal.SIGKILL)
-        launched.expect_log(f"The command has ended (SIGKILL), but process {trainer} below it goes on")
+        launched.expect_log(f"The command has ended (SIGKILL), but process {trainer} below it still runs")
         assert trainer in children(launched.pid)
         before = chain.position(launched)
         until(lambda: chain.position(launched) > before + 3, "steps without the shell")
@@ -62,7 +62,7 @@ def test_the_kill_of_the_middle_shell_before_the_training_has_joined_ends_nothin
         launched.expect("started")
         (shell,) = children(launched.pid)
         os.kill(shell, signal.SIGKILL)
-        launched.expect_log("goes on: waiting for the end")
+        launched.expect_log("still runs: waiting for the end")
         (tmp_path / "go").touch()
         assert launched.wait() == 137, launched.log()
         assert "left finished" in launched.lines()
@@ -249,7 +249,7 @@ def test_a_run_that_could_not_be_saved_is_143_whatever_the_shell_says(tmp_path: 
         launched.expect("joined")
         launched.send()
         assert launched.wait() == 143
-        assert "Exit code 143: SIGTERM came, and process" in launched.log()
+        assert "Exit code 143: got SIGTERM, and process" in launched.log()
 
 
 def test_a_failure_is_not_hidden_by_the_last_line_of_a_script(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_slurm_is_asked_to_requeue_and_its_kill_is_waited_for(tmp_path: Path) ->
     with Launched(tmp_path, [*MEMBER, "run"], **slurm(tmp_path, "exit 0")) as launched:
         launched.expect("joined")
         launched.send()
-        launched.expect_log("Job 77 is requeued; waiting for the kill")
+        launched.expect_log("Requeued job 77; waiting for the kill")
         assert requeued(tmp_path) == ["requeue 77"]
         launched.send()
         assert launched.wait() == 75, launched.log()
@@ -187,7 +187,7 @@ def test_where_there_is_no_scontrol_the_request_goes_where_it_is_wanted(tmp_path
         launched.send()
         assert launched.wait() == 75, launched.log()
     assert json.loads(wanted.read_text())["job"] == "77"
-    assert "there is no scontrol in PATH" in launched.log()
+    assert "scontrol is not in PATH" in launched.log()
 
 
 def test_a_job_that_finished_or_failed_is_not_requeued(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_f16_an_import_error_before_the_first_step_is_78_and_not_tried_again(tmp
     with Launched(tmp_path, [sys.executable, tmp_path / "train.py"], "--restart", "on-failure", "--backoff", 0) as launched:
         assert launched.wait() == 78, launched.log()
     assert "Starting again" not in launched.log() and launched.log().count("Traceback") <= 1
-    assert "the training cannot start, and trying again would not help: " in launched.log()
+    assert "training cannot start, and a retry would not help: " in launched.log()
 
 
 def test_f16_an_import_error_below_torchrun_is_78(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_b14_a_notice_after_the_last_step_brings_the_job_back(tmp_path: Path, ho
         else:
             os.kill(pid, signal.SIGTERM)
         assert launched.wait() == 75, launched.log()
-    assert "SIGTERM came when training had finished at step 3, while the rest of the script was running" in launched.log()
+    assert "Got SIGTERM after training had finished at step 3, during the rest of the script" in launched.log()
     testing.assert_resumable(tmp_path / "run", 3, exact=True)
     if how == "launcher":
         with Launched(tmp_path, [sys.executable, tmp_path / "train.py", "quick"]) as again:

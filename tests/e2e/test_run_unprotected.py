@@ -14,7 +14,7 @@ import pytest
 from e2e.scripts.launch_harness import MEMBER, Launched
 from helpers.nursery import environment
 
-WARNING = "Nothing below this launcher is protected: no training process has joined, so a notice saves nothing."
+WARNING = "No process below this launcher is protected: no training process has joined, so a notice saves nothing."
 HANDLES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(1000)"
 
 
@@ -24,7 +24,7 @@ def test_b11_no_0_for_what_a_notice_has_interrupted(tmp_path: Path) -> None:
         launched.send()
         assert launched.wait() == 143, launched.log()
     assert launched.log().count(WARNING) == 1
-    assert "Exit code 143: SIGTERM came, and nothing below was protected" in launched.log()
+    assert "Exit code 143: got SIGTERM, but no process of the command was protected" in launched.log()
 
 
 def test_b11_an_unprotected_torchrun_job_is_143(tmp_path: Path) -> None:

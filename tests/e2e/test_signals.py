@@ -78,7 +78,7 @@ def test_a_run_that_cannot_save_dies_of_the_signal(nursery: Nursery, tmp_path: P
     child = start(nursery, tmp_path, source, **NOW)
     assert interrupt(child) == -signal.SIGTERM
     assert "Read-only file system" in child.log()
-    assert "Nothing was saved: dying of SIGTERM" in child.log()
+    assert "Nothing was saved: exiting with SIGTERM" in child.log()
 
 
 def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_wait(nursery: Nursery, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_second_ctrl_c_leaves_at_once(nursery: Nursery, tmp_path: Path) -> N
     child.expect("waiting for disk")
     child.send(signal.SIGINT)
     assert child.wait() == 130  # although the disk never answered
-    assert "SIGINT again: leaving at once" in child.log()
+    assert "Got SIGINT again: exiting at once" in child.log()
     assert not chain.records(tmp_path / "run")
 
 

@@ -122,7 +122,7 @@ def test_a_container_that_is_restarted_in_its_pod_does_not_stop_for_the_hook_of_
     container.hook()
     assert container.wait() == 75, container.said()
     container.start()
-    container.expect("was there before this run")
+    container.expect("existed before this run")
     resumed = int(str(chain.records(container.run)[-1]["step"]))
     container.expect(f"at {resumed + 60}")  # more than half a second: it was looked for again and again
     assert container.process is not None and container.process.poll() is None
@@ -136,4 +136,4 @@ def test_a_hook_that_runs_before_python_has_imported_anything_is_heard(container
     container.hook()
     (container.folder / "imported").touch()
     assert container.wait() == 75, container.said()
-    assert "(preStop) received" in container.said() and "was there before" not in container.said()
+    assert "(preStop) received" in container.said() and "existed before" not in container.said()

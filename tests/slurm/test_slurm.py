@@ -108,22 +108,23 @@ def test_a_signal_to_the_batch_script_saves_requeues_and_resumes(cluster: Cluste
     job.expect("at 3")
     job.signal(signal.SIGTERM)
     came_back(job, "SIGTERM", uninterrupted)
-    assert f"Job {job.number} is requeued; waiting for the kill" in job.log()
+    assert f"Requeued job {job.number}; waiting for the kill" in job.log()
     assert "Slurm has not ended this job" not in job.log()
 
 
 def test_a_preempted_batch_script_saves_and_is_requeued_by_slurm_itself(preempted: dict[str, Job], uninterrupted: str) -> None:
-    """At the beginning of the grace Slurm signals steps, not the batch script: this job hears of it at the end, with KillWait left."""
+    """At the beginning of the grace Slurm signals steps, not the batch script: this job hears of it at the end, with KillWait
+    left."""
     job = preempted["batch"]
     came_back(job, "SIGTERM", uninterrupted)
-    assert f"Job {job.number} is requeued by Slurm already" in job.log()
+    assert f"Slurm has already requeued job {job.number}" in job.log()
     assert "DUE TO PREEMPTION" in job.log()
 
 
 def test_a_preempted_step_saves_at_the_beginning_of_the_grace(preempted: dict[str, Job], uninterrupted: str) -> None:
     job = preempted["step"]
     came_back(job, "SIGTERM", uninterrupted)
-    assert f"Job {job.number} is requeued; waiting for the kill" in job.log()
+    assert f"Requeued job {job.number}; waiting for the kill" in job.log()
     assert "DUE TO PREEMPTION" not in job.log()  # it had left before the grace was over
 
 
@@ -131,7 +132,7 @@ def test_a_job_that_is_preempted_for_good_asks_to_come_back(preempted: dict[str,
     """PreemptMode=CANCEL, and no grace but KillWait."""
     job = preempted["for good"]
     came_back(job, "SIGTERM", uninterrupted)
-    assert f"Job {job.number} is requeued; leaving" in job.log()
+    assert f"Requeued job {job.number}; leaving" in job.log()
     assert "DUE TO PREEMPTION" in job.log()
 
 
@@ -153,7 +154,7 @@ def test_a_requeue_by_somebody_else_is_not_repeated(cluster: Cluster, tmp_path: 
     job.expect("at 3")
     cluster.command("scontrol", "requeue", job.number)
     came_back(job, "SIGTERM", uninterrupted)
-    assert f"Job {job.number} is requeued by Slurm already" in job.log()
+    assert f"Slurm has already requeued job {job.number}" in job.log()
 
 
 def test_without_scontrol_a_request_is_written_that_brings_the_job_back(cluster: Cluster, tmp_path: Path, uninterrupted: str) -> None:
@@ -166,7 +167,7 @@ def test_without_scontrol_a_request_is_written_that_brings_the_job_back(cluster:
     assert job.wait() == "FAILED 75:0", job.log()
     (path,) = requests(job)
     assert path.name == f"lastcall-requeue-{job.number}"
-    assert f"there is no scontrol in PATH. The request is in {path}" in job.log()
+    assert f"scontrol is not in PATH. The request is in {path}" in job.log()
     request = json.loads(path.read_text())
     path.unlink()
     assert cluster.command(*shlex.split(request["command"])).returncode == 0

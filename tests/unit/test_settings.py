@@ -209,7 +209,7 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
         ("mirror", "file://exp1", "neither a bucket nor a folder"),
         ("mirror", "file:///", "neither a bucket nor a folder"),
         ("mirror", 3, "neither a bucket nor a folder"),
-        ("mirror", "s3://runs/../other", "leads out"),
+        ("mirror", "s3://runs/../other", "points outside"),
     ],
 )
 def test_a_wrong_value_is_refused(field: str, value: object, because: str) -> None:
@@ -353,7 +353,7 @@ def test_an_uncaught_wrong_value_leaves_with_78_and_says_why_once() -> None:
     )
     assert done.returncode == 78
     assert done.stderr == (
-        "lastcall: LASTCALL_EXIT_CODE='0' would say that training finished, and nothing would bring the run back. "
+        "lastcall: LASTCALL_EXIT_CODE='0' would mean that training finished, and the run would not be restarted. "
         "Set it to a whole number from 1 to 255, for example: export LASTCALL_EXIT_CODE=75\n"
     )
 

@@ -1,10 +1,10 @@
-"""Modules that people import by names which Ray does not have: those that the announcement of its JIT checkpointing uses.
+"""Aliases for modules that Ray does not have: those that the announcement of its JIT checkpointing imports.
 
-A finder at the end of `sys.meta_path`, where only a module arrives that nobody else has found: if Ray ever ships one, Ray's is used.
-It is in `lastcall-auto.pth` and there without any variable, since such a script asks for protection in its code. This here is only
-imported when somebody imports such a name.
+A finder at the end of `sys.meta_path` that is asked only for modules no other finder has found: if Ray ever ships one, Ray's is
+used. `lastcall-auto.pth` installs it without any variable, since such a script asks for protection in its code. This module is only
+imported when a program imports such a name.
 
-Standard library only, and of that only what the interpreter has loaded by itself: see `bootstrap`.
+Standard library only, and of that only what the interpreter has already loaded: see `bootstrap`.
 """
 
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-# The module that is asked for -> "module:function" of ours, which fills it.
+# The requested module -> "module:function" of ours, which fills it.
 ALIASES = {"ray.train._internal.jit_checkpoint_config": "lastcall.adapters.ray.driver.config:publish"}
 
 

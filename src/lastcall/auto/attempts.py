@@ -1,13 +1,13 @@
-"""Lets the ranks that torchrun starts again find each other.
+"""Lets the ranks that torchrun restarts find each other.
 
-torchrun keeps one store for all attempts (seen with torch 2.13), and its workers write their addresses under the same keys in each of
-them. A rank that is a moment faster than its peer reads the address that the peer's killed predecessor left, and fails, or waits for
-ever: one restart in four, with two gloo ranks. "We create a new TCPStore for every retry", says the comment there; that ended when the
-store began to be shared. Here each attempt after the first gets keys of its own.
+torchrun keeps one store for all attempts (seen with torch 2.13), and its workers write their addresses under the same keys in each
+of them. A rank that is a moment faster than its peer reads the address that the peer's killed predecessor left, and fails, or waits
+for ever: one restart in four, with two gloo ranks. "We create a new TCPStore for every retry", says the comment there; that ended
+when the store began to be shared. Here each attempt after the first gets keys of its own.
 
-Discarded: TORCHELASTIC_RESTART_COUNT as the name of an attempt, where torchruns of several machines have one rendezvous. Each of them
-counts the failures of its own workers, and starts them again without counting when another machine's have failed: the ranks of one
-attempt would look for each other under different names, for ever. All of them know the round of their rendezvous.
+Discarded: TORCHELASTIC_RESTART_COUNT as the name of an attempt, where torchruns of several machines have one rendezvous. Each of
+them counts the failures of its own workers, and restarts them without counting when another machine's have failed: the ranks of one
+attempt would look for each other under different names forever. All of them know the round of their rendezvous.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _MARK = "_lastcall_original"
-ROUND = "LASTCALL_ATTEMPT"  # torchrun's own process tells its workers; `settings.attempt` reads it as well
+ROUND = "LASTCALL_ATTEMPT"  # set by torchrun's own process for its workers; `settings.attempt` reads it as well
 
 
 def apply(module: ModuleType) -> None:
@@ -43,7 +43,8 @@ def apply(module: ModuleType) -> None:
 
 
 def tell(module: ModuleType) -> None:
-    """For torch.distributed.elastic.rendezvous.dynamic_rendezvous, in torchrun's own process: its workers inherit what is set here."""
+    """For torch.distributed.elastic.rendezvous.dynamic_rendezvous, in torchrun's own process: its workers inherit what is set
+    here."""
     handler: Any = getattr(module, "DynamicRendezvousHandler", None)
     join: Any = getattr(handler, "next_rendezvous", None)
     if join is None or hasattr(join, _MARK):
@@ -55,7 +56,7 @@ def tell(module: ModuleType) -> None:
         number = getattr(getattr(getattr(self, "_state_holder", None), "state", None), "round", None)
         if isinstance(number, int):
             os.environ[ROUND] = str(number)
-        else:  # another torch; one that is above this one may have set it
+        else:  # another torch; a torchrun above this one may have set it
             os.environ.pop(ROUND, None)
         return found
 

@@ -1,10 +1,10 @@
-"""Switches lastcall on in a Python process that does not know of it. Runs in every such process, before its first line.
+"""Enables lastcall in a Python process that does not use it explicitly. Runs in every such process, before its first line.
 
-Two ways lead here, and both may be open at once: `lastcall-auto.pth` in site-packages, and `site/sitecustomize.py` on the PYTHONPATH
-that `lastcall run` sets. Nothing happens but that a finder waits for the modules in PATCHES to be imported.
+Two ways lead here, and both may be open at once: `lastcall-auto.pth` in site-packages, and `site/sitecustomize.py` on the
+PYTHONPATH that `lastcall run` sets. The only effect is a finder that waits for the modules in PATCHES to be imported.
 
-This may run in a compiler, a server or a test suite. So: nothing is imported that the interpreter has not loaded by itself (typing
-alone takes longer than all of this), and whatever fails here is a warning on stderr, never an exception.
+This may run in a compiler, a server or a test suite. So nothing is imported that the interpreter has not already loaded (typing
+alone takes longer than all of this), and a failure here is a warning on stderr, never an exception.
 """
 
 import atexit
@@ -13,7 +13,7 @@ import sys
 
 from lastcall.auto import imports
 
-# Module that is waited for -> "module:function" of ours, called with that module right after its import.
+# Module to wait for -> "module:function" of ours, called with that module right after its import.
 PATCHES = {
     "torch.distributed.elastic.multiprocessing.api": "lastcall.auto.torchrun:apply",
     "torch.distributed.rendezvous": "lastcall.auto.attempts:apply",
@@ -21,7 +21,7 @@ PATCHES = {
     "transformers.trainer": "lastcall.adapters.transformers.patch:protect_all",
     "accelerate.accelerator": "lastcall.adapters.accelerate.auto:protect_all",
 }
-# Where only Ray's own variable says yes, nothing but Ray Train is touched: a Trainer outside of Ray stays as it is.
+# If only Ray's own variable enables lastcall, only Ray Train is patched: a Trainer outside of Ray stays unchanged.
 RAY = {
     "ray.train.v2.api.data_parallel_trainer": "lastcall.adapters.ray.driver.patch:protect_all",
     "ray.tune.execution.class_cache": "lastcall.adapters.ray.driver.tune:hand_on",
@@ -34,7 +34,7 @@ _started = False
 
 
 def start() -> None:
-    """Do it, once in a process, if LASTCALL_ENABLED says so, or for Ray Train alone RAY_TRAIN_JIT_CHECKPOINT_ENABLED."""
+    """Start, once in a process, if LASTCALL_ENABLED is set, or for Ray Train alone RAY_TRAIN_JIT_CHECKPOINT_ENABLED."""
     global _started
     try:
         if not _started:
@@ -45,11 +45,11 @@ def start() -> None:
                 if os.environ.get("LASTCALL_REGISTRY"):
                     atexit.register(_look_back, os.getpid())
     except Exception as error:
-        imports.warn(f"not switched on in this process: {type(error).__name__}: {error}")
+        imports.warn(f"not enabled in this process: {type(error).__name__}: {error}")
 
 
 def _look_back(process: int) -> None:
-    """What nobody has caught, the interpreter keeps: a program that could not start says so to `lastcall run`."""
+    """The interpreter keeps an uncaught exception: a program that could not start reports it to `lastcall run`."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, (ImportError, SyntaxError)) and os.getpid() == process:
         from lastcall.auto import refusals
@@ -58,7 +58,7 @@ def _look_back(process: int) -> None:
 
 
 def _table() -> dict[str, str]:
-    """Not set means off here, unlike in protect(): who calls that has asked for it."""
+    """Unset means off here, unlike in protect(), whose caller has asked for protection."""
     own = _says("LASTCALL_ENABLED")
     if own is not None:
         return {**PATCHES, **RAY} if own else {}
@@ -69,5 +69,5 @@ def _says(name: str) -> "bool | None":
     text = os.environ.get(name, "")
     word = text.strip().lower()
     if word not in _ON + _OFF:
-        imports.warn(f"{name}={text!r} is neither yes nor no and counts as no. Set it to 1 or 0: export {name}=1")
+        imports.warn(f"{name}={text!r} is neither yes nor no, so it counts as no. Set it to 1 or 0: export {name}=1")
     return word in _ON if word else None

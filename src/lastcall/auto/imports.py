@@ -1,4 +1,4 @@
-"""Calls a function of ours right after a certain module has been imported, whoever imports it and whenever.
+"""Calls a function of ours right after a certain module has been imported, by any code and at any time.
 
 Discarded: wrapping `builtins.__import__` (importlib does not go through it, and every import of the program would pay); putting
 another loader into the module for good (`module.__loader__`, `importlib.resources` and tracebacks would meet it).
@@ -7,7 +7,7 @@ So a finder in front of `sys.meta_path` that answers for the modules of its tabl
 interpreter would, and lends the spec they give a loader that passes everything through, gives the real loader back as soon as the
 module is executed, and calls the function afterwards. `importlib.util.find_spec` alone executes nothing and so calls nothing.
 
-Standard library only, and of that only what the interpreter has loaded by itself: see `bootstrap`.
+Standard library only, and of that only what the interpreter has already loaded: see `bootstrap`.
 """
 
 import sys
@@ -35,10 +35,10 @@ class Finder:
     def __init__(self, table: "Mapping[str, str]") -> None:
         self._table = dict(table)
         self._waiting = set(table)
-        self._asking: set[tuple[int, str]] = set()  # by thread, since imports of other threads go on
+        self._asking: set[tuple[int, str]] = set()  # by thread, since imports of other threads continue
 
     def install(self) -> None:
-        """Modules that are there already (another .pth may have imported them) are served at once."""
+        """Modules that are already imported (another .pth may have done so) are handled at once."""
         sys.meta_path.insert(0, self)
         for name in list(self._table):
             module = sys.modules.get(name)
@@ -69,13 +69,13 @@ class Finder:
             __import__(home)
             getattr(sys.modules[home], attribute)(sys.modules.get(name, module))  # a module may put another in its own place
         except Exception as error:
-            warn(f"{name} is left as it is, since {function} failed: {type(error).__name__}: {error}")
+            warn(f"{name} is left unpatched because {function} failed: {type(error).__name__}: {error}")
         self._waiting.discard(name)
         if not self._waiting:
             self._withdraw()
 
     def _withdraw(self) -> None:
-        """Nothing to wait for any more: leave the path. From then on a reloaded module stays as it comes.
+        """Nothing left to wait for: leave the path. From then on a reloaded module stays unpatched.
 
         Not while there are other threads: one that walks along the path now would miss the finder after ours. Staying
         costs an import one look into a dictionary.

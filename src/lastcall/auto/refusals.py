@@ -1,5 +1,5 @@
-"""Tells `lastcall run` that a program could not start: a module that is missing, a line that is no Python. Trying again is no help
-then, and torchrun, which may stand in between, says 1 whatever it was.
+"""Tells `lastcall run` that a program could not start: a missing module, a syntax error. A retry does not help then, and torchrun,
+if it is in between, always returns 1.
 
 Standard library only; imported when it is needed (bootstrap).
 """
@@ -9,7 +9,7 @@ import os
 
 
 def tell(why: str) -> None:
-    """At the end of a program, before which it has not trained."""
+    """Runs at the end of a program that has not trained."""
     folder = os.environ.get("LASTCALL_REGISTRY", "")
     try:
         if _has_trained(os.path.join(folder, f"member-{os.getpid()}.json")):

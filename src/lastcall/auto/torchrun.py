@@ -1,9 +1,9 @@
 """Gives the workers of torchrun the whole grace.
 
-torchrun sends SIGTERM and kills after a timeout. `--shutdown-timeout` and TORCH_ELASTIC_SHUTDOWN_TIMEOUT reach only one of the
-ways there, the signal to the agent itself. When one worker ends first (it was told first, it saved faster, it died) or when the
+torchrun sends SIGTERM and kills after a timeout. `--shutdown-timeout` and TORCH_ELASTIC_SHUTDOWN_TIMEOUT reach only one of the ways
+there, the signal to the agent itself. When one worker ends first (it got the signal first, it saved faster, it died) or when the
 group is restarted, the others get the default argument of `PContext.close`, 30 seconds, whatever was asked for (torch 2.4 to 2.13).
-Every way goes through that one method of the base class, so that is the one thing wrapped here.
+All of them go through that one method of the base class, so only that is wrapped here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 from lastcall import settings
 from lastcall.auto import imports
 
-MARGIN_SECONDS = 5.0  # a worker that was told to leave within the grace is on its way out when it ends
+MARGIN_SECONDS = 5.0  # a worker that got the signal within the grace is exiting when it ends
 _MARK = "_lastcall_original"
 
 
 def apply(module: ModuleType) -> None:
-    """For torch.distributed.elastic.multiprocessing.api. A torch whose method looks different is left alone."""
+    """For torch.distributed.elastic.multiprocessing.api. A torch whose method looks different is left unpatched."""
     context: Any = getattr(module, "PContext", None)
     close: Any = getattr(context, "close", None)
     if close is not None and hasattr(close, _MARK):
@@ -33,8 +33,8 @@ def apply(module: ModuleType) -> None:
     signature = _signature(close)
     if signature is None:
         imports.warn(
-            f"{module.__name__}.PContext.close of this torch has no timeout that lastcall knows: torchrun may kill workers "
-            "before their grace ends. Keep saves under 30 s, or tell us the version of torch"
+            f"{module.__name__}.PContext.close of this torch version has no timeout that lastcall can set: "
+            "torchrun may kill workers before their grace ends. Keep saves under 30 s, or report the torch version"
         )
         return
 
@@ -52,10 +52,10 @@ def apply(module: ModuleType) -> None:
 
 
 def least_seconds(environ: Mapping[str, str]) -> float:
-    """How long a worker must be let to end after it was told.
+    """How long a worker may take to end after the signal.
 
-    The grace and a margin; TORCH_ELASTIC_SHUTDOWN_TIMEOUT where that is longer. Where only the latter is set, exactly that: whoever
-    wrote it meant it. A value that cannot be read counts as not set: the workers say what is wrong with it.
+    The grace and a margin; TORCH_ELASTIC_SHUTDOWN_TIMEOUT where that is longer. If only the latter is set, exactly that, because it
+    was set on purpose. An invalid value counts as not set: the workers report what is wrong with it.
     """
     grace = _seconds(environ.get("LASTCALL_GRACE_SECONDS"))
     elastic = _seconds(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))

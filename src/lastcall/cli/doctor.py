@@ -1,4 +1,4 @@
-"""`lastcall doctor`: what will happen here when the machine is taken away. The checks are in lastcall.doctor; this asks and prints."""
+"""`lastcall doctor`: what will happen here when this machine is preempted. The checks are in lastcall.doctor."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
-        help="say what will happen here when the machine is taken away",
-        description="Say what will happen here when the machine is taken away, with a remedy for each risk. "
-        "Looks and measures, changes nothing. Exit code 0, or 1 when something would lose work.",
+        help="say what will happen here when this machine is preempted",
+        description="Say what will happen here when this machine is preempted, with a remedy for each risk. "
+        "Measures but changes nothing. Exits with 0, or with 1 when work would be lost.",
         usage="lastcall doctor [options] [DIR] [-- COMMAND ...]",
     )
+    parser.add_argument("directory", metavar="DIR", nargs="?", type=Path, help="the directory of the run; it need not exist yet")
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", type=Path, help="the directory of the run, also one that is not there yet"
-    )
-    parser.add_argument(
-        "--size", metavar="BYTES", type=_bytes, help="of the state, for example 20GB (default: that of the newest checkpoint)"
+        "--size", metavar="BYTES", type=_bytes, help="size of the state, for example 20GB (default: the size of the newest checkpoint)"
     )
     parser.add_argument("--guard", action="store_true", help="check as if with lastcall run --guard")
     parser.add_argument(
         "--termination-grace",
         metavar="SECONDS",
         type=_seconds,
-        help="what the platform gives between SIGTERM and SIGKILL (terminationGracePeriodSeconds), which cannot be seen from inside",
+        help="seconds between SIGTERM and SIGKILL on this platform (terminationGracePeriodSeconds); cannot be "
+        "detected from inside a container",
     )
     parser.add_argument("--no-write-test", action="store_true", help="do not write a test file (256 MB at most) to measure the disk")
-    parser.add_argument("--settings", action="store_true", help="show every setting and where it came from, defaults too")
+    parser.add_argument("--settings", action="store_true", help="show every setting and its origin, defaults included")
     output.add_json(parser)
     parser.set_defaults(call=run, command=())
     whole = parser.parse_known_args
 
     def split(args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
-        """argparse would give the first word after -- to DIR."""
+        """argparse would assign the first word after -- to DIR."""
         words = list(sys.argv[1:] if args is None else args)
         at = words.index("--") if "--" in words else len(words)
         found, rest = whole(words[:at], namespace)
@@ -131,10 +130,10 @@ def _value(value: object) -> str:
 def _summary(report: inspection.Report) -> str:
     warnings = output.plural(report.warnings, "warning")
     if report.risks:
-        return f"{output.plural(report.risks, 'risk')}, {warnings}: work would be lost here. The remedies are above."
+        return f"{output.plural(report.risks, 'risk')}, {warnings}: work would be lost here. See the remedies above."
     if report.warnings:
-        return f"No risk was found, but {warnings}."
-    return "Nothing here would lose work."
+        return f"No risks found, but {warnings}."
+    return "No risks found: a preemption here would lose no work."
 
 
 def _bytes(text: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lastcall import settings
-from lastcall.cli import output, proved
+from lastcall.cli import output, proof_report
 from lastcall.drill import options as drill_options
 
 if TYPE_CHECKING:
@@ -25,59 +25,61 @@ examples:
   lastcall drill --to group --json -- bash train.sh
   lastcall drill --prove -- python train.py
 
-It works in the command's own directory and goes on from what is there. Afterwards the run is stopped, and goes on when it is
-started again. With --prove it works in scratch directories instead, runs the command once undisturbed and once preempted, and compares
-every named piece of their state at the same steps.
+The drill uses the command's own run directory and resumes from it. Afterwards the run is stopped; start it again to
+continue. With --prove it uses scratch directories instead, runs the command once undisturbed and once preempted, and
+compares every named piece of state at the same steps.
 
 exit codes:
-  0 it came back every time with nothing lost (--prove: identical) · 1 otherwise · 78 a setting is wrong · 130 Ctrl-C
+  0 the run resumed every time with nothing lost (--prove: identical) · 1 otherwise · 78 a setting is wrong · 130 Ctrl-C
 """
 _STEPS = 20
-_TO_HELP = """who gets the signal: "child", the process of the command, and when that has ended the rest is killed, as in a container
+_TO_HELP = """which processes get the signal: "child", the command's own process; when it exits the rest is killed, as in a container
 (default); "group", its process group, as from a terminal or a batch system; "training", the processes that use lastcall"""
 
 _ENDS = {
     "finished": "The run has finished",
-    "left": "The run left by itself",
-    "stopped": "The drill has stopped the run",
-    "killed": "The drill has killed the run",
+    "left": "The run exited on its own",
+    "stopped": "The drill stopped the run",
+    "killed": "The drill killed the run",
 }
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "drill",
-        help="really preempt a real run, and report what was lost",
-        description="Starts the command, sends it the signal at some moment, kills it when the grace ends, starts it again, and "
-        "reports what was lost, how long each phase took, and whether it came back.",
+        help="preempt a real run and report what was lost",
+        description="Starts the command, sends it the signal, kills it when the grace ends, starts it again, and reports "
+        "what was lost, how long each phase took, and whether it resumed.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lastcall drill [options] -- COMMAND [ARGUMENT ...]",
     )
-    # Values are checked in parsed(): a wrong one leaves with 78 like every wrong setting, and not with argparse's 2.
+    # Values are checked in parsed(): a wrong one exits with 78 like every wrong setting, not with argparse's 2.
     moment = parser.add_mutually_exclusive_group()
-    moment.add_argument("--at", metavar="STEP", help="round n comes at n times this step")
+    moment.add_argument("--at", metavar="STEP", help="preempt round n at n times this step")
     moment.add_argument(
         "--after",
         metavar="SECONDS",
-        help="so long after the first step of each incarnation (default: at random, "
+        help="preempt this long after the first step of each incarnation (default: random, "
         f"{drill_options.EARLIEST:g} to {drill_options.LATEST:g} s)",
     )
-    parser.add_argument("--times", metavar="N", default="1", help="how many rounds (default: 1)")
-    parser.add_argument("--grace", metavar="SECONDS", default="30", help="between the signal and the kill (default: 30)")
-    parser.add_argument("--signal", metavar="NAME", default="SIGTERM", help="what the platform sends (default: SIGTERM)")
+    parser.add_argument("--times", metavar="N", default="1", help="number of rounds (default: 1)")
+    parser.add_argument("--grace", metavar="SECONDS", default="30", help="seconds between the signal and the kill (default: 30)")
+    parser.add_argument("--signal", metavar="NAME", default="SIGTERM", help="the signal that the platform sends (default: SIGTERM)")
     parser.add_argument("--to", choices=drill_options.TO, default="child", help=_TO_HELP)
-    parser.add_argument("--to-the-end", action="store_true", help="let the run finish after the last round, and expect exit code 0")
-    parser.add_argument("--patience", metavar="SECONDS", default="300", help="how long a first step may take (default: 300)")
+    parser.add_argument("--to-the-end", action="store_true", help="let the run finish after the last round and expect exit code 0")
+    parser.add_argument(
+        "--patience", metavar="SECONDS", default="300", help="seconds to wait for a step, the first one included (default: 300)"
+    )
     parser.add_argument("--log", metavar="FILE", type=Path, help="append the command's output to this file")
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="prove on this command that a preempted run is identical to an undisturbed one; uses scratch directories",
+        help="prove that a preempted run of this command is identical to an undisturbed one; uses scratch directories",
     )
     parser.add_argument("--steps", metavar="N", help=f"with --prove: steps to compare (default: {_STEPS})")
     output.add_json(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     parser.set_defaults(call=run)
 
 
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prove:
         return _prove(args)
     if args.steps is not None:
-        settings.fail("--steps is for --prove: lastcall drill --prove --steps 50 -- python train.py")
+        settings.fail("--steps needs --prove: lastcall drill --prove --steps 50 -- python train.py")
     report = runner.Drill(parsed(args), _say).run()
     if args.json:
         output.document(report.to_json())
@@ -103,13 +105,13 @@ def _prove(args: argparse.Namespace) -> int:
 
     for option, given in (("--after", args.after is not None), ("--to-the-end", args.to_the_end)):
         if given:
-            settings.fail(f"{option} does not go with --prove, which preempts at a step: use --at STEP")
+            settings.fail(f"{option} cannot be used with --prove, which preempts at a step: use --at STEP")
     steps = _STEPS if args.steps is None else _count("--steps", args.steps)
     verdict = proof.Proof(parsed(args), steps, _say_prove).run()
     if args.json:
-        output.document(proved.to_json(verdict))
+        output.document(proof_report.to_json(verdict))
     else:
-        for line in proved.lines(verdict):
+        for line in proof_report.lines(verdict):
             output.write(output.printable(line))
     if verdict.interrupted is not None:
         return 128 + verdict.interrupted
@@ -117,10 +119,10 @@ def _prove(args: argparse.Namespace) -> int:
 
 
 def parsed(args: argparse.Namespace) -> Options:
-    """ConfigError, and so exit code 78, where something is wrong."""
+    """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
-        settings.fail("no command was given. Put it after two dashes, for example: lastcall drill -- python train.py")
+        settings.fail("no command given. Put it after two dashes, for example: lastcall drill -- python train.py")
     return drill_options.Options(
         command=words,
         at=None if args.at is None else _count("--at", args.at),
@@ -137,7 +139,7 @@ def parsed(args: argparse.Namespace) -> Options:
 
 def _count(option: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        settings.fail(f"{option} {text}: a whole number from 1 on is needed")
+        settings.fail(f"{option} {text}: must be a whole number of at least 1")
     return int(text)
 
 
@@ -147,7 +149,7 @@ def _seconds(option: str, text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds >= 0):
-        settings.fail(f"{option} {text}: a number of seconds from 0 on is needed")
+        settings.fail(f"{option} {text}: must be a number of seconds of at least 0")
     return seconds
 
 
@@ -156,7 +158,7 @@ def _signal(text: str) -> int:
     try:
         return signal.Signals(int(name)) if name.isdecimal() else signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
     except (KeyError, ValueError):
-        settings.fail(f"--signal {text}: there is no such signal. Platforms send SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP")
+        settings.fail(f"--signal {text}: no such signal. Platforms send SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP")
 
 
 def _say(line: str) -> None:
@@ -189,16 +191,16 @@ def _print(report: Report) -> None:
             "RESULT",
         )
         output.table(head, [_row(round) for round in report.rounds], right=(*head[:6], *head[8:11]))
-        output.write(f"Seconds from {options.signal_name} until it was gone, then from the new start.")
+        output.write(f"Seconds from {options.signal_name} until the run was gone, then from the restart.")
     for round in report.rounds:
         for sentence in (*round.reasons, *round.notes):
             output.write(f"Round {round.number}: {output.printable(sentence)}")
     if report.problem is not None:
-        output.write(f"The drill was not carried out to its end: {output.printable(report.problem)}")
+        output.write(f"The drill did not complete: {output.printable(report.problem)}")
     if report.end is not None:
         output.write(f"{_ENDS[report.end.how]}{'' if report.end.saved else ' without a checkpoint'}, exit code {report.end.exit}.")
     good = sum(round.ok for round in report.rounds)
-    output.write(f"{good} of {output.plural(options.times, 'round')} came back with nothing lost.")
+    output.write(f"{good} of {output.plural(options.times, 'round')} resumed with nothing lost.")
     if report.log is not None:
         output.write(f"The command's output is in {output.printable(str(report.log))}")
 
@@ -225,7 +227,7 @@ def _cell(seconds: float | None) -> str:
 
 def _result(round: Round) -> str:
     if not round.back.came:
-        return "did not come back"
+        return "did not resume"
     words = ["nothing lost" if round.ok else "LOST" if round.lost else "not exact"]
     words += ["rescued"] if any(item.rescued for item in round.parts) else []
     words += ["killed"] if round.gone.killed else []

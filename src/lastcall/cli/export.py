@@ -1,7 +1,9 @@
-"""`lastcall export`: a checkpoint as one plain file that needs no lastcall: safetensors, or a `.pt` for torch.load(weights_only=True).
+"""`lastcall export`: a checkpoint as one plain file that can be read without lastcall: safetensors, or a `.pt` for
+torch.load(weights_only=True).
 
-The bytes go chunk by chunk from the checkpoint to their place in the new file, each chunk checked against its digest before, so memory
-stays small however large the tensors and however many pieces they lie in. The new file gets its name when it is complete.
+The bytes go chunk by chunk from the checkpoint to their place in the new file, each chunk checked against its digest before, so
+memory stays small however large the tensors are and however many pieces they are in. The new file is renamed into place when
+complete.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from lastcall.storage import files as storage
 from lastcall.types import FileLayout, TensorEntry
 
 _FORMATS = ("safetensors", "pt")
-_TORCH = (".pt", ".pth", ".bin", ".ckpt")  # how people call what torch.save writes
+_TORCH = (".pt", ".pth", ".bin", ".ckpt")  # the usual suffixes of what torch.save writes
 _ONE = "--name"
 
 
@@ -44,7 +46,7 @@ class Slot:
         while done < nbytes:
             got = os.preadv(self.fd, [memory.view(address + done, nbytes - done)], self.begin + offset + done)
             if got <= 0:
-                raise errors.LastcallError("the new file has become shorter while it was written")
+                raise errors.LastcallError("the new file was truncated while being written")
             done += got
 
     def write_from(self, address: int, offset: int, nbytes: int) -> None:
@@ -54,16 +56,20 @@ class Slot:
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
-        help="write a checkpoint out as one plain safetensors or .pt file",
-        description="Write the tensors of a checkpoint out as one plain file that needs no lastcall, checked against their digests.",
+        help="export a checkpoint as one plain safetensors or .pt file",
+        description="Exports the tensors of a checkpoint to one plain file that can be read without lastcall, checking each digest.",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or the directory of a run: its newest")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or the directory of a run (its newest checkpoint)"
+    )
     parser.add_argument("out", metavar="OUT", type=Path, help="the file to write")
     parser.add_argument(
-        _ONE, metavar="NAME", help="only what protect() was given under this name, without the prefix: for a model its state_dict"
+        _ONE,
+        metavar="NAME",
+        help="export only the state that protect() got under this name, without the prefix; for a model, its state_dict",
     )
-    parser.add_argument("--format", choices=_FORMATS, help="otherwise pt if OUT ends in .pt, .pth, .bin or .ckpt, else safetensors")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--format", choices=_FORMATS, help="default: pt if OUT ends in .pt, .pth, .bin or .ckpt, else safetensors")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     output.add_json(parser)
     parser.set_defaults(call=run)
 
@@ -104,9 +110,9 @@ def _check_out(out: Path, *, force: bool) -> None:
     if out.is_dir():
         raise errors.LastcallError(f"{out} is a directory. Name the file to write, such as {out / 'model.safetensors'}")
     if os.path.lexists(out) and not force:
-        raise errors.LastcallError(f"{out} is there already. To replace it, add --force")
+        raise errors.LastcallError(f"{out} already exists. To replace it, add --force")
     if not out.parent.is_dir():
-        raise errors.LastcallError(f"{out.parent} is not a directory. Make it with: mkdir -p {out.parent}")
+        raise errors.LastcallError(f"{out.parent} is not a directory. Create it with: mkdir -p {out.parent}")
 
 
 def _checkpoint(path: Path) -> Path:
@@ -120,8 +126,8 @@ def _choose(found: Inventory, name: str | None) -> dict[str, Place]:
     """The tensors to write, by the names that they get."""
     missing = [file for file in found.record.missing if name is None or file.split(".")[0].split("-")[0] == name]
     if missing:
-        what = f"{found.path} is not complete: the time did not suffice for {', '.join(missing)}."
-        raise errors.LastcallError(f"{what} Name a part that is there with {_ONE}: {', '.join(found.groups) or 'there is none'}")
+        what = f"{found.path} is partial: there was no time to save {', '.join(missing)}."
+        raise errors.LastcallError(f"{what} Export one of its parts with {_ONE}: {', '.join(found.groups) or 'it has none'}")
     if name is None:
         chosen = found.named()
     elif found.dcp is not None:
@@ -141,7 +147,7 @@ def _choose(found: Inventory, name: str | None) -> dict[str, Place]:
 
 
 def _export(out: Path, kind: str, found: Inventory, chosen: Mapping[str, Place], bar: verify.Bar, *, force: bool) -> int:
-    """Write beside the target, then give it its name. Returns the size of the file."""
+    """Write beside the target, then rename it into place. Returns the size of the file."""
     files = storage.Files()
     partial = out.with_name(f".{out.name}.incomplete-{secrets.token_hex(4)}")
     fd = files.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
@@ -164,11 +170,11 @@ def _export(out: Path, kind: str, found: Inventory, chosen: Mapping[str, Place],
 
 
 def _link(files: storage.Files, partial: Path, out: Path) -> None:
-    """Give the file its name, unless somebody else has taken that meanwhile."""
+    """Give the file its name, unless another process has taken it in the meantime."""
     try:
         files.link(partial, out)
     except FileExistsError:
-        raise errors.LastcallError(f"{out} has come into being meanwhile. To replace it, add --force") from None
+        raise errors.LastcallError(f"{out} was created in the meantime. To replace it, add --force") from None
     except OSError:  # a file system without links
         files.rename(partial, out)
     else:
@@ -184,7 +190,7 @@ def _fill(fd: int, kind: str, found: Inventory, chosen: Mapping[str, Place], bar
         found.load(engine, [(place, slots[name]) for name, place in chosen.items() if slots[name].nbytes])
     finally:
         engine.close()
-    if kind == "pt":  # now that the bytes are there their checksums can be told
+    if kind == "pt":  # now that the bytes are written, their checksums are known
         layout, _ = _laid_out(fd, kind, stored, slots)
     for extent in layout.extents:
         if isinstance(extent.source, memory.BytesSource):
@@ -204,7 +210,7 @@ def _laid_out(
         entries = [TensorEntry(name, one.dtype, one.shape, blank[name]) for name, one in stored.items()]
         try:
             layout = safetensors.layout("the new file", entries, {"format": "pt"})
-        except ValueError as error:  # a name that the format keeps for itself, too long a header
+        except ValueError as error:  # a reserved name, or too long a header
             raise errors.LastcallError(f"safetensors cannot hold this: {error}. Try --format pt") from None
     begins = {id(extent.source): extent.offset for extent in layout.extents}
     return layout, {name: Slot(fd, slot.nbytes, begins.get(id(slot), 0)) for name, slot in blank.items()}

@@ -1,7 +1,7 @@
-"""`lastcall ls`, and the look at a directory that the other reading commands share: read only, without the catalog's lock.
+"""`lastcall ls`, and the directory scan that the other reading commands share: read-only, without the catalog's lock.
 
-The catalog lists what a run may resume from; a person wants to see the rest as well: what is damaged, half written, set aside or of
-another program. A run may be at work in the directory meanwhile: what is gone by the time it is looked at was never there.
+The catalog lists what a run may resume from; a user also wants to see what is damaged, half written, set aside or written by
+another program. A run may be active in the directory at the same time: a checkpoint that vanishes during the scan is not listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Record
 
 _NAME = re.compile(r"checkpoint-\d+(\.replaced-\d+)?(?P<aside>\.damaged-\d+)?")
-_DEPTH = 4  # how far below a directory runs are looked for
+_DEPTH = 4  # how deep below a directory to search for runs
 
 
 class Status(enum.Enum):
@@ -33,9 +33,9 @@ class Status(enum.Enum):
 
     VALID = "valid"  # committed: the record is whole, and the files that it names are there with their sizes
     DAMAGED = "damaged"  # committed once, but the record or a file is not what it was
-    UNCHECKED = "unchecked"  # nobody can tell here: another version wrote it, or it cannot be read just now
+    UNCHECKED = "unchecked"  # unknown: another version wrote it, or it cannot be read at the moment
     INCOMPLETE = "incomplete"  # never committed: being written, or left behind by a process that was killed
-    SET_ASIDE = "set aside"  # damaged, and a run has put it out of the way
+    SET_ASIDE = "set aside"  # damaged, and moved out of the way by a run
     FOREIGN = "foreign"  # without a record: written by another program
 
 
@@ -148,15 +148,15 @@ def describe(found: Found) -> dict[str, object]:
 def runs(directory: Path) -> list[Path]:
     """The runs in a directory: itself, or what is below it. LastcallError where there is none."""
     if not directory.exists():
-        raise errors.LastcallError(f"{directory} does not exist. Give the directory that was handed to protect().")
+        raise errors.LastcallError(f"{directory} does not exist. Give the directory that was passed to protect().")
     if not directory.is_dir():
-        raise errors.LastcallError(f"{directory} is a file. Give the directory that was handed to protect().")
+        raise errors.LastcallError(f"{directory} is a file. Give the directory that was passed to protect().")
     if checkpoint(directory) is not None:
-        raise errors.LastcallError(f"{directory} is a checkpoint, not the directory of a run. See it with: lastcall show {directory}")
+        raise errors.LastcallError(f"{directory} is a checkpoint, not the directory of a run. Show it with: lastcall show {directory}")
     found = list(_below(directory, _DEPTH))
     if not found:
         raise errors.LastcallError(
-            f"{directory} holds no run: there is neither a {catalogs.PRIVATE} folder nor a checkpoint in it or below."
+            f"{directory} contains no run: there is no {catalogs.PRIVATE} folder and no checkpoint in or below it."
         )
     return found
 
@@ -185,8 +185,8 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_named(path: Path) -> bool:
-    """Whether a folder is called what a checkpoint is called. One with a commit record may be called anything: a script's own save that
-    a notice has made, one of lastcall.dcp."""
+    """Whether a folder is named like a checkpoint. One with a commit record may have any name: a script's own save after a notice,
+    or one of lastcall.dcp."""
     return _NAME.fullmatch(path.name) is not None or (path.name != catalogs.PRIVATE and os.path.lexists(path / records.NAME))
 
 
@@ -240,7 +240,7 @@ def _judge(path: Path) -> tuple[Status, str, Record | None]:
     match = _NAME.fullmatch(path.name)
     aside = match is not None and match["aside"] is not None
     if os.path.lexists(path / records.SENTINEL) or path.parent.parts[-2:] == (catalogs.PRIVATE, "staging"):
-        return Status.INCOMPLETE, "it was never committed: it is being written, or its writer was killed", None
+        return Status.INCOMPLETE, "never committed: it is being written, or its writer was killed", None
     if not os.path.lexists(path / records.NAME):
         path.stat()  # gone meanwhile?
         if aside:
@@ -255,7 +255,7 @@ def _judge(path: Path) -> tuple[Status, str, Record | None]:
         return (Status.SET_ASIDE if aside else Status.DAMAGED), str(error), None
     problem = "; ".join(_faults(path, record))
     if aside:
-        return Status.SET_ASIDE, problem or "a run found it damaged; verify says where", record
+        return Status.SET_ASIDE, problem or "found damaged by a run; see where with lastcall verify", record
     if problem:
         path.stat()
         return Status.DAMAGED, problem, record
@@ -287,6 +287,6 @@ def _bytes_in(folder: Path) -> int:
 
 
 def resumes(found: list[Found]) -> Found | None:
-    """Which one a run that starts now goes on from, as far as can be told without reading every byte."""
+    """The checkpoint that a run started now would resume from, as far as can be known without reading every byte."""
     valid = [item for item in found if item.status is Status.VALID and item.record is not None]
     return next((item for item in valid if item.record is not None and item.record.complete), valid[0] if valid else None)

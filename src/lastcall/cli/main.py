@@ -1,7 +1,7 @@
-"""The command line's frame: which commands there are, and what becomes of their errors.
+"""The command line's frame: which commands there are, and how their errors are shown.
 
-Only the module of the command that was asked for is imported: `lastcall run` stands in front of every training process, and
-`lastcall --help` answers at once. So the one-line summaries stand here and not in the modules.
+Only the requested command's module is imported: `lastcall run` precedes every training process, and `lastcall --help` must be
+fast. So the one-line summaries are here and not in the modules.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from lastcall import errors
 
 # command -> the module in lastcall.cli whose add() registers it, and a line for --help
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "start a training command so that it is saved when it is told to stop, and comes back"),
+    "run": ("run", "run a training command: save it when it must stop, and resume it"),
     "ls": ("ls", "list the checkpoints of runs"),
     "show": ("show", "show one checkpoint in detail"),
     "verify": ("verify", "check every byte of checkpoints against its digest"),
     "export": ("export", "write a checkpoint out as one plain safetensors or .pt file"),
-    "prune": ("prune", "remove checkpoints that are not needed; shows first what would go"),
+    "prune": ("prune", "remove checkpoints that are no longer needed; shows first what would be removed"),
     "watch": ("watch", "follow a run: step, metrics, speed, saves, notices"),
-    "pause": ("pause", "have a run save, stop, and stay stopped"),
-    "resume": ("pause", "let a paused run go on"),
-    "doctor": ("doctor", "say what will happen here when the machine is taken away"),
+    "pause": ("pause", "save and stop a run, and keep it stopped"),
+    "resume": ("pause", "resume a paused run"),
+    "doctor": ("doctor", "check what will happen here when this machine is preempted"),
     "kube": ("kube.command", "Kubernetes: one annotation protects a job; pause, resume, status"),
-    "drill": ("drill", "really preempt a real run, and report what was lost"),
+    "drill": ("drill", "preempt a real run and report what was lost"),
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; the exit code. What lastcall raises on purpose becomes one line on stderr."""
+    """Run a command; the exit code. An error that lastcall raises on purpose becomes one line on stderr."""
     try:
         code = _dispatch(sys.argv[1:] if argv is None else argv)
-        if sys.stdout is not None:  # closed by whoever started us: the code is what counts
-            sys.stdout.flush()  # here, where a reader that has gone away is expected
+        if sys.stdout is not None:  # closed by the parent process: the exit code is what counts
+            sys.stdout.flush()  # here, because the reader may have closed the pipe
         return code
     except errors.ConfigError:
         return errors.EXIT_CONFIG  # settings.fail() has said why
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show must not make the command fail
     name = argv[0] if argv else ""
     args = _parser(name).parse_args(_joined(argv))
     if "call" not in args:
@@ -80,9 +80,9 @@ def _joined(argv: list[str]) -> list[str]:
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
-    """The parser, of which only the wanted command is more than a name."""
+    """The parser; only the requested command is fully defined in it."""
     parser = argparse.ArgumentParser(
-        prog="lastcall", description="Saves a training run at the moment it is told to stop, and brings it back.", allow_abbrev=False
+        prog="lastcall", description="Saves a training run when it is asked to stop, and resumes it.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"lastcall {lastcall.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")

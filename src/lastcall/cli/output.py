@@ -1,4 +1,4 @@
-"""What the commands say: plain tables for people, JSON for programs. No colour, so there is none to switch off."""
+"""Output of the commands: plain tables for people, JSON for programs. There are no colours, so no option to disable them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-SCHEMA = 1  # raised when a field changes its meaning or goes; new fields may come at any time
+SCHEMA = 1  # raised when a field changes its meaning or is removed; fields may be added at any time
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
@@ -27,7 +27,7 @@ def document(body: Mapping[str, object]) -> None:
 
 
 def line(body: Mapping[str, object]) -> None:
-    """One JSON document on a line of its own, at once: its reader may be waiting for it."""
+    """One JSON document on a line of its own, flushed at once: its reader may be waiting for it."""
     write(json.dumps({"schema": SCHEMA, **_finite(body)}, allow_nan=False))
     sys.stdout.flush()
 
@@ -39,7 +39,7 @@ def _finite(value: object) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Without NaN and infinity, which most readers of JSON refuse: they become text."""
+    """Replaces NaN and infinity, which most JSON readers refuse, by text."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, Mapping):
@@ -50,7 +50,7 @@ def _plain(value: object) -> object:
 
 
 def printable(text: str) -> str:
-    """Text from a file that may have been made to do harm: nothing in it reaches the terminal as a command."""
+    """Text from a possibly hostile file: no control sequence in it reaches the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode() for char in text)
 
 

@@ -1,6 +1,6 @@
 """`lastcall pause` and `lastcall resume`: a file that a run looks for, `.lastcall/pause.json`.
 
-While it is there, a run that is at work saves and leaves, and one that starts waits, without holding the directory.
+While it exists, an active run saves and exits, and a run that starts waits without holding the directory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ _POLL = 0.1  # seconds
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "pause",
-        help="have a run save, stop, and stay stopped",
-        description="Have a run save and stop. It stays stopped until lastcall resume, whoever starts it again.",
+        help="save and stop a run, and keep it stopped",
+        description="Saves and stops a run. Even if it is started again, it waits until lastcall resume.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
-    parser.add_argument("--wait", action="store_true", help="wait until the run has saved and left; exit code 1 if it has not saved")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="with --wait: give up waiting after so long (the pause stays)")
+    parser.add_argument("--wait", action="store_true", help="wait until the run has saved and exited; exit with 1 if it did not save")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, help="with --wait: stop waiting after this many seconds (the pause stays)"
+    )
     output.add_json(parser)
     parser.set_defaults(call=run)
-    parser = subparsers.add_parser("resume", help="let a paused run go on", description="Let a paused run go on.")
+    parser = subparsers.add_parser("resume", help="resume a paused run", description="Resumes a paused run.")
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
     output.add_json(parser)
     parser.set_defaults(call=resume)
@@ -76,7 +78,7 @@ def resume(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"directory": os.path.abspath(root), "paused": False, "was_paused": was_paused})
     elif was_paused:
-        output.write(f"{root} may go on: a process that waits there does so now; otherwise start the run again")
+        output.write(f"{root} is resumed: a process that waits there continues now; otherwise start the run again")
     else:
         output.write(f"{root} was not paused")
     return 0
@@ -85,16 +87,16 @@ def resume(args: argparse.Namespace) -> int:
 def _root(directory: Path) -> Path:
     root = ls.single(directory)
     if not (root / catalogs.PRIVATE).is_dir():
-        raise errors.LastcallError(f"{root} is not the directory of a run of lastcall: it has no {catalogs.PRIVATE} folder.")
+        raise errors.LastcallError(f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder.")
     return root
 
 
 def _ask(path: Path) -> bool:
-    """Put the request there. False if there was one already: it stays as it is."""
+    """Create the request. False if one exists already; it is left unchanged."""
     under = path.with_name(f"{path.name}.{storage.own_name()}.tmp")
     under.write_text(json.dumps({"at": time.time(), "by": _user()}) + "\n", encoding="utf-8")
     try:
-        os.link(under, path)  # unlike a rename, it does not replace the request of somebody else
+        os.link(under, path)  # unlike a rename, this does not replace another user's request
         return True
     except FileExistsError:
         return False
@@ -109,45 +111,45 @@ def _ask(path: Path) -> bool:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # in a container, a number without a name is common
+    except (OSError, KeyError):  # in a container, a user ID without a name is common
         return str(os.getuid())
 
 
 def _wait(watcher: watch.Watcher, before: watch.Status, timeout: float | None) -> watch.Status:
-    """Until the process has let go of the directory, which it does after its last word in the events."""
+    """Waits until the process releases the directory, which it does after its last event."""
     give_up = None if timeout is None else time.monotonic() + timeout
     stops = watcher.story.stops
     while True:
         now = watcher.look()
-        # Where there are no locks to be seen, the last word has to do.
+        # Where no locks are visible, the last event has to serve.
         if not now.active or (now.held is not True and watcher.story.stops > stops):
             return now
         if now.paused is None:
-            raise errors.LastcallError(f"the pause of {watcher.root} was taken back before the run had left: somebody has resumed it.")
+            raise errors.LastcallError(f"the pause of {watcher.root} was withdrawn before the run exited: another user resumed it.")
         if give_up is not None and time.monotonic() >= give_up:
             return now
         time.sleep(_POLL)
 
 
 def _checkpoint(status: watch.Status) -> str | None:
-    """What the run goes on from: a notice that finds its step committed already makes no new one."""
+    """What the run will resume from: a notice at a step that is already committed writes no new checkpoint."""
     name = status.last_save.get("path") if status.last_save is not None else status.resumed
     return name if isinstance(name, str) else None
 
 
 def _sentence(root: Path, before: watch.Status, after: watch.Status, *, new: bool, waited: bool, checkpoint: str | None) -> str:
-    again = f"It goes on after: lastcall resume {root}"
+    again = f"To resume: lastcall resume {root}"
     if not before.active:
-        return f"{root} is paused{'' if new else ' already'}. No run is at work in it; one that starts will wait. {again}"
+        return f"{root} is paused{'' if new else ' already'}. No run is active in it; one that starts will wait. {again}"
     if not waited:
-        asked = "is asked to save and stop" if new else "has been asked already to save and stop"
-        return f"The run in {root} {asked}. See how it does with: lastcall watch {root}. {again}"
+        asked = "is asked to save and stop" if new else "has already been asked to save and stop"
+        return f"The run in {root} {asked}. Follow it with: lastcall watch {root}. {again}"
     if after.active:
-        return f"The run in {root} is still there. The pause stays, and it will save and stop when it can. {again}"
+        return f"The run in {root} is still active. The pause stays in effect; the run will save and stop when it can. {again}"
     if after.outcome == "finished":
         return f"The run in {root} finished before it could be paused; its last checkpoint is {checkpoint}."
     if after.outcome == "saved":
-        return f"The run in {root} has saved {checkpoint} and left. {again}"
+        return f"The run in {root} has saved {checkpoint} and exited. {again}"
     because = after.failure.get("because") if after.failure is not None else None
     why = f" ({output.printable(str(because))})" if because else ""
-    return f"The run in {root} has left WITHOUT saving: {after.outcome or 'no word of how it ended'}{why}. {again}"
+    return f"The run in {root} exited WITHOUT saving: {after.outcome or 'outcome unknown'}{why}. {again}"

@@ -1,8 +1,9 @@
-"""`lastcall prune`: what is not needed goes. It shows first; only `--apply` removes, and only while no run holds the directory.
+"""`lastcall prune`: removes checkpoints that are no longer needed. Without `--apply` it only shows them; it never removes while a
+run holds the directory.
 
-Unlike a run's own rotation, this looks at the files of each checkpoint: one that has lost a file does not count as one of the last two.
-And what is removed goes back to the disk rather than to the spare space of the next save: who prunes by hand wants the room.
-"""
+Unlike a run's own rotation, this looks at the files of each checkpoint: one that has lost a file does not count as one of the last
+two. And removed files are deleted instead of being kept as spare space for the next save: a user who prunes by hand wants the space
+back."""
 
 from __future__ import annotations
 
@@ -26,27 +27,27 @@ from lastcall.storage import files as storage
 
 @dataclass(frozen=True)
 class Plan:
-    """What would go and what would stay, each with its reason."""
+    """What would be removed and what would be kept, each with its reason."""
 
     remove: list[tuple[ls.Found, str]]
     keep: list[tuple[ls.Found, str]]
-    spare: int  # bytes of spare space that go
-    frees: int  # bytes that come back to the disk in all
+    spare: int  # bytes of spare space to remove
+    frees: int  # bytes freed on the disk in all
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "prune",
-        help="remove checkpoints that are not needed; shows first what would go",
-        description="Show what would be removed and how much space comes back; with --apply, remove it. "
-        "The last two complete checkpoints always stay, and so does the best.",
+        help="remove checkpoints that are no longer needed; shows first what would be removed",
+        description="Shows what would be removed and how much space that frees; with --apply, removes it. The last two "
+        "complete checkpoints and the best one are always kept.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
-    parser.add_argument("--keep", metavar="N", type=_count, help="keep the newest N checkpoints, and remove older ones")
-    parser.add_argument("--monitor", metavar="METRIC", help="keep the best checkpoint by this metric, too")
+    parser.add_argument("--keep", metavar="N", type=_count, help="keep the newest N checkpoints and remove older ones")
+    parser.add_argument("--monitor", metavar="METRIC", help="also keep the best checkpoint by this metric")
     parser.add_argument("--mode", choices=("min", "max"), default="min", help="whether the lowest or the highest is the best (min)")
     parser.add_argument("--damaged", action="store_true", help="remove those that were set aside as damaged")
-    parser.add_argument("--spare", action="store_true", help="give the space back that is kept ready for the next save")
+    parser.add_argument("--spare", action="store_true", help="free the spare space that is kept for the next save")
     parser.add_argument("--apply", action="store_true", help="do it")
     output.add_json(parser)
     parser.set_defaults(call=run, parser=parser)
@@ -60,14 +61,14 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     if args.keep is None and not args.damaged and not args.spare:
-        args.parser.error("say what may go: --keep N, --damaged, --spare")
+        args.parser.error("choose what to remove: --keep N, --damaged, --spare")
     root = ls.single(args.directory)
     catalog = Catalog(root, storage.Files())
     plan, failed = _plan(catalog, args), []
     if args.apply and (plan.remove or plan.spare):
         _hold(catalog)
         try:
-            plan = _plan(catalog, args)  # once more: nobody changes anything from here on
+            plan = _plan(catalog, args)  # scan again: no other process changes anything from here on
             failed = _carry_out(catalog, plan, spare=args.spare)
         finally:
             catalog.close()
@@ -80,13 +81,14 @@ def _hold(catalog: Catalog) -> None:
         catalog.open(clocks.Clock(), patience=0.0)
     except errors.BusyError as error:
         raise errors.BusyError(
-            f"A run is at work in {catalog.root}, and nothing may be removed under its hands. Let it end, or stop it with: "
+            f"A run is active in {catalog.root}, and its checkpoints must not be removed meanwhile. Let it "
+            "finish, or stop it with: "
             f"lastcall pause {catalog.root} --wait"
         ) from error
 
 
 def _plan(catalog: Catalog, args: argparse.Namespace) -> Plan:
-    found = ls.survey(catalog.root, others=False)  # what a script has named, it removes itself
+    found = ls.survey(catalog.root, others=False)  # a script removes the checkpoints that it named itself
     valid = {item.path: item for item in found if item.status is ls.Status.VALID}
     entries = [Entry(item.path, item.record) for item in valid.values() if item.record is not None]
     keep = Keep(args.keep, args.monitor, args.mode)
@@ -116,12 +118,12 @@ def _why_kept(path: Path, entries: list[Entry], keep: Keep) -> str:
     if best is not None and best.path == path:
         return f"the best by {keep.monitor}"
     if path in [entry.path for entry in entries if entry.record.complete][:2]:
-        return "one of the last two complete ones"
+        return "one of the last two complete checkpoints"
     return "valid" if keep.limit is None else f"one of the newest {keep.limit}" if keep.limit > 1 else "the newest"
 
 
 def _space(folders: Iterable[Path]) -> int:
-    """What comes back to the disk: a file that a checkpoint which stays has a link to does not."""
+    """The bytes freed on the disk: a file that a kept checkpoint also links to frees nothing."""
     seen: Counter[tuple[int, int]] = Counter()
     facts: dict[tuple[int, int], os.stat_result] = {}
     for folder in folders:
@@ -134,7 +136,7 @@ def _space(folders: Iterable[Path]) -> int:
 
 
 def _carry_out(catalog: Catalog, plan: Plan, *, spare: bool) -> list[str]:
-    """Remove. Returns what could not be, a sentence each."""
+    """Removes. Returns a sentence for each item that could not be removed."""
     failed = []
     for item, _ in plan.remove:
         try:
@@ -144,12 +146,13 @@ def _carry_out(catalog: Catalog, plan: Plan, *, spare: bool) -> list[str]:
     if spare:
         catalog.spares.clear()
         if left := sum(catalog.spares.sizes()):
-            failed.append(f"{output.size(left)} of spare space could not be given back")
+            failed.append(f"{output.size(left)} of spare space could not be freed")
     return failed
 
 
 def _remove(catalog: Catalog, path: Path) -> None:
-    """Out of the catalog in one step first: a kill in the middle leaves rubbish, which the next start removes, not half of one."""
+    """Renamed out of the catalog first: a kill in the middle leaves garbage, which the next start removes, not half a
+    checkpoint."""
     if not catalog.trash.is_dir():
         catalog.files.mkdir(catalog.trash)
     gone = storage.first_free(catalog.trash, (f"{path.name}-{n}" for n in range(10_000)))
@@ -178,7 +181,7 @@ def _report(plan: Plan, root: Path, args: argparse.Namespace, failed: list[str])
         for item, why in items
     ]
     if plan.spare:
-        rows.append(("remove", "spare space", output.size(plan.spare), "kept ready for the next save"))
+        rows.append(("remove", "spare space", output.size(plan.spare), "kept for the next save"))
     if rows:
         output.table(("", "CHECKPOINT", "SIZE", "WHY"), rows, right=("SIZE",))
     for sentence in failed:
@@ -193,5 +196,5 @@ def _verdict(plan: Plan, args: argparse.Namespace, failed: list[str]) -> str:
     if plan.remove and plan.spare:
         what += " and the spare space"
     if not args.apply:
-        return f"Would remove {what}: {output.size(plan.frees)} would come back. Nothing has been removed; to do it, add --apply"
-    return f"Removed {what}: {output.size(plan.frees)} came back." if not failed else "Not everything could be removed."
+        return f"Would remove {what}, freeing {output.size(plan.frees)}. Nothing was removed; to remove it, add --apply"
+    return f"Removed {what}, freeing {output.size(plan.frees)}." if not failed else "Not everything could be removed."

@@ -1,4 +1,4 @@
-"""lastcall run: starts a command so that notices reach the training, the time is used, and the job comes back."""
+"""lastcall run: starts a command, forwards notices to the training processes with their whole grace, and makes the job resume."""
 
 from __future__ import annotations
 
@@ -21,76 +21,78 @@ _EXAMPLES = """
 examples:
   lastcall run -- python train.py
   lastcall run --grace 120 -- torchrun --nproc-per-node 8 train.py
-  lastcall run --stop-file /tmp/stop -- bash train.sh          # a preStop hook does: touch /tmp/stop
+  lastcall run --stop-file /tmp/stop -- bash train.sh          # for a preStop hook: touch /tmp/stop
   lastcall run --restart on-failure --max-restarts 5 -- python train.py
   lastcall run --guard -- python train.py                      # survives SIGKILL, OOM kills and segfaults
 
 exit codes:
-  0 training finished · 75 saved, please run me again (1 on Run:ai, 85 on HTCondor) · 143 SIGTERM and nothing saved
-  78 a setting is wrong · 126, 127 the command cannot be started · 130 interrupted by a person · otherwise the command's own
+  0 training finished · 75 saved, run me again (1 on Run:ai, 85 on HTCondor) · 143 SIGTERM and nothing saved
+  78 a setting is wrong · 126, 127 cannot start the command · 130 interrupted by a person · otherwise the command's own
 """
 
 _RESTART = (
-    'when to start the command again here: "on-preempt", after a run that was stopped and saved, but not by a notice to the launcher '
-    "itself (a signal to the training process, or `lastcall pause`, until `lastcall resume`); "
+    'when to start the command again here: "on-preempt", after a training process got a notice, saved and stopped '
+    "(a signal to that process, or `lastcall pause`, until `lastcall resume`); "
     '"on-failure", after crashes as well; "never" (the default without --guard; with it, on-failure). After SIGTERM to the launcher, '
-    "a stop file or a cloud's notice there is no restart: this machine goes away. Three crashes at one step without progress end it"
+    "a stop file or a cloud's notice there is no restart: this machine is going away. Three crashes at "
+    "one step without progress end the run"
 )
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
-        help="start a command, and save it when it must stop",
-        description="Starts any command (python, torchrun, accelerate, a shell script), brings signals and notices to the training "
-        "processes below it, gives them their whole grace, and leaves with the exit code that brings the run back.",
+        help="run a command, and save it when it must stop",
+        description="Starts any command (python, torchrun, accelerate, a shell script), forwards signals and notices to "
+        "the training processes below it, gives them their whole grace, and exits with the code that makes "
+        "the platform restart the run.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
     )
     time = parser.add_argument_group("time")
-    time.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        help=f"between a notice and the kill, where the notice does not say (default: {_row('grace').default:g})",
-    )
+    time.add_argument("--grace", metavar="SECONDS", help=f"seconds from a notice to the kill (default: {_row('grace').default:g})")
     time.add_argument(
         "--kill-after",
         metavar="SECONDS",
-        help="SIGKILL everything that is left so long after a notice. Default: the grace and 5 s, but a training process that still "
-        "saves is left alone, and so is a command that never trained if no grace was given",
+        help="SIGKILL everything that is left this many seconds after a notice. Default: the grace plus 5 s, "
+        "except training processes that are still saving and, if no grace was given, commands that never trained",
     )
-    notices = parser.add_argument_group("notices, besides SIGTERM")
-    notices.add_argument("--stop-file", metavar="PATH", type=Path, help="a notice comes when this file appears")
+    notices = parser.add_argument_group("signals that are notices, besides SIGTERM")
+    notices.add_argument("--stop-file", metavar="PATH", type=Path, help="treat the appearance of this file as a notice")
     notices.add_argument(
-        "--cloud", metavar="NAME", default="auto", help="whose metadata to watch: aws, gcp, azure, none (default: auto)"
+        "--cloud", metavar="NAME", default="auto", help="the cloud whose metadata to watch: aws, gcp, azure, none (default: auto)"
     )
     ending = parser.add_argument_group("the end")
     ending.add_argument(
-        "--platform", metavar="NAME", default="auto", help=f"who runs this job: {', '.join(platforms.NAMES)} (default: auto)"
+        "--platform", metavar="NAME", default="auto", help=f"platform of this job: {', '.join(platforms.NAMES)} (default: auto)"
     )
     ending.add_argument(
         "--exit-code", metavar="CODE", help=f"of a saved run (default: what the platform needs; {_row('exit_code').default})"
     )
-    ending.add_argument("--linger", metavar="SECONDS", help="Slurm: wait so long for the kill after a requeue (default: 60)")
-    again = parser.add_argument_group("restarts on this machine")
+    ending.add_argument("--linger", metavar="SECONDS", help="Slurm: seconds to wait for the kill after a requeue (default: 60)")
+    again = parser.add_argument_group("when to restart on this machine")
     again.add_argument("--restart", metavar="WHEN", help=_RESTART)
-    again.add_argument("--max-restarts", metavar="N", help="pauses not counted (default: 10)")
-    again.add_argument("--backoff", metavar="SECONDS", help="before the first restart; doubled while there is no progress (default: 1)")
+    again.add_argument("--max-restarts", metavar="N", help="restarts at most, not counting pauses (default: 10)")
+    again.add_argument(
+        "--backoff", metavar="SECONDS", help="seconds seconds before the first restart; doubled while there is no progress (default: 1)"
+    )
     again.add_argument(
         "--resume-args",
         metavar="ARGS",
-        help="for scripts that resume from a path only: added to the command once something is saved, with {path} for the newest "
-        "checkpoint, for example: --resume-args '--resume_from_checkpoint {path}'",
+        help="for scripts that resume from a path only: added to the command once there is a checkpoint, with "
+        "{path} replaced by the newest one, for example: --resume-args '--resume_from_checkpoint {path}'",
     )
     guard = parser.add_argument_group("the guardian")
-    guard.add_argument("--guard", action="store_true", help="keep the last step in shared memory, and save it if the process is killed")
-    guard.add_argument("--guard-steps", metavar="N", help="steps between two copies (default: at most 1%% of the time goes into them)")
+    guard.add_argument(
+        "--guard", action="store_true", help="keep a copy of the last step in shared memory, and save it if the process is killed"
+    )
+    guard.add_argument("--guard-steps", metavar="N", help="steps between two copies (default: copies take at most 1%% of the time)")
     guard.add_argument("--guard-seconds", metavar="SECONDS", help="seconds between two copies")
-    parser.add_argument("--no-auto", action="store_true", help="do not switch lastcall on in programs that do not use it themselves")
+    parser.add_argument("--no-auto", action="store_true", help="do not enable lastcall in programs that do not use it themselves")
     level = _row("log_level")
     parser.add_argument("--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     parser.set_defaults(call=run)
 
 
@@ -101,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parsed(args: argparse.Namespace) -> Options:
-    """ConfigError, and so exit code 78, where something is wrong."""
+    """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
-        settings.fail("no command was given. Put it after two dashes, for example: lastcall run -- python train.py")
+        settings.fail("no command given. Put it after two dashes, for example: lastcall run -- python train.py")
     guard = args.guard or args.guard_steps is not None or args.guard_seconds is not None
     config = settings.JITCheckpointConfig(
         grace=_setting("--grace", "grace", args.grace),
@@ -139,7 +141,7 @@ def parsed(args: argparse.Namespace) -> Options:
 
 
 def _setting(option: str, field: str, text: str | None) -> Any:
-    """An option is checked exactly as the variable of the same setting is, but called by its own name."""
+    """Checks an option exactly like the variable of the same setting, but names the option in the message."""
     if text is None:
         return None
     setting = _row(field)
@@ -155,7 +157,7 @@ def _row(field: str) -> settings.Setting:
 
 
 def _one_of(option: str, text: str, choices: Sequence[str]) -> str:
-    """Not argparse's own check: its exit code 2 would have a platform try again and again."""
+    """Not argparse's own check: after its exit code 2 a platform would retry again and again."""
     if text not in choices:
         settings.fail(f"{option} {text!r} is not one of the choices. Set it to one of {', '.join(choices)}")
     return text
@@ -168,7 +170,7 @@ def _resume_args(text: str) -> str:
     except ValueError as error:
         settings.fail(f"--resume-args {text!r} cannot be read: {error}. For example: {example}")
     if not any("{path}" in word for word in words):
-        settings.fail(f"--resume-args {text!r} does not say where the path goes. Put {{path}} there, for example: {example}")
+        settings.fail(f"--resume-args {text!r} has no place for the path. Put {{path}} there, for example: {example}")
     return text
 
 

@@ -16,12 +16,12 @@ from lastcall.core.checkpoint import catalog as catalogs
 from lastcall.core.checkpoint.record import Record
 from lastcall.formats import safetensors
 
-_SHORT = 12  # digits of a digest that are enough to tell two apart
+_SHORT = 12  # digits that are enough to distinguish two digests
 
 
 @dataclass
 class Tensors:
-    """What the headers of the tensor files say."""
+    """The contents of the tensor files' headers."""
 
     by_dtype: dict[str, list[int]] = field(default_factory=dict)  # dtype -> count, bytes
     in_file: dict[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "show",
         help="show one checkpoint in detail",
-        description="Show one checkpoint in detail: the newest of a run, or the one that is named.",
+        description="Shows one checkpoint in detail: the newest of a run, or the one named.",
     )
     parser.add_argument("path", metavar="DIR[/checkpoint-N]", type=Path, help="the directory of a run, or a checkpoint")
     output.add_json(parser)
@@ -59,20 +59,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choose(path: Path) -> tuple[ls.Found, list[ls.Found]]:
-    """The checkpoint that a path means, and all that are in its directory."""
+    """The checkpoint that a path names, and all checkpoints in its directory."""
     if (named := ls.checkpoint(path)) is not None:
         root = named.parent
         if root.parts[-2:] == (catalogs.PRIVATE, "staging"):
             root = root.parent.parent
         found = ls.look(named)
         if found is None:
-            raise errors.LastcallError(f"{path} does not exist. See what there is with: lastcall ls {root}")
+            raise errors.LastcallError(f"{path} does not exist. List what exists with: lastcall ls {root}")
         return found, ls.survey(root)
     root = ls.single(path)
     others = ls.survey(root)
     committed = [item for item in others if item.committed]
     if not committed:
-        raise errors.LastcallError(f"{root} holds no committed checkpoint. See what there is with: lastcall ls {root}")
+        raise errors.LastcallError(f"{root} holds no committed checkpoint. List what exists with: lastcall ls {root}")
     return committed[0], others
 
 
@@ -173,7 +173,8 @@ def _facts(record: Record) -> dict[str, str]:
         "complete": "yes" if record.complete else f"no: without {', '.join(record.missing)}",
         "created": f"{output.moment(record.created)} ({output.age(record.created, time.time())})",
         "took": output.duration(record.seconds),
-        "size": output.size(record.size) + (f", of which {output.size(taken_over)} are the previous one's" if taken_over > 0 else ""),
+        "size": output.size(record.size)
+        + (f", of which {output.size(taken_over)} are shared with the previous checkpoint" if taken_over > 0 else ""),
         "metrics": metrics or "none",
         "run": record.run or "unnamed",
         "incarnation": str(record.incarnation),
@@ -184,13 +185,13 @@ def _facts(record: Record) -> dict[str, str]:
 
 
 def _resumption(found: ls.Found, resumed: ls.Found | None) -> str:
-    """What a run that starts now goes on from."""
+    """What a run that starts now would resume from."""
     if resumed is None or resumed.record is None:
-        return "a run that starts now begins from the beginning: there is no valid checkpoint"
+        return "a run that starts now would start from scratch: there is no valid checkpoint"
     to = f"step {resumed.record.step}{'' if resumed.record.exact else ', not exactly'}"
     if _same(found, resumed):
-        return f"a run that starts now goes on from this one, at {to}"
-    return f"a run that starts now goes on from {resumed.path.name}, at {to}"
+        return f"a run that starts now would resume from this one, at {to}"
+    return f"a run that starts now would resume from {resumed.path.name}, at {to}"
 
 
 def _pairs(pairs: Mapping[str, str]) -> None:

@@ -1,4 +1,5 @@
-"""`lastcall verify`: every byte of checkpoints against its digest. Reads only: no lock, nothing is set aside, a run may be at work."""
+"""`lastcall verify`: checks every byte of checkpoints against its digest. Read-only: takes no lock, sets nothing aside, works
+beside an active run."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from lastcall.core.restore import restore
 from lastcall.storage import files as storage
 
 _BAR = 30
-_EVERY = 0.1  # seconds between two drawings of the bar
+_EVERY = 0.1  # seconds between two updates of the bar
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one checkpoint."""
+    """The result for one checkpoint."""
 
     found: ls.Found
     result: str  # "ok" | "damaged" | "gone": pruned while it was read | "unchecked": nothing to check it against
@@ -39,12 +40,12 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify",
         help="check every byte of checkpoints against its digest",
-        description="Check every byte of checkpoints against its digest. Exit code 0 if all hold, 1 otherwise.",
+        description="Checks every byte of checkpoints against its digest. Exits with 0 if all match, otherwise with 1.",
     )
     parser.add_argument(
         "paths", metavar="DIR|CHECKPOINT", nargs="+", type=Path, help="runs (all their checkpoints), or single checkpoints"
     )
-    parser.add_argument("--newest", action="store_true", help="of each run only the newest")
+    parser.add_argument("--newest", action="store_true", help="only the newest checkpoint of each run")
     output.add_json(parser)
     parser.set_defaults(call=run)
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     elif bad:
         output.write(f"{len(bad)} of {output.plural(len(results), 'checkpoint')} cannot be trusted")
     elif not good:
-        output.write("nothing was verified: the checkpoints went away meanwhile")
+        output.write("nothing was verified: the checkpoints were removed in the meantime")
     return 0 if holds else 1
 
 
@@ -86,7 +87,7 @@ def _targets(path: Path, *, newest: bool) -> Iterator[ls.Found]:
     for root in ls.runs(path):
         committed = [item for item in ls.survey(root) if item.committed]
         if not committed:
-            raise errors.LastcallError(f"{root} holds no committed checkpoint. See what there is with: lastcall ls {root}")
+            raise errors.LastcallError(f"{root} holds no committed checkpoint. List what exists with: lastcall ls {root}")
         yield from committed[:1] if newest else committed
 
 
@@ -114,7 +115,7 @@ def _problems(path: Path, record: records.Record, engine: writer.Engine) -> Iter
 
 
 def _still_there(found: ls.Found) -> bool:
-    """A run may have pruned the checkpoint, or put another of the same step in its place, while it was being read."""
+    """A run may have pruned or replaced the checkpoint while it was being read."""
     try:
         return records.read(found.path) == found.record
     except errors.CheckpointError:
@@ -129,7 +130,7 @@ def _print(result: Result) -> None:
         partial = ", partial" if result.found.record is not None and not result.found.record.complete else ""
         output.write(f"{name}: ok ({output.size(result.found.size)} in {output.duration(result.seconds)}{speed}{partial})")
     elif result.result == "gone":
-        output.write(f"{name}: gone (the run has removed it meanwhile)")
+        output.write(f"{name}: gone (the run removed it in the meantime)")
     else:
         output.write(f"{name}: {result.result}: {output.printable('; '.join(result.problems))}")
     sys.stdout.flush()
@@ -149,7 +150,7 @@ def _json(result: Result) -> dict[str, object]:
 
 
 class Bar(storage.Files):
-    """The file system of the engine, counting what is read, and the bar that shows it."""
+    """The engine's file system, which counts what is read and updates the progress bar."""
 
     def __init__(self, total: int, *, show: bool) -> None:
         self._total = total

@@ -1,7 +1,8 @@
-"""`lastcall watch`: the progress of a run, from what it writes down for readers (`.lastcall/progress.json` and `events-0.jsonl`).
+"""`lastcall watch`: the progress of a run, from the files that it writes for readers (`.lastcall/progress.json` and
+`events-0.jsonl`).
 
-Nothing here speaks to the training process. Whether it is still there is asked of the kernel: who holds the directory's lock. This
-serves for processes in other containers as well, and the number of a process that has ended and was given anew deceives nobody.
+Nothing here talks to the training process. Whether it still runs is found out from the kernel: who holds the directory's lock. This
+works for processes in other containers as well, and a reused process ID cannot deceive it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from lastcall.core.process import registry
 
 PAUSE = "pause.json"
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
-_FRESH = 3.0  # seconds: who has written so recently is there, even if the locks of this file system are not seen on other machines
-_STALE = 60.0  # ... and if it has no locks at all, silence for so long is taken for the end
+_FRESH = 3.0  # seconds: a run that wrote this recently is alive, even if this file system's locks are invisible on other machines
+_STALE = 60.0  # ... and if it has no locks at all, this much silence counts as the end
 Event = dict[str, Any]
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "watch", help="follow a run: step, metrics, speed, saves, notices", description="Follow a run until it ends."
+        "watch", help="follow a run: step, metrics, speed, saves, notices", description="Follows a run until it ends."
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
-    parser.add_argument("--once", action="store_true", help="say how it stands, and end")
-    parser.add_argument("--forever", action="store_true", help="do not end when the run ends: it may come back")
-    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="between two looks (1)")
+    parser.add_argument("--once", action="store_true", help="print the status once and exit")
+    parser.add_argument("--forever", action="store_true", help="keep following when the run ends: it may be restarted")
+    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="seconds between two updates (default: 1)")
     output.add_json(parser)
     parser.set_defaults(call=run)
 
@@ -64,9 +65,9 @@ class Status:
     root: Path
     at: float
     state: str  # "idle": nothing has run yet | "starting" | "running" | "pausing" | "paused" | "ended"
-    outcome: str | None  # how the last incarnation ended: an Outcome, or "killed" where it left no word
+    outcome: str | None  # how the last incarnation ended: an Outcome, or "killed" if it recorded none
     pid: int | None
-    held: bool | None  # whether a process holds the directory; None where the file system cannot tell
+    held: bool | None  # whether a process holds the directory; None if the file system cannot tell
     incarnation: int | None
     resumed: str | None
     step: int | None
@@ -94,7 +95,7 @@ class Status:
 
 
 class Watcher:
-    """Looks at a run again and again, reading only what is new."""
+    """Polls a run, reading only what is new."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -148,8 +149,8 @@ class Watcher:
 
 
 def owner(path: Path) -> tuple[bool | None, int | None]:
-    """Whether a process holds the lock (None: this file system cannot say), and which. Taking the lock to find out would get in the way
-    of a run that starts at this moment."""
+    """Whether a process holds the lock (None: this file system cannot say), and which. Taking the lock to find out would block a
+    run that starts at this moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -164,12 +165,12 @@ def owner(path: Path) -> tuple[bool | None, int | None]:
         kind, *_, pid = struct.unpack(_FLOCK, answer)
     finally:
         os.close(fd)
-    return kind != fcntl.F_UNLCK, (pid if pid > 0 else named)  # 0: it is in a container where our numbers are not known
+    return kind != fcntl.F_UNLCK, (pid if pid > 0 else named)  # 0: it is in another PID namespace
 
 
 @dataclass
 class _Story:
-    """What the events of a run come to."""
+    """A summary of the events of a run."""
 
     start: Event | None = None
     stop: Event | None = None
@@ -178,7 +179,7 @@ class _Story:
     saving: Event | None = None
     notice: Event | None = None
     failure: Event | None = None
-    stops: int = field(default=0)  # how many incarnations have ended with a word
+    stops: int = field(default=0)  # number of incarnations that recorded an outcome
 
     @property
     def outcome(self) -> str | None:
@@ -187,7 +188,7 @@ class _Story:
         return "killed" if self.start is not None else None
 
     def step(self, progress: Event) -> int | None:
-        """The last word counts most: the progress that is written after it may be a step behind."""
+        """The last event takes precedence: the progress file may be a step behind it."""
         stopped = _latest_step(self.stop)
         return stopped if stopped is not None else _latest_step(progress, self.last_save)
 
@@ -225,19 +226,19 @@ class Log:
             with open(path, "rb") as file:
                 info = os.fstat(file.fileno())
                 begin = self._read.get(info.st_ino, 0)
-                if begin > info.st_size:  # another file that was given the number of a removed one
+                if begin > info.st_size:  # another file that got the inode of a removed one
                     begin = 0
                 file.seek(begin)
                 data = file.read()
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be incomplete
         self._read[info.st_ino] = begin + len(whole)
         yield from events.parsed(whole.splitlines())
 
 
 def _read(path: Path) -> Event | None:
-    """A small JSON file; empty where it is there and makes no sense, None where it is not there."""
+    """A small JSON file: empty if it is invalid, None if it does not exist."""
     try:
         body = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -302,7 +303,7 @@ def _json(status: Status) -> None:
 
 
 def _facts(status: Status) -> Iterator[tuple[str, str]]:
-    """What there is to say, each with its name."""
+    """The lines to show, each with its name."""
     yield "state", _state_text(status)
     total, step = _whole(status.progress.get("total")), status.step
     if step is not None:
@@ -364,7 +365,7 @@ def _notice_text(event: Event, status: Status) -> str:
 
 
 class _Lines:
-    """A line for each change, for a log or a pipe."""
+    """Prints a line for each change, for a log or a pipe."""
 
     def __init__(self) -> None:
         self._before: object = None
@@ -381,7 +382,7 @@ class _Lines:
 
 
 class _Block:
-    """A few lines on a terminal, written over in place."""
+    """Prints a few lines on a terminal and updates them in place."""
 
     def __init__(self, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> None:
         self._width = width
@@ -390,7 +391,7 @@ class _Block:
     def __call__(self, status: Status) -> None:
         lines = [str(status.root), *(f"  {name:<10} {value}" for name, value in _facts(status))]
         back = f"\x1b[{self._lines}A\r\x1b[J" if self._lines else ""
-        room = max(self._width() - 1, 20)  # a line that wraps would be two, and the way back up too short
+        room = max(self._width() - 1, 20)  # a line that wraps would take two rows, and the cursor would not move up far enough
         sys.stdout.write(back + "".join(f"{output.printable(line)[:room]}\n" for line in lines))
         sys.stdout.flush()
         self._lines = len(lines)

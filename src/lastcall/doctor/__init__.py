@@ -1,1 +1,1 @@
-"""`lastcall doctor`: what will happen here when the machine is taken away. It looks and measures, and changes nothing."""
+"""`lastcall doctor`: what will happen here when this machine is preempted. It measures and changes nothing."""

@@ -1,4 +1,4 @@
-"""What the doctor says: findings, each with its level and a remedy that can be pasted."""
+"""Findings of the doctor, each with its level and a remedy that can be pasted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Level = Literal["ok", "warning", "risk"]
 class Finding:
     """The verdict of one check."""
 
-    name: str  # stable: programs look for it
-    level: Level  # "risk": work would be lost; "warning": it costs something, or cannot be seen from here
+    name: str  # stable: programs match on it
+    level: Level  # "risk": work would be lost; "warning": it has a cost, or cannot be checked from here
     says: str
     remedy: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -35,13 +35,13 @@ def risk(name: str, says: str, remedy: str, **facts: object) -> Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What the doctor was asked."""
+    """The options of `lastcall doctor`."""
 
     environ: Mapping[str, str]
     directory: Path | None = None
     command: tuple[str, ...] = ()
-    size: int | None = None  # bytes of the state, where the person knows better than the checkpoints that are there
-    termination_grace: float | None = None  # seconds that the platform gives: nothing in a container says so
+    size: int | None = None  # bytes of the state, if given; overrides the size of the existing checkpoints
+    termination_grace: float | None = None  # the platform's grace in seconds: it cannot be detected in a container
     write_test: bool = True
     guard: bool = False
 

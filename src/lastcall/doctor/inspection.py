@@ -1,4 +1,5 @@
-"""All checks, in the order in which a reader asks: does the notice arrive, is there time, is there a place, does the run come back?"""
+"""All checks, in the order in which a user would ask: does the notice arrive, is there time, is there space, is the run
+restarted?"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Report:
 
 
 def inspect(case: Case, known: rundir.Directory | None) -> Report:
-    """`known`: what the directory's readers say of it; None where no directory was given or there is none yet."""
+    """`known`: what is known about the directory; None if none was given or it does not exist yet."""
     launch = commandline.understand(case.command, case.environ)
     config, of_settings = configuration.check(case.environ, launch)
     jit = config.jit
@@ -81,14 +82,14 @@ def _storage(
     case: Case, jit: settings.JITCheckpointConfig, known: rundir.Directory | None
 ) -> tuple[list[Finding], storage.Speed | None]:
     if case.directory is None:
-        return [finding.ok("storage", "not looked at: no directory was given (lastcall doctor DIR)")], None
+        return [finding.ok("storage", "not checked: no directory was given (lastcall doctor DIR)")], None
     mount = storage.mount_of(storage.nearest(case.directory))
     findings = [storage.check_place(case.directory, mount), storage.check_writable(case.directory, mount)]
     if findings[-1].level == "risk":
         return findings, None
     if not case.write_test:
-        return [*findings, finding.ok("write-test", "not made (--no-write-test)")], None
+        return [*findings, finding.ok("write-test", "skipped (--no-write-test)")], None
     if known is not None and known.active:
-        return [*findings, finding.ok("write-test", "not made: it would slow down the run that is at work here")], None
+        return [*findings, finding.ok("write-test", "skipped: it would slow down the run that is active here")], None
     measured, speed = storage.check_speed(case.directory, jit.threads)
     return [*findings, measured], speed

@@ -1,1 +1,1 @@
-"""`lastcall drill`: preempts a real run as a platform would, starts it again, and reports what was lost."""
+"""`lastcall drill`: preempts a real run as a platform would, restarts it, and reports what was lost."""

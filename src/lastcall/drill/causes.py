@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-TOLD = 90  # from here on, what a run only tells of itself: reported metrics, tallies
-# What explains most comes first: a learning rate that is wrong explains weights that are, and randomness explains both.
+TOLD = 90  # from here on, what a run only reports about itself: metrics, tallies
+# What explains most comes first: a wrong learning rate explains wrong weights, and randomness explains both.
 _WEIGHTS: tuple[tuple[str, int], ...] = (
     (r"(^|\.)(lr|initial_lr|momentum|weight_decay)$", 0),
     (r"^run\.(epoch_)?randomness\.", 1),
@@ -17,19 +17,20 @@ _WEIGHTS: tuple[tuple[str, int], ...] = (
 _STATE = 10
 
 _LR = (
-    "a learning-rate scheduler (or whatever else sets the optimizer's learning rate) that was not handed over: "
-    "protect(..., scheduler=scheduler). If the loop computes it from a counter of its own, take run.step, or run.carry()"
+    "a learning-rate scheduler (or other code that sets the optimizer's learning rate) that protect() did not get: "
+    "protect(..., scheduler=scheduler). If the loop computes it from a counter of its own, use run.step or run.carry()"
 )
 _RANDOM = (
-    "random numbers that are drawn at another place after a resume: before the loop instead of in it, or by a generator that was not "
-    "handed over: protect(..., generator=generator)"
+    "random numbers that are drawn elsewhere after a resume: before the loop instead of in it, or by a "
+    "generator that protect() did not get: protect(..., generator=generator)"
 )
-_CARRIED = "a variable that the loop carries from step to step, which was changed before the loop began again: see run.carry()"
+_CARRIED = "a variable that the loop carries from step to step and that was changed before the loop restarted: see run.carry()"
 _DATA = (
-    "other data, or state that was not handed over: a batch that was fetched before the step ended, a loader that lastcall does not "
-    "follow (use run.batches(loader)), a second model, an EMA or a scaler, or a variable that the loop carries (run.carry())"
+    "other data, or state that was not passed to protect(): a batch that was fetched before the step "
+    "ended, a loader that lastcall does not track (use run.batches(loader)), a second model, an EMA or a "
+    "scaler, or a variable that the loop carries (run.carry())"
 )
-_REPORT = "a number that the loop adds up itself (a running loss): training is the same, what it reports is not. See run.carry()"
+_REPORT = "a number that the loop adds up itself (a running loss): training is identical, but its reports are not. See run.carry()"
 
 
 def weight(name: str) -> int:
@@ -38,14 +39,14 @@ def weight(name: str) -> int:
 
 
 def is_state(name: str) -> bool:
-    """Whether it is a result of training. What training draws from, and what it tells of itself, may differ without any."""
+    """Whether it is a result of training. The inputs of training, and what it reports, may differ without affecting one."""
     return weight(name) in (0, _STATE)
 
 
 def probable(names: Sequence[str], because: str = "") -> str:
-    """`names`: those that differ at the first step where any does. `because`: what lastcall itself said in the checkpoint."""
+    """`names`: those that differ at the first step where any does. `because`: what lastcall itself recorded in the checkpoint."""
     if because:
-        return f"what lastcall warned of: {because}"
+        return f"lastcall warned: {because}"
     first = min((weight(name) for name in names), default=_STATE)
     return {0: _LR, 1: _RANDOM, 2: _CARRIED, TOLD: _REPORT}.get(first, _DATA)
 

@@ -1,7 +1,7 @@
-"""What a directory tells of a notice and of a start: the event log and the commit records, read from outside.
+"""What a directory shows about a notice and a start: the event log and the commit records, read from outside.
 
-A process that is killed takes up to a second of its events with it, but no commit record: what was saved is read from the records, the
-events only say when.
+A killed process loses up to a second of its events, but no commit record: what was saved is read from the records; the events only
+tell when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Checkpoint:
 
     name: str
     step: int
-    kind: str | None = None  # this and the rest: None where the record could not be read any more
+    kind: str | None = None  # this and the rest: None if the record is no longer readable
     exact: bool | None = None
     because: str = ""  # when not exact: why
     complete: bool | None = None
@@ -34,10 +34,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Traces:
-    """What the event log says of a notice. Times are wall clock."""
+    """What the event log says about a notice. Times are wall clock."""
 
     noticed: float | None = None
-    believed: float | None = None  # the seconds that the run thought it had
+    believed: float | None = None  # the grace that the run assumed, in seconds
     notice_step: int | None = None
     save_begins: float | None = None
     save_step: int | None = None
@@ -49,15 +49,15 @@ class Traces:
 
 @dataclass(frozen=True)
 class Start:
-    """What the event log says of a start."""
+    """What the event log says about a start."""
 
     at: float
-    name: str | None  # the checkpoint that it went on from
-    seconds: float | None  # that it took to look for it and to read it
+    name: str | None  # the checkpoint that it resumed from
+    seconds: float | None  # seconds to find and read it
 
 
 def traces(root: Path, since: float) -> Traces:
-    """What became of the notice that was given at `since`."""
+    """What happened after the notice at `since`."""
     found: dict[str, dict[str, object]] = {}
     for event in _events(root, since):
         kind = str(event.get("kind"))
@@ -83,7 +83,7 @@ def traces(root: Path, since: float) -> Traces:
 
 
 def start(root: Path, since: float) -> Start | None:
-    """The last start since then; None where none has been written down yet."""
+    """The last start since then; None if none has been recorded yet."""
     found = None
     for event in _events(root, since):
         at = _number(event.get("at"))
@@ -100,7 +100,7 @@ def newest(root: Path) -> tuple[Checkpoint, Record] | None:
 
 
 def named(root: Path, name: str, step: int) -> Checkpoint:
-    """A checkpoint by its name; only name and step where a later save has taken its place already."""
+    """A checkpoint by its name; only name and step if a later save has already replaced it."""
     try:
         return described(name, records.read(root / Path(name).name))
     except errors.CheckpointError:
@@ -112,7 +112,7 @@ def described(name: str, record: Record) -> Checkpoint:
 
 
 def _events(root: Path, since: float) -> list[dict[str, object]]:
-    """Of all ranks, in order of time. One that cannot be read says nothing."""
+    """Of all ranks, in order of time. An unreadable log is skipped."""
     found: list[tuple[float, dict[str, object]]] = []
     for path in (root / catalogs.PRIVATE).glob("events-*.jsonl"):
         try:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP to the drill itself: noted here, acted upon where the drill waits."""
+"""Ctrl-C, SIGTERM and SIGHUP to the drill itself: recorded here, acted on where the drill waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """Somebody wants the drill to end."""
+    """The user wants the drill to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)

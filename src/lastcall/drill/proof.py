@@ -1,7 +1,7 @@
 """`lastcall drill --prove`: the command runs twice in scratch directories, once undisturbed and once with preemptions, and every
 named piece of its state is compared at the same steps.
 
-Both runs are witnessed (core.witness): each rank writes down the digests of its state at every boundary. What already differs before
+Both runs are witnessed (core.witness): each rank records the digests of its state at every boundary. What already differs before
 the first preemption differs from run to run, and says nothing about lastcall: it is left out of the comparison, or, where the state
 itself is concerned, nothing can be proved.
 """
@@ -19,15 +19,15 @@ from pathlib import Path
 from lastcall import settings
 from lastcall.core.proof import witness
 from lastcall.core.proof.witness import Plan, Statement
-from lastcall.drill import causes, evidence, words
+from lastcall.drill import causes, evidence, sentences
+from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.interruption import Interrupted, Interruptions
-from lastcall.drill.life import Life
 from lastcall.drill.options import Options
 from lastcall.launch import command as launching
 from lastcall.launch import processes
 
 _TICK = 0.05
-_LOOK = 0.25  # seconds between two looks at what the ranks have written
+_LOOK = 0.25  # seconds between two reads of what the ranks have written
 Boundary = tuple[int, int]
 
 
@@ -36,7 +36,7 @@ class Difference:
     rank: int
     step: int
     name: str
-    undisturbed: str | None  # None: the name is not there
+    undisturbed: str | None  # None: the name does not exist
     resumed: str | None
 
 
@@ -51,8 +51,8 @@ class Verdict:
     resumed: list[evidence.Checkpoint] = field(default_factory=list)  # in the order of the preemptions
     compared: int = 0  # boundaries after a resume
     names: int = 0
-    uncertain: list[str] = field(default_factory=list)  # names that differ from run to run, and were not compared
-    differences: list[Difference] = field(default_factory=list)  # at the first boundary where there are any
+    uncertain: list[str] = field(default_factory=list)  # names that vary from run to run and were not compared
+    differences: list[Difference] = field(default_factory=list)  # at the first boundary with any
     cause: str = ""
     log: Path | None = None
 
@@ -62,7 +62,7 @@ class Verdict:
 
     @property
     def proved(self) -> bool:
-        """Identical, and no checkpoint on the way says of itself that something is missing: that may show in a later step."""
+        """Identical, and no checkpoint on the way is marked as inexact: a gap may show only in a later step."""
         return self.identical and all(one.exact for one in self.resumed)
 
 
@@ -73,11 +73,11 @@ class Proof:
         self._say = say
         self._interruptions = Interruptions()
         self._verdict = Verdict(options, steps)
-        self._life: Life | None = None
+        self._life: Incarnation | None = None
         self._lives = 0
 
     def run(self) -> Verdict:
-        """ConfigError where the command cannot be started. When this returns or raises, no process of it is left."""
+        """ConfigError if the command cannot start. When this returns or raises, no process of it is left."""
         verdict = self._verdict
         try:
             self._path = launching.locate(self._options.command[0], os.environ)
@@ -120,19 +120,19 @@ class Proof:
         for number, step in enumerate(notices, 1):
             self._say(f"Once more, preempted at step {step} ({number} of {len(notices)})")
             self._preempted(preempted, number)
-        self._say("Once more, from what was saved")
+        self._say("Once more, from the checkpoint")
         self._witnessed(preempted, len(notices) + 1)
         compare(alone, witness.statements(preempted), self._verdict)
 
     def _notices(self, reached: int) -> tuple[int, ...]:
-        """Spread over the steps, and none so late that no step follows it."""
+        """Spread over the steps, none so late that no step follows it."""
         times = self._options.times
         every = self._options.at if self._options.at is not None else max(1, reached // (times + 1))
         notices = tuple(every * number for number in range(1, times + 1))
         if not notices or notices[-1] + 2 > reached:
             raise _Unproved(
                 f"the command does {reached} steps, and the last preemption, at step {notices[-1]}, must come two steps before. "
-                "Give it more steps, or use --at STEP or fewer --times"
+                "Run more steps, or use --at STEP or fewer --times"
             )
         return notices
 
@@ -140,10 +140,11 @@ class Proof:
         folder.mkdir()
         Plan(self._steps, notices, os.getpid()).write(folder)
 
-    # ---- one life --------------------------------------------------------------------------------------------------------------
+    # ---- one incarnation
+    # --------------------------------------------------------------------------------------------------------------
 
     def _witnessed(self, folder: Path, incarnation: int = 1) -> None:
-        """Until every rank has come to the last step, or training to its end."""
+        """Until every rank has reached the last step, or training has finished."""
         life = self._start(folder)
 
         def over() -> bool:
@@ -152,40 +153,40 @@ class Proof:
 
         if not self._until(life, over, folder) and life.process.returncode != 0:
             code = processes.described(life.process.returncode)
-            raise _Unproved(f"the command left with {code} before step {self._steps}{words.last_words(life)}")
+            raise _Unproved(f"the command exited with {code} before step {self._steps}{sentences.last_words(life)}")
         self._end(life)
         if not any(one.incarnation == incarnation for one in witness.statements(folder)):
-            raise _Unproved(words.no_step(life, self._options.patience))
+            raise _Unproved(sentences.no_step(life, self._options.patience))
 
     def _preempted(self, folder: Path, number: int) -> None:
-        """Until it has saved and left by itself, or has come back by itself (`lastcall run --restart`)."""
+        """Until it has saved and exited, or has restarted on its own (`lastcall run --restart`)."""
         life = self._start(folder)
         self._until(life, lambda: any(one.incarnation > number for one in witness.statements(folder)), folder)
         code = life.process.poll()
         if code == 0:
-            raise _Unproved("the preempted command left with exit code 0, which says that training has finished")
+            raise _Unproved("the preempted command exited with code 0, which means that training has finished")
         self._end(life)
         saved = [found[0] for root in sorted((folder / "runs").glob("*")) if (found := evidence.newest(root)) is not None]
         if not saved:
-            how = "" if code is None else f", and left with {processes.described(code)}"
-            raise _Unproved(f"nothing was saved after the preemption{how}{words.last_words(life)}")
+            how = "" if code is None else f", and exited with {processes.described(code)}"
+            raise _Unproved(f"nothing was saved after the preemption{how}{sentences.last_words(life)}")
         exact = "exact" if saved[0].exact else f"not exact: {saved[0].because}"
         self._verdict.resumed.append(saved[0])
         self._say(f"Saved {saved[0].name} ({exact}){'' if code is None else f', exit code {code if code >= 0 else 128 - code}'}")
 
-    def _start(self, folder: Path) -> Life:
+    def _start(self, folder: Path) -> Incarnation:
         self._lives += 1
         registry = self._folder / f"life-{self._lives}"
         registry.mkdir()
         more = {"LASTCALL_PROOF": str(folder), "LASTCALL_ENABLED": "1", "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
         try:
-            self._life = Life(self._options, self._path, registry, self._log, more)
+            self._life = Incarnation(self._options, self._path, registry, self._log, more)
         except OSError as error:
-            settings.fail(f"{self._path} cannot be started: {error.strerror}. Does its first line name an interpreter that exists?")
+            settings.fail(f"cannot start {self._path}: {error.strerror}. Check that the interpreter in its first line exists")
         return self._life
 
-    def _until(self, life: Life, condition: Callable[[], bool], folder: Path) -> bool:
-        """Whether it came true before the command ended. Patience is for one step: every new one begins it anew."""
+    def _until(self, life: Incarnation, condition: Callable[[], bool], folder: Path) -> bool:
+        """Whether it became true before the command ended. The patience is for one step: every new one restarts it."""
         looked, size, until = 0.0, -1, time.monotonic() + self._options.patience
         while True:
             self._interruptions.check()
@@ -201,27 +202,28 @@ class Proof:
             if ended:
                 return False
             if time.monotonic() >= until:
-                raise _Unproved(words.no_step(life, self._options.patience))
+                raise _Unproved(sentences.no_step(life, self._options.patience))
             time.sleep(_TICK)
 
-    def _end(self, life: Life) -> None:
+    def _end(self, life: Incarnation) -> None:
         life.kill_rest()
         self._life = None
 
 
 class _Unproved(Exception):
-    """Nothing can be said about this command; the message says why."""
+    """This command cannot be judged; the message says why."""
 
 
-# ---- the comparison ----------------------------------------------------------------------------------------------------------------
+# ---- the comparison
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def compare(alone: list[Statement], preempted: list[Statement], verdict: Verdict) -> None:
-    """What the two runs said about the same boundaries."""
-    reference: dict[tuple[int, Boundary], list[Statement]] = {}  # a Trainer comes by several times at one step
+    """What the two runs recorded at the same boundaries."""
+    reference: dict[tuple[int, Boundary], list[Statement]] = {}  # a Trainer passes several times at one step
     for said in alone:
         reference.setdefault((said.rank, said.boundary), []).append(said)
-    first: dict[tuple[int, int], int] = {}  # rank and incarnation: the step that it began with
+    first: dict[tuple[int, int], int] = {}  # (rank, incarnation): its first step
     uncertain: set[str] = set()
     names: set[str] = set()
     for said in preempted:
@@ -248,11 +250,11 @@ def compare(alone: list[Statement], preempted: list[Statement], verdict: Verdict
 
 
 def _differing(known: Sequence[Statement], said: Statement, *, fresh: bool) -> list[Difference]:
-    """`fresh`: this is the boundary that was resumed from, of which a run has told what it does after it, or not yet."""
+    """`fresh`: this is the boundary that was resumed from, at which a run may not yet have reported everything."""
     found = []
     for name in sorted({*(name for one in known for name in one.names), *said.names}):
         before, after = [one.names.get(name) for one in known], said.names.get(name)
-        unreported = after is None and name.startswith("report.")  # not yet, after a resume: what is reported now and then
+        unreported = after is None and name.startswith("report.")  # not available yet after a resume: what is reported occasionally
         if after not in before and not unreported and not (fresh and causes.weight(name) >= causes.TOLD):
             found.append(Difference(said.rank, said.step, name, before[-1], after))
     return found
@@ -260,11 +262,11 @@ def _differing(known: Sequence[Statement], said: Statement, *, fresh: bool) -> l
 
 def _unrepeatable(one: Difference) -> str:
     begun = (
-        ". Where it begins from a file that the first run has left (a snapshot of its own), have that removed each time: "
+        ". If it starts from a file that the first run left behind (a snapshot of its own), remove that file each time: "
         "-- sh -c 'rm -f FILE; exec COMMAND'"
     )
     return (
-        f"the command does not repeat itself: at step {one.step}, before any preemption, {one.name} is "
+        f"the command is not deterministic: at step {one.step}, before any preemption, {one.name} is "
         f"{causes.shown(one.resumed)} and was {causes.shown(one.undisturbed)} in the first run. Seed everything it draws from "
         f"(torch, numpy, random), use deterministic algorithms, and prove it again{begun if one.step == 0 else ''}"
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from lastcall.drill.evidence import Checkpoint, Start, Traces
 from lastcall.drill.options import Options
 
-_TOLERANCE = 1.0  # seconds by which a run may overrate its grace before it is worth a word
-_EXEC = "A shell does not hand the signal on: start the training with exec, or the command with: lastcall run -- COMMAND"
+_TOLERANCE = 1.0  # seconds by which a run may overestimate its grace before it is reported
+_EXEC = "A shell does not forward the signal: start the training with exec, or the command with: lastcall run -- COMMAND"
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Gone:
     seconds: float  # until the end
     status: int  # the return code of the command, negative for a signal
     killed: bool = False  # by the drill, at the end of the grace
-    orphans: tuple[int, ...] = ()  # training processes at work that the command left behind when it ended
+    orphans: tuple[int, ...] = ()  # active training processes that the command left behind
 
     @property
     def exit(self) -> int:
-        """As a shell says it."""
+        """As a shell reports it."""
         return self.status if self.status >= 0 else 128 - self.status
 
     @property
@@ -41,10 +41,10 @@ class Gone:
 
 @dataclass(frozen=True)
 class Back:
-    """How the next incarnation came up. Seconds count from its start."""
+    """How the next incarnation started. Seconds count from its start."""
 
     came: bool
-    because: str = ""  # when it did not come: why
+    because: str = ""  # why it did not start
     spoke: float | None = None
     joined: float | None = None
     first_step: float | None = None
@@ -57,13 +57,13 @@ class Part:
 
     directory: Path
     step: int  # at the notice
-    reached: int  # the last step that was completed before the end, as far as is known
-    at_least: bool  # it died without a last word: up to a second of steps may have to be added to `reached`
+    reached: int  # the last step known to be completed before the end
+    at_least: bool  # it died without a last report: up to a second of steps may have to be added to `reached`
     traces: Traces
     saved: Checkpoint | None  # committed after the notice
-    returned: bool  # the next incarnation has come
+    returned: bool  # the next incarnation has started
     elsewhere: bool = False  # ... but in another directory
-    resumed: Checkpoint | None = None  # None: from the beginning
+    resumed: Checkpoint | None = None  # None: from scratch
     start: Start | None = None
 
     @property
@@ -72,18 +72,18 @@ class Part:
 
     @property
     def lost(self) -> int | None:
-        """Steps that were completed, and have to be done again. None while nobody has come back."""
+        """Completed steps that have to be repeated. None until the next incarnation has started."""
         if not self.returned:
             return None
         return max(0, self.reached - (self.resumed.step if self.resumed else 0))
 
 
 def part(directory: Path, step: int, last: int, sent: float, traces: Traces, newest: tuple[Checkpoint, float] | None) -> Part:
-    """What is known of a directory before the run comes back. `step` is the process's word before the notice, `last` its last one;
-    `newest` the newest checkpoint and when it was made."""
+    """What is known about a directory before the run restarts. `step` is what the process reported before the notice, `last` its
+    last report; `newest` the newest checkpoint and when it was made."""
     saved = newest[0] if newest is not None and newest[1] >= sent else None
     step = step if traces.notice_step is None else traces.notice_step
-    if saved is not None:  # what was done after the copy was taken (half a pass that a rescue interrupts) counts for nobody
+    if saved is not None:  # what was done after the copy was taken (half a pass that a rescue interrupts) does not count
         return Part(directory, step, max(step, saved.step), False, traces, saved, False)
     reached = max(step, last, traces.save_step or 0, traces.stop_step or 0)
     return Part(directory, step, reached, traces.stop_step is None, traces, None, False)
@@ -110,7 +110,7 @@ class Round:
 
     @property
     def lost(self) -> int | None:
-        """Of the directory that lost most."""
+        """The steps lost in the directory that lost most."""
         known = [part.lost for part in self.parts if part.lost is not None]
         return max(known) if len(known) == len(self.parts) else None
 
@@ -120,7 +120,7 @@ class Round:
 
     @property
     def seconds(self) -> dict[str, float | None]:
-        """The phases. Until `gone` they count from the signal; then from the new start."""
+        """The phases. Until `gone` they count from the signal; then from the restart."""
         marks = {name: [getattr(part.traces, name) for part in self.parts] for name in ("noticed", "save_begins", "committed")}
         times = {name: [at - self.gone.sent for at in all_ if at is not None] for name, all_ in marks.items()}
         resumed = [part.start.at - self.gone.sent - self.restarted for part in self.parts if part.start is not None]
@@ -147,35 +147,35 @@ def judged(round: Round, options: Options) -> Round:
     """The round with its reasons and notes."""
     reasons = []
     if not round.back.came:
-        reasons.append(f"it did not come back: {round.back.because}")
+        reasons.append(f"it did not resume: {round.back.because}")
     for item in round.parts if round.back.came else ():
         where = f" in {item.directory}" if len(round.parts) > 1 else ""
         if item.elsewhere:
             reasons.append(
-                f"{item.lost} steps, which is all, lost{where}: it came back in another directory, and so from the beginning. "
-                f"Give protect() the same directory at every start (no date, no process number in its name)"
+                f"{item.lost} steps, which is all, lost{where}: it restarted in another directory, and so from scratch. "
+                f"Pass protect() the same directory at every start (no date, no process ID in its name)"
             )
         elif item.lost:
             count = f"{'at least ' if item.at_least else ''}{item.lost} {'step' if item.lost == 1 else 'steps'}"
             reasons.append(f"{count} lost{where}: {_why_lost(item, round.gone, options)}")
         elif item.resumed is not None and item.resumed.exact is False:
             what = "not exact" if item.resumed.complete is not False else "partial"
-            reasons.append(f"{item.resumed.name}{where}, which it came back from, is {what}: {item.resumed.because}")
+            reasons.append(f"{item.resumed.name}{where}, which it resumed from, is {what}: {item.resumed.because}")
     return dataclasses.replace(round, reasons=tuple(reasons), notes=tuple(_notes(round, options)))
 
 
 def _why_lost(item: Part, gone: Gone, options: Options) -> str:
     if item.saved is not None:
-        origin = item.resumed.name if item.resumed else "the beginning"
-        return f"{item.saved.name} was saved, but it came back from {origin}. Look with: lastcall verify {item.directory}"
+        origin = item.resumed.name if item.resumed else "scratch"
+        return f"{item.saved.name} was saved, but it resumed from {origin}. Check with: lastcall verify {item.directory}"
     if item.traces.committed is not None:
-        return f"a checkpoint was committed, but is not in {item.directory} any more. Does something clean up there?"
+        return f"a checkpoint was committed, but is no longer in {item.directory}. Check what deletes files there"
     if gone.orphans:
         pids = ", ".join(map(str, gone.orphans))
-        return f"the command ended, and with it its container, while the training (process {pids}) knew nothing of it. {_EXEC}"
+        return f"the command ended, and its container with it, while the training (process {pids}) got no notice. {_EXEC}"
     if gone.killed:
         if item.traces.noticed is None:
-            return f"the training never heard of the notice, and was killed when the grace of {options.grace:g} s ended. {_EXEC}"
+            return f"the training never got the notice, and was killed when the grace of {options.grace:g} s ended. {_EXEC}"
         return f"no checkpoint was committed in the grace of {options.grace:g} s, and it was killed"
     if item.traces.not_saved:
         return f"it could not save: {item.traces.not_saved}"
@@ -191,19 +191,18 @@ def _notes(round: Round, options: Options) -> list[str]:
     believed = max((item.traces.believed for item in round.parts if item.traces.believed is not None), default=None)
     if believed is not None and believed > options.grace + _TOLERANCE:
         notes.append(
-            f"the run believed that it had {believed:.0f} s, the grace is {options.grace:g} s. "
-            f"Set LASTCALL_GRACE_SECONDS={options.grace:g}"
+            f"the run assumed a grace of {believed:.0f} s, but it is {options.grace:g} s. Set LASTCALL_GRACE_SECONDS={options.grace:g}"
         )
     if round.gone.status == 0:
-        notes.append("exit code 0 says that training has finished: many platforms would not have started it again")
+        notes.append("exit code 0 means that training has finished: many platforms would not have restarted it")
     return notes
 
 
 @dataclass(frozen=True)
 class End:
-    """What became of the run after the last round."""
+    """How the run ended after the last round."""
 
-    how: str  # "finished" | "stopped": by the drill | "killed": by the drill, when the grace ended | "left": it ended by itself
+    how: str  # "finished" | "stopped": by the drill | "killed": by the drill, when the grace ended | "left": it exited on its own
     exit: int
     saved: bool  # whether it left everything in a checkpoint
 
@@ -214,7 +213,7 @@ class Report:
     directories: list[Path] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     end: End | None = None
-    problem: str | None = None  # why the drill could not be carried out to its end
+    problem: str | None = None  # why the drill could not complete
     interrupted: int | None = None  # the signal that ended the drill
     log: Path | None = None  # where the command's output was kept
 
@@ -263,7 +262,7 @@ def _round_json(round: Round) -> dict[str, object]:
 
 
 def _exact(round: Round) -> bool | None:
-    """Whether it went on from exact checkpoints; None where it went on from none, or nobody can tell."""
+    """Whether it resumed from exact checkpoints; None if it resumed from none, or if that is unknown."""
     known = [item.resumed.exact if item.resumed is not None else None for item in round.parts]
     return False if False in known else None if None in known else True
 

@@ -1,4 +1,4 @@
-"""The drill from beginning to end: start, wait for the moment, preempt, start again, and look at what came back."""
+"""The drill from beginning to end: start, wait for the moment, preempt, restart, and check what was resumed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lastcall import settings
-from lastcall.drill import evidence, report, words
+from lastcall.drill import evidence, report, sentences
+from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.interruption import Interrupted, Interruptions
-from lastcall.drill.life import Life
 from lastcall.drill.options import EARLIEST, LATEST, Options
 from lastcall.drill.report import Back, End, Gone, Part, Report, Round
 from lastcall.launch import command as launching
 from lastcall.launch import processes
 
-_TICK = 0.05  # seconds between two looks
-_QUICK = 0.01  # ... while it is being measured how fast the run ends
-_LATE = 5.0  # seconds that further ranks get to join after the first has done a step
+_TICK = 0.05  # seconds between two checks
+_QUICK = 0.01  # ... while measuring how fast the run ends
+_LATE = 5.0  # seconds for further ranks to join after the first one's first step
 
 
 class Problem(Exception):
-    """The drill cannot go on; the message says why."""
+    """The drill cannot continue; the message says why."""
 
 
 class Drill:
@@ -39,11 +39,11 @@ class Drill:
         self._dice = dice or random.Random()
         self._report = Report(options)
         self._interruptions = Interruptions()
-        self._life: Life | None = None
+        self._life: Incarnation | None = None
         self._lives = 0
 
     def run(self) -> Report:
-        """ConfigError where the command cannot be started. When this returns or raises, no process of the run is left."""
+        """ConfigError if the command cannot start. When this returns or raises, no process of the run is left."""
         try:
             self._path = launching.locate(self._options.command[0], os.environ)
         except launching.CannotStart as error:
@@ -65,7 +65,7 @@ class Drill:
         try:
             self._log.open("ab").close()
         except OSError as error:
-            settings.fail(f"--log {self._log}: {error.strerror}. Name a file that can be written to.")
+            settings.fail(f"--log {self._log}: {error.strerror}. Name a writable file.")
 
     def _guarded(self) -> None:
         try:
@@ -96,53 +96,53 @@ class Drill:
         if not first.came:
             raise Problem(first.because)
         if life.finished:
-            raise Problem(words.finished_early(1))
+            raise Problem(sentences.finished_early(1))
         self._report.directories = life.roots
         for number in range(1, self._options.times + 1):
             life = self._round(number, life)
             done = self._report.rounds[-1]
             if not done.back.came:
-                raise Problem(f"the run did not come back in round {number}: {done.back.because}")
+                raise Problem(f"the run did not resume in round {number}: {done.back.because}")
             if life.finished and number < self._options.times:
-                raise Problem(words.finished_early(number + 1))
+                raise Problem(sentences.finished_early(number + 1))
         self._finish(life)
 
-    def _round(self, number: int, life: Life) -> Life:
+    def _round(self, number: int, life: Incarnation) -> Incarnation:
         name = f"Round {number} of {self._options.times}"
         waited = self._wait_for_moment(number, life)
         steps = {root: life.step(root) or 0 for root in life.roots}
         gone = self._preempt(life, f"{name}: at step {min(steps.values())}, ")
         if life.finished:
-            raise Problem(words.finished_early(number))
+            raise Problem(sentences.finished_early(number))
         parts = [self._part(root, step, life, gone) for root, step in steps.items()]
-        self._say(f"{name}: {words.ending(gone, parts)}")
+        self._say(f"{name}: {sentences.ending(gone, parts)}")
         again = self._start()
         restarted = again.began_wall - gone.sent
         back = self._first_step(again, wanted=tuple(steps))
         parts = [_returned(item, again) if back.came else item for item in parts]
         self._report.rounds.append(report.judged(Round(number, waited, gone, back, restarted, tuple(parts)), self._options))
-        self._say(f"{name}: {words.back(self._report.rounds[-1])}")
+        self._say(f"{name}: {sentences.back(self._report.rounds[-1])}")
         return again
 
-    def _finish(self, life: Life) -> None:
-        """After the last round: the run is left as it was found, stopped and ready to go on, or goes to its end."""
+    def _finish(self, life: Incarnation) -> None:
+        """After the last round: the run is left stopped and ready to be resumed, or runs to its end."""
         if self._options.to_the_end and not life.finished:
-            self._say("All rounds are done; the run goes on to its end")
+            self._say("All rounds are done; the run continues to its end")
         if self._options.to_the_end or life.finished:
             self._until(life, lambda: False, float("inf"))
             code = life.process.wait()
             self._report.end = _left(life)
             if code != 0:
-                raise Problem(f"the run was let go on to its end, and left with {processes.described(code)}{words.last_words(life)}")
+                raise Problem(f"the run was allowed to finish, and exited with {processes.described(code)}{sentences.last_words(life)}")
             return
         self._stop("All rounds are done")
 
     def _stop(self, why: str) -> None:
-        """Stop the run the way it is to be stopped: it may save."""
+        """Stop the run with the drill's signal: it may save."""
         life = self._life
         if life is None:
             return
-        if life.finished:  # a signal would only disturb its last breath
+        if life.finished:  # a signal would only disturb its exit
             with contextlib.suppress(subprocess.TimeoutExpired):
                 life.process.wait(self._options.grace)
         if life.process.poll() is not None:
@@ -153,25 +153,25 @@ class Drill:
         how = "killed" if gone.killed else "finished" if life.finished else "stopped"
         saved = bool(parts) and all(item.saved is not None or item.traces.outcome == "saved" for item in parts)
         self._report.end = End(how, gone.exit, saved or how == "finished")
-        self._say(f"The end: {words.ending(gone, parts)}")
+        self._say(f"The end: {sentences.ending(gone, parts)}")
 
     # ---- phases ----------------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> Life:
+    def _start(self) -> Incarnation:
         self._lives += 1
         folder = self._folder / f"life-{self._lives}"
         folder.mkdir()
         try:
-            self._life = Life(self._options, self._path, folder, self._log)
+            self._life = Incarnation(self._options, self._path, folder, self._log)
         except OSError as error:
-            settings.fail(f"{self._path} cannot be started: {error.strerror}. Does its first line name an interpreter that exists?")
+            settings.fail(f"cannot start {self._path}: {error.strerror}. Check that the interpreter in its first line exists")
         self._say(
             f"Started {'again ' if self._lives > 1 else ''}as process {self._life.process.pid}: {' '.join(self._options.command)}"
         )
         return self._life
 
-    def _first_step(self, life: Life, wanted: tuple[Path, ...] = ()) -> Back:
-        """Wait until the run does steps of its own, in the wanted directories if they come."""
+    def _first_step(self, life: Incarnation, wanted: tuple[Path, ...] = ()) -> Back:
+        """Wait until the run completes steps of its own, in the wanted directories if they appear."""
         times: dict[str, float] = {}
 
         def note(name: str, condition: bool) -> None:
@@ -190,11 +190,11 @@ class Drill:
         note("first_step", life.stepping)
         came = came or life.finished
         first_step = times.get("first_step") if any(m.step > (m.resumed or 0) for m in life.members) else None
-        because = "" if came else words.no_step(life, self._options.patience)
+        because = "" if came else sentences.no_step(life, self._options.patience)
         return Back(came, because, times.get("spoke"), times.get("joined"), first_step, life.finished)
 
-    def _wait_for_moment(self, number: int, life: Life) -> float:
-        """Until it is time for the notice. Returns how long it took from the first step."""
+    def _wait_for_moment(self, number: int, life: Incarnation) -> float:
+        """Wait until it is time for the notice. Returns the seconds since the first step."""
         began = time.monotonic()
         if self._options.at is not None:
             step = self._options.at * number
@@ -205,12 +205,12 @@ class Drill:
             self._say(f"Round {number} of {self._options.times}: the notice comes in {after:.1f} s")
             self._until(life, lambda: life.finished, after)
         if life.finished:
-            raise Problem(words.finished_early(number))
+            raise Problem(sentences.finished_early(number))
         if life.process.poll() is not None:
-            raise Problem(words.left_early(number, life))
+            raise Problem(sentences.left_early(number, life))
         return time.monotonic() - began
 
-    def _reach(self, life: Life, number: int, step: int) -> None:
+    def _reach(self, life: Incarnation, number: int, step: int) -> None:
         while (at := life.step()) is not None and at < step:
             moved = self._until(life, lambda at=at: (life.step() or 0) > at, self._options.patience)  # type: ignore[misc]
             if life.process.poll() is not None:
@@ -220,8 +220,8 @@ class Drill:
                     f"no step was completed in {self._options.patience:g} s: the run stands at step {at}, and round {number} waits"
                 )
 
-    def _preempt(self, life: Life, why: str, last: bool = False) -> Gone:
-        """The signal, the grace, the kill. `last`: this is the drill's own end, and a further Ctrl-C cuts the grace short."""
+    def _preempt(self, life: Incarnation, why: str, last: bool = False) -> Gone:
+        """The signal, the grace, the kill. `last`: the drill itself is ending, and a further Ctrl-C cuts the grace short."""
         options = self._options
         heard = len(self._interruptions.heard)
         signum = signal.SIGTERM if last and options.signum == signal.SIGKILL else options.signum  # at the end it may save
@@ -229,7 +229,7 @@ class Drill:
         self._say(f"{why}{signal.Signals(signum).name} to {processes.names(told)}; {options.grace:g} s of grace")
 
         def over() -> bool:
-            # A container ends with its first process. Where the platform signals more than that, it waits for more than that.
+            # A container ends with its first process. Where the platform signals more processes, it also waits for more.
             return life.process.poll() is not None and (options.to == "child" or not life.unaware)
 
         while not over() and time.monotonic() < began + options.grace:
@@ -247,7 +247,7 @@ class Drill:
         self._life = None
         return Gone(sent, seconds, life.process.returncode, killed, orphans)
 
-    def _part(self, root: Path, step: int, life: Life, gone: Gone) -> Part:
+    def _part(self, root: Path, step: int, life: Incarnation, gone: Gone) -> Part:
         newest = evidence.newest(root)
         last = max((member.step for member in life.members if Path(member.root) == root), default=0)
         made = None if newest is None else (newest[0], newest[1].created)
@@ -255,12 +255,12 @@ class Drill:
 
     # ---- waiting ---------------------------------------------------------------------------------------------------------------
 
-    def _until(self, life: Life, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether it came true before the time was over or the command ended."""
+    def _until(self, life: Incarnation, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether it became true before the time was over or the command ended."""
         until = time.monotonic() + seconds
         while True:
             self._interruptions.check()
-            ended = life.process.poll() is not None  # before the look: what it said last is then seen
+            ended = life.process.poll() is not None  # before the check, so that its last report is seen
             life.look()
             if condition():
                 return True
@@ -269,8 +269,8 @@ class Drill:
             time.sleep(_TICK)
 
 
-def _returned(item: Part, life: Life) -> Part:
-    """The part, now that the next incarnation is there."""
+def _returned(item: Part, life: Incarnation) -> Part:
+    """The part, now that the next incarnation has started."""
     members = [member for member in life.members if Path(member.root) == item.directory]
     if not members:
         return dataclasses.replace(item, returned=True, elsewhere=True)
@@ -280,11 +280,11 @@ def _returned(item: Part, life: Life) -> Part:
     if steps:
         name = start.name if start is not None and start.name is not None else f"checkpoint-{min(steps)}"
         resumed = evidence.named(item.directory, name, min(steps))
-    reached = max(item.reached, min(steps, default=0))  # a word that is a second old may be behind the checkpoint
+    reached = max(item.reached, min(steps, default=0))  # a report that is a second old may be behind the checkpoint
     return dataclasses.replace(item, returned=True, resumed=resumed, start=start, reached=reached)
 
 
-def _left(life: Life) -> End:
-    """The end of a run that nobody has stopped."""
+def _left(life: Incarnation) -> End:
+    """The end of a run that exited on its own."""
     code = life.process.returncode
     return End("finished" if life.finished else "left", code if code >= 0 else 128 - code, life.finished)

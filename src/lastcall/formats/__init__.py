@@ -1,1 +1,1 @@
-"""The layouts that the writer can lay down."""
+"""The file formats that the writer supports."""

@@ -1,4 +1,4 @@
-"""What every format needs to turn pieces into a FileLayout."""
+"""Common code of the formats: turning pieces into a FileLayout."""
 
 from __future__ import annotations
 

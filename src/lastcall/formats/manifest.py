@@ -3,8 +3,8 @@
     {"format": 1, "tensors": {GROUP: {NAME: {"dtype": "F32", "shape": [8, 4], "pieces": [
         {"file": "model-00001.safetensors", "key": "layer.weight@4,0", "offset": [4, 0], "shape": [4, 4]}, ...]}}}}
 
-The pieces of a tensor cover it and do not overlap, and have elements if it has. What stands in a rank's files and not in the manifest
-is that rank's own.
+The pieces of a tensor cover it and do not overlap, and have elements if it has. A tensor in a rank's files but not in the manifest
+belongs to that rank.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _LARGEST = 2**63 - 1
 _TENSOR = frozenset({"dtype", "shape", "pieces"})
 _PIECE = frozenset({"file", "key", "offset", "shape"})
-_DEPTH = 16  # as often are pieces cut apart; what the ranks write takes one cut a dimension, and one for the writers of a replica
+_DEPTH = 16  # the maximum number of recursive cuts; what the ranks write needs one per dimension, and one for the writers of a replica
 
-Description = dict[str, dict[str, Any]]  # what one rank wrote, as it stands in the manifest: GROUP -> NAME -> tensor
+Description = dict[str, dict[str, Any]]  # what one rank wrote, as recorded in the manifest: GROUP -> NAME -> tensor
 
 
 class Piece(NamedTuple):
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor that several files hold together."""
+    """A tensor whose pieces are in several files."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ def file_name(group: str, rank: int) -> str:
 
 
 def key(name: str, offset: Sequence[int]) -> str:
-    """What a part of a tensor is called in its file; a tensor that is whole keeps its name."""
+    """The name of a part of a tensor in its file; a whole tensor keeps its name."""
     return f"{name}@{','.join(map(str, offset))}"
 
 
@@ -72,7 +72,7 @@ def name_of(found: str) -> str:
 
 
 def describe(rank: int, groups: Iterable[Group]) -> Description:
-    """What a rank writes of shared tensors (shares.portion), for its part file; its own tensors are not in it."""
+    """What a rank writes of shared tensors (ranks.partition), for its receipt; its own tensors are not in it."""
     found: Description = {}
     for group in groups:
         for entry in group.entries:
@@ -92,8 +92,8 @@ def describe(rank: int, groups: Iterable[Group]) -> Description:
 
 
 def merge(descriptions: Iterable[Description]) -> bytes:
-    """The manifest of what all ranks wrote. SaveError where that makes no whole. Each description is checked as it comes, and little is
-    left to do when the last one is there: so hand over an iterator that waits for them."""
+    """The manifest of what all ranks wrote. SaveError if the pieces do not form whole tensors. Each description is checked as it
+    arrives, so little is left to do after the last one: pass an iterator that waits for them."""
     merged: Description = {}
     wholes: dict[tuple[str, str], Tensor] = {}
     pieces: dict[tuple[str, str], list[Piece]] = {}
@@ -110,12 +110,12 @@ def merge(descriptions: Iterable[Description]) -> bytes:
         for (group, name), whole in wholes.items():
             _check_cover(whole, pieces[group, name])
     except CheckpointError as error:
-        raise SaveError(f"what the ranks wrote makes no whole, so nothing is committed: {group}/{name}: {error}") from error
+        raise SaveError(f"the ranks' pieces do not form a whole, so nothing is committed: {group}/{name}: {error}") from error
     return json.dumps({"format": FORMAT, "tensors": merged}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def parse(data: bytes) -> Manifest:
-    """The manifest, with everything in it checked. What is wrong is said in a CheckpointError, and in no other."""
+    """The manifest, completely checked. Every problem is a CheckpointError."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -182,7 +182,7 @@ def _piece(found: object, whole: tuple[int, ...]) -> Piece:
     for begin, size, limit in zip(offset, shape, whole, strict=True):
         if begin + size > limit or (size == 0 and 0 not in whole):
             where = f"{_show(shape)} at {_show(offset)} of {_show(whole)}"
-            raise CheckpointError(f"the piece {_show(name)} is empty or goes beyond the whole: {where}")
+            raise CheckpointError(f"the piece {_show(name)} is empty or exceeds the whole: {where}")
     return Piece(file, name, offset, shape)
 
 
@@ -210,13 +210,15 @@ def _check_cover(tensor: Tensor, found: Sequence[Piece]) -> None:
         pieces, depth = todo.pop()
         parts = _cut(pieces, len(tensor.shape)) if depth < _DEPTH else None
         if parts is None:
-            raise CheckpointError(f"pieces overlap, or lie as no ranks lay them: {_show(pieces[0].key)} and {_show(pieces[1].key)}")
+            raise CheckpointError(
+                f"pieces overlap, or are arranged as no ranks would write them: {_show(pieces[0].key)} and {_show(pieces[1].key)}"
+            )
         todo += [(part, depth + 1) for part in parts if len(part) > 1]
 
 
 def _cut(pieces: Sequence[Piece], dimensions: int) -> list[list[Piece]] | None:
-    """Take pieces apart where a cut goes through between them all. Shards are cut like that, again and again, so comparing every
-    piece with every other, which takes minutes for thousands, is not needed."""
+    """Split the pieces recursively where a cut separates them. Shards are cut like that, so comparing every piece with every other,
+    which takes minutes for thousands, is not needed."""
     for dim in range(dimensions):
         ordered = sorted(pieces, key=lambda piece: piece.offset[dim])
         parts: list[list[Piece]] = [[]]
@@ -233,5 +235,5 @@ def _cut(pieces: Sequence[Piece], dimensions: int) -> list[list[Piece]] | None:
 
 
 def _show(value: object) -> str:
-    """A value for a message, cut short: it comes from outside and may be anything."""
+    """A value for a message, shortened: it comes from outside and may be anything."""
     return reprlib.repr(value)

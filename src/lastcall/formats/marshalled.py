@@ -1,7 +1,8 @@
-"""Reads what Python's `marshal.dumps(value, 2)` wrote, as if hostile: numbers, text, bytes, tuples, lists and dicts, and nothing else.
+"""Reads the output of Python's `marshal.dumps(value, 2)` as untrusted data: numbers, text, bytes, tuples, lists and dicts, and nothing
+else.
 
 marshal is the fastest way to write small state at every step, but its own reader trusts its bytes: a crafted one can crash the
-interpreter. This one is slow, and is only used when a rank has died.
+interpreter. This one is slow, and only used when a rank has died.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _CONSTANTS: dict[int, object] = {ord("N"): None, ord("T"): True, ord("F"): False
 
 
 def loads(data: bytes) -> object:
-    """ValueError for what is not such a value."""
+    """Raises ValueError for anything else."""
     reader = _Reader(data)
     value = reader.value(0)
     if reader.at != len(data):
@@ -88,6 +89,6 @@ class _Reader:
 
     def _take(self, count: int) -> bytes:
         if count > len(self._data) - self.at:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         self.at += count
         return self._data[self.at - count : self.at]

@@ -1,8 +1,7 @@
-"""The safetensors format: eight bytes of header length, a JSON header, then the tensors without holes.
+"""The safetensors format: eight bytes of header length, a JSON header, then the tensors without gaps.
 
 Written here rather than with the safetensors library, which needs all tensors in host memory at once and writes with
-one thread; the writer needs extents. Read here too, because a header comes from outside: everything about it is checked
-before an offset is used.
+one thread; the writer needs extents. Read here too, because a header is untrusted: all of it is checked before an offset is used.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DTYPES: dict[str, int] = {
 }
 # fmt: on
 PAGE = 4096
-PHASE = 64  # the data begins so far behind a page: where torch's allocator puts large tensors, so that they can be written in place
+PHASE = 64  # the data starts this far into a page, like large tensors in torch's allocator, so that they can be written in place
 SECTOR = 512
 MAX_HEADER = 100_000_000  # the safetensors library refuses a longer one
 _METADATA = "__metadata__"
@@ -61,7 +60,7 @@ def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str
     end = 0
     for entry in ordered:
         if entry.name in header or entry.name == _METADATA:
-            raise ValueError(f"the name {entry.name!r} is taken: give each tensor of {name} a name of its own")
+            raise ValueError(f"the name {entry.name!r} is taken: give each tensor of {name} a unique name")
         begin, end = end, end + entry.source.nbytes
         expected = math.prod(entry.shape) * DTYPES[entry.dtype]
         assert end - begin == expected, f"{entry.name}: {end - begin} bytes, but {entry.dtype}{list(entry.shape)} takes {expected}"
@@ -92,7 +91,7 @@ def _encode(name: str, header: Mapping[str, object]) -> bytes:
 def read_header(path: Path) -> bytes:
     """The length and the JSON, as parse() takes them. Refuses links and pipes; a missing file is an OSError."""
     try:
-        # O_NONBLOCK: a pipe put in the place of the file would hang the open.
+        # O_NONBLOCK: opening a pipe in place of the file would hang.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
@@ -119,13 +118,13 @@ def _read(fd: int, offset: int, nbytes: int) -> bytes:
     data = b""
     while len(data) < nbytes and (piece := os.pread(fd, nbytes - len(data), offset + len(data))):
         data += piece
-    return data  # shorter than asked for where the file ends: parse() says so
+    return data  # shorter than requested if the file ends: parse() reports it
 
 
 def _length(header: bytes, file_size: int) -> int:
     if len(header) < 8 or file_size < 8:
         raise CheckpointError(
-            f"the file is cut off after {min(len(header), file_size)} bytes, safetensors begins with 8 of header length"
+            f"the file is truncated after {min(len(header), file_size)} bytes, safetensors starts with 8 bytes of header length"
         )
     length: int = struct.unpack_from("<Q", header)[0]
     if length == 0:
@@ -140,11 +139,11 @@ def _length(header: bytes, file_size: int) -> int:
 def parse(header: bytes, file_size: int) -> tuple[dict[str, Stored], dict[str, str]]:
     """The tensors and the metadata of a file, from its size and its first bytes; those after the header are ignored.
 
-    Accepts nothing that the safetensors library refuses. What is wrong is said in a CheckpointError, and in no other.
+    Accepts nothing that the safetensors library refuses. Every problem is a CheckpointError.
     """
     length = _length(header, file_size)
     if len(header) < 8 + length:
-        raise CheckpointError(f"the header is cut off: {len(header) - 8} of {length} bytes")
+        raise CheckpointError(f"the header is truncated: {len(header) - 8} of {length} bytes")
     document = _decode(header[8 : 8 + length])
     metadata = _metadata(document.pop(_METADATA, {}))
     start = 8 + length
@@ -155,7 +154,7 @@ def parse(header: bytes, file_size: int) -> tuple[dict[str, Stored], dict[str, s
 
 def _decode(data: bytes) -> dict[str, object]:
     if not data.startswith(b"{"):
-        raise CheckpointError(f"the header does not begin with '{{' but with {data[:8]!r}")
+        raise CheckpointError(f"the header does not start with '{{' but with {data[:8]!r}")
     try:
         document = json.loads(data.decode(), object_pairs_hook=_unique, parse_int=_integer)
     except UnicodeDecodeError as error:
@@ -247,7 +246,7 @@ def _check_cover(tensors: Mapping[str, Stored], start: int, file_size: int) -> N
             wrong = (
                 "overlaps the tensor before it, which ends"
                 if stored.begin < end
-                else "leaves a hole after the data before it, which ends"
+                else "leaves a gap after the data before it, which ends"
             )
             raise CheckpointError(f"tensor {_show(name)}: begins at byte {stored.begin} of the file and {wrong} at {end}")
         end = stored.end

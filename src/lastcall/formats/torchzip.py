@@ -27,7 +27,7 @@ from lastcall.types import FileLayout, Source
 DTYPES: dict[str, int] = {**safetensors.DTYPES, "C128": 16}
 _ALIGNMENT = 64
 _PIECE = 1 << 20  # CRCs are computed through a buffer of this size
-_BATCH = 1000  # items an APPENDS or SETITEMS takes, as in the standard library
+_BATCH = 1000  # items in one APPENDS or SETITEMS, as in the standard library
 
 _STORAGES = {
     "F64": "DoubleStorage",
@@ -42,7 +42,7 @@ _STORAGES = {
     "BOOL": "BoolStorage",
     "C64": "ComplexFloatStorage",
     "C128": "ComplexDoubleStorage",
-}  # the others came after torch had given up storage classes
+}  # the others came after torch had dropped storage classes
 _NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -99,7 +99,7 @@ def layout(name: str, tree: object, *, crc: bool = True) -> FileLayout:
 
 
 def archive(name: str, pickled: bytes, storages: Iterable[Source], *, crc: bool = True) -> FileLayout:
-    """The file around a pickle that somebody else has made. The storages lie in the order of their keys, "0", "1" and so on."""
+    """The file around an existing pickle. The storages are in the order of their keys, "0", "1" and so on."""
     records = _Archive(crc)
     records.add("data.pkl", BytesSource(pickled))
     records.add(".format_version", BytesSource(b"1"))
@@ -117,11 +117,11 @@ class _Pickler:
 
     def __init__(self) -> None:
         self.out = bytearray(pickle.PROTO + b"\x02")
-        self.storages: list[Source] = []  # their places are their keys
+        self.storages: list[Source] = []  # their indices are their keys
         self._keys: dict[int, tuple[str, str]] = {}  # id of a source: its key and its storage class
-        self._memo: dict[int | str, int] = {}  # id of an object, or name of a global: where the reader remembers it
+        self._memo: dict[int | str, int] = {}  # id of an object, or name of a global: its index in the reader's memo
         self._slots = 0
-        self._alive: list[object] = []  # the id of a freed object may become that of another
+        self._alive: list[object] = []  # the id of a freed object may be reused
 
     def save(self, value: object, path: str) -> None:
         kind = type(value)
@@ -351,7 +351,7 @@ def _check_bounds(tensor: Tensor, path: str) -> None:
         assert tensor.source.nbytes >= needed, f"{path}: {tensor.source.nbytes} bytes, the tensor reaches to {needed}"
 
 
-_LIMIT = 0xFFFFFFFF  # from here on a number goes to the zip64 fields
+_LIMIT = 0xFFFFFFFF  # from here on a number is in the zip64 fields
 _UTF8, _DESCRIPTOR = 0x0800, 0x0008
 
 

@@ -1,9 +1,9 @@
 """JSON-like values with their exact types, as a JSON document and back; and a fast copy of them.
 
-What JSON knows stays as it is; all else becomes an object with the key "$", which says what it was: `(1, 2)` is
+What JSON supports stays unchanged; all else becomes an object with the key "$", which names its type: `(1, 2)` is
 `{"$": "tuple", "items": [1, 2]}`. A document survives any JSON writer that keeps the order of keys. Types are compared
 exactly: a subclass may hold more than its parent, so it goes to `foreign`, as does everything not named here. Values
-form a tree: what is referred to twice comes back as two equal values, and a cycle is refused.
+form a tree: a value that is referenced twice is restored as two equal values, and a cycle is refused.
 
 Discarded: pickle (runs code when loaded), JSON's own NaN and long integers (most readers refuse or round them, and
 Python refuses more than 4300 digits), lone surrogates in JSON text (two of them merge into one character when read).
@@ -29,13 +29,13 @@ from typing import Any, NoReturn
 from lastcall import errors
 
 TAG = "$"
-MAX_DEPTH = 100  # json.loads gives up at 1000; a level here can be three levels there, and the caller needs some as well
+MAX_DEPTH = 100  # json.loads stops at 1000; a level here can be three levels there, and the caller needs some as well
 
 Foreign = Callable[[object, str], object]
 ForeignTag = Callable[[dict[str, object]], object]
 Leaf = Callable[[object], object]
 
-_EXACT = 2**53  # readers that keep numbers as doubles round integers beyond it
+_EXACT = 2**53  # readers that store numbers as doubles round integers beyond it
 _HEX = re.compile(r"-?0x[0-9a-f]+")
 _FACTORIES: dict[str, type] = {"int": int, "list": list, "dict": dict, "set": set, "float": float, "str": str}
 
@@ -49,7 +49,7 @@ def encode(value: object, path: str, foreign: Foreign) -> object:
 
 
 def decode(document: object, foreign: ForeignTag) -> object:
-    """The value of a document. Runs no code but `foreign`, which is handed every object whose tag is not native."""
+    """The value of a document. Runs no code but `foreign`, which gets every object whose tag is not native."""
     try:
         return _Decoder(foreign).value(document)
     except RecursionError:
@@ -57,9 +57,9 @@ def decode(document: object, foreign: ForeignTag) -> object:
 
 
 def copy(value: Any, leaf: Leaf | None = None) -> Any:
-    """A copy whose containers are new. Leaves other than the immutable ones of Python are handed to `leaf`, or kept.
+    """A copy with new containers. Leaves other than Python's immutable ones are passed to `leaf`, or kept.
 
-    Called at every boundary, so a container that holds nothing but numbers and text is copied without a look at each.
+    Called at every boundary, so a container of only numbers and text is copied without checking each.
     """
     copier = _COPIERS.get(type(value))
     if copier is None:
@@ -71,28 +71,28 @@ def copy(value: Any, leaf: Leaf | None = None) -> Any:
 
 
 def refuse(value: object, path: str) -> NoReturn:
-    """The `foreign` of encode() that takes nothing: says what cannot be saved, where it is, and what to do."""
+    """The `foreign` of encode() that accepts nothing: says what cannot be saved, where it is, and what to do."""
     what, remedy = _describe(value)
     raise errors.StateError(f"{path}: {what} cannot be saved. {remedy}")
 
 
 def refuse_tag(document: dict[str, object]) -> NoReturn:
-    """The `foreign` of decode() that takes nothing."""
+    """The `foreign` of decode() that accepts nothing."""
     raise errors.CheckpointError(f"the state document holds a value of the unknown kind {reprlib.repr(document.get(TAG))}")
 
 
 def _describe(value: object) -> tuple[str, str]:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    again = "Leave it out of the state and make it anew when the script starts."
+    again = "Leave it out of the state and create it again when the script starts."
     if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         return "a function", again
     if isinstance(value, type | types.ModuleType):
         return "a class" if isinstance(value, type) else "a module", again
     if isinstance(value, io.IOBase):  # before iterators: a file is one, of its lines
-        return f"a file ({name})", "Save what is in it (its bytes or text), or its path."
+        return f"a file ({name})", "Save its content (bytes or text), or its path."
     if isinstance(value, Iterator):
-        return f"an iterator ({name})", "Its position is hidden from Python. Save a number to begin again from."
+        return f"an iterator ({name})", "Its position is not visible in Python. Save a number to restart from."
     if isinstance(value, enum.Enum):
         return f"an enum member ({name})", "Save its .value, and look the member up again after the restore."
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -102,18 +102,18 @@ def _describe(value: object) -> tuple[str, str]:
         return f"a subclass of {base.__name__} ({name})", f"Save {base.__name__}(value) instead."
     return (
         f"a value of type {name}",
-        "Give it state_dict() and load_state_dict(), or save the numbers, text, lists and dicts that it is made of.",
+        "Give it state_dict() and load_state_dict(), or save the numbers, text, lists and dicts that it consists of.",
     )
 
 
 def _too_deep(path: str) -> str:
-    return f"{path}: nested more than {MAX_DEPTH} levels deep, which cannot be saved. Keep it in a flatter form."
+    return f"{path}: nested more than {MAX_DEPTH} levels deep, which cannot be saved. Use a flatter structure."
 
 
 class _Encoder:
     def __init__(self, foreign: Foreign) -> None:
         self.foreign = foreign
-        self.ancestors: set[int] = set()  # ids of the containers around the value at hand
+        self.ancestors: set[int] = set()  # ids of the containers around the current value
 
     def value(self, value: object, path: str) -> object:
         kind = type(value)
@@ -123,7 +123,7 @@ class _Encoder:
         if branch is None:
             return self.foreign(value, path)
         if id(value) in self.ancestors:
-            raise errors.StateError(f"{path}: contains itself, which cannot be saved. Leave the reference back to it out.")
+            raise errors.StateError(f"{path}: contains itself, which cannot be saved. Remove the reference back to it.")
         if len(self.ancestors) >= MAX_DEPTH:
             raise errors.StateError(_too_deep(path))
         self.ancestors.add(id(value))
@@ -182,7 +182,7 @@ class _Encoder:
 
     def moment(self, value: datetime.datetime, path: str) -> object:
         if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
-            refuse(value, path)  # a place's rules change; its name is not in the text
+            refuse(value, path)  # a time zone's rules change; its name is not in the text
         return {TAG: "datetime", "v": value.isoformat(), "fold": value.fold}
 
 
@@ -194,7 +194,7 @@ def _shown(key: object) -> str:
 
 
 def _clean(text: str) -> bool:
-    """Whether text holds no surrogates, so that it may stand in JSON as it is."""
+    """Whether text contains no surrogates, so that JSON can hold it unchanged."""
     if text.isascii():
         return True
     try:
@@ -263,7 +263,7 @@ _BRANCH_ENCODERS: dict[type, Callable[[_Encoder, Any, str], object]] = {
 
 
 class _Decoder:
-    """Trusts nothing: each part of an object is taken by name and type, and what is left over is refused as well."""
+    """Trusts nothing: each part of an object is taken by name and type, and extra parts are refused."""
 
     def __init__(self, foreign: ForeignTag) -> None:
         self.foreign = foreign
@@ -282,7 +282,7 @@ class _Decoder:
                 return self.tagged(document) if TAG in document else self.mapping(document)
         finally:
             self.depth -= 1
-        raise errors.CheckpointError(f"the state document holds a {type(document).__name__}, which JSON does not know")
+        raise errors.CheckpointError(f"the state document holds a {type(document).__name__}, which JSON does not have")
 
     def mapping(self, document: dict[str, object]) -> object:
         if any(type(key) is not str or key.startswith(TAG) for key in document):
@@ -312,7 +312,7 @@ class _Decoder:
         items = self.items(parts)
         members = set(items)
         if len(members) != len(items):
-            raise ValueError("a member stands in it twice")
+            raise ValueError("a member is in it twice")
         return members
 
     def pairs(self, parts: dict[str, object]) -> dict[object, object]:
@@ -321,7 +321,7 @@ class _Decoder:
             raise ValueError("a pair is not a pair")
         result = {self.value(key): self.value(item) for key, item in pairs}
         if len(result) != len(pairs):
-            raise ValueError("a key stands in it twice")
+            raise ValueError("a key is in it twice")
         return result
 
     def ordered(self, parts: dict[str, object]) -> object:
@@ -329,7 +329,7 @@ class _Decoder:
 
     def counter(self, parts: dict[str, object]) -> object:
         value: Any = collections.Counter()
-        dict.update(value, self.pairs(parts))  # the update() of Counter would add, and refuse what is no number
+        dict.update(value, self.pairs(parts))  # Counter.update() would add, and refuse non-numbers
         return self.attributed(value, parts)
 
     def attributed(self, value: object, parts: dict[str, object]) -> object:
@@ -417,7 +417,7 @@ _TAG_DECODERS: dict[str, Callable[[_Decoder, dict[str, object]], object]] = {
 _IMMUTABLE = frozenset(
     {type(None), bool, int, float, str, bytes, complex, range, slice, datetime.date, datetime.datetime, datetime.timedelta, *_PATHS}
 )
-LEAVES = _IMMUTABLE  # what has no parts that could change
+LEAVES = _IMMUTABLE  # values without mutable parts
 _flat = _IMMUTABLE.issuperset  # one call in C for a whole container
 
 

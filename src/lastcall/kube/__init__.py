@@ -1,1 +1,1 @@
-"""Kubernetes: annotations become environment, time and a mount (the webhook, `lastcall kube`), and jobs are paused and resumed."""
+"""Kubernetes: annotations become variables, grace and a mount (the webhook, `lastcall kube`), and jobs are paused and resumed."""

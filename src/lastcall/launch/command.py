@@ -21,19 +21,19 @@ from lastcall import settings
 from lastcall.core.checkpoint import handover
 from lastcall.core.process import identity, logs, registry
 from lastcall.launch import environment, machines, outcome, platforms, processes, restarts, store
-from lastcall.launch.ears import Ears
 from lastcall.launch.options import Options
 from lastcall.launch.outcome import Result, Verdict
+from lastcall.launch.signal_inbox import SignalInbox
 from lastcall.launch.supervisor import Ending, Supervisor, as_notice
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as every shell says it
-_PAUSE_TICK = 0.5  # seconds between two looks for the end of a pause
+_PAUSE_TICK = 0.5  # seconds between two checks for the end of a pause
 
 
 class Source(Protocol):
-    """Where notices come from, other than signals."""
+    """Where notices other than signals come from."""
 
     def start(self, notify: Callable[[Notice], None]) -> None: ...
 
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 class CannotStart(Exception):
-    """The command cannot be started; the second argument is the exit code."""
+    """The command cannot start; the second argument is the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class CannotStart(Exception):
 
 
 def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Source] | None = None) -> int:
-    """The exit code. Signals stay blocked in this process afterwards: it is about to leave."""
+    """The exit code. Signals stay blocked in this process afterwards: it is about to exit."""
     platform, why = platforms.choose(options.platform, environ)
     exit_code = options.exit_code or platform.exit_code
     try:
@@ -60,15 +60,16 @@ def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Sourc
         return error.code
     config = settings.JITCheckpointConfig(environ=environ)
     signals = {signal.SIGTERM, *(signal.Signals[name] for name in config.signals)}  # those that are notices; SIGTERM always is one here
-    ears = Ears(signals)  # before the first thread: one that has not blocked the signals would be killed by them, and we with it
+    # Before the first thread: a thread that has not blocked the signals would be killed by them, and this process with it.
+    inbox = SignalInbox(signals)
     opened = store.served(everywhere=machines.several(options.command, environ)) if config.enabled else store.unserved()
     with logs.Visible(options.log_level), _registry() as book, opened as serving:
-        log.debug("Platform %s: %s; a saved run leaves with exit code %d", platform.name, why, exit_code)
+        log.debug("Platform %s: %s; a saved run exits with code %d", platform.name, why, exit_code)
         child = environment.build(options, exit_code, book.folder, environ, serving.told)
         listening = _sources(options, platform.name) if sources is None else sources
-        launcher = Launcher(options, exit_code, book, ears, signals, serving.clear)
+        launcher = Launcher(options, exit_code, book, inbox, signals, serving.clear)
         try:
-            with _listening(listening, ears.tell):
+            with _listening(listening, inbox.tell):
                 verdict = launcher.run(path, child)
         except CannotStart as error:
             log.error("%s", error)
@@ -86,20 +87,20 @@ class Launcher:
         options: Options,
         exit_code: int,
         book: registry.Registry,
-        ears: Ears,
+        inbox: SignalInbox,
         signals: Collection[int],
         forget: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ears = ears
-        self._forget = forget  # what the ranks of an incarnation said to each other
+        self._inbox = inbox
+        self._forget = forget  # what the ranks of an incarnation wrote for each other
         self._options = options
         self._exit_code = exit_code
         self._book = book
         self._signals = signals
         if not processes.become_subreaper() and os.getpid() != 1:
-            log.warning("Orphans will not come to this process: if a shell in between is killed, the training below it is out of sight")
-        self._roots: set[str] = set()  # where the training processes have saved so far
-        # A shell that ended in `exec lastcall run` has left us its children: not ours to signal.
+            log.warning("Could not become a subreaper: if an intermediate shell dies, lastcall loses track of the training process")
+        self._roots: set[str] = set()  # the directories that the training processes have saved to so far
+        # A shell that ended in `exec lastcall run` leaves its children to this process: they are not ours to signal.
         self._strangers = [(process.pid, process.started) for process in processes.below(os.getpid()).values()]
 
     def run(self, path: str, environ: Mapping[str, str]) -> Verdict:
@@ -126,17 +127,17 @@ class Launcher:
         log.log(logging.ERROR if decision.hopeless else logging.INFO, "No restart: %s", decision.because)
         own = outcome.shell_code(ending.status)
         if decision.hopeless and verdict.result is Result.SAVED and own != 0:
-            return Verdict(Result.FAILED, own, decision.because)  # the code of a saved run would have the platform try for ever
+            return Verdict(Result.FAILED, own, decision.because)  # the code of a saved run would make the platform retry forever
         return verdict
 
     def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
-        supervisor = Supervisor(self._options, self._book, self._ears, self._signals, self._strangers)
+        supervisor = Supervisor(self._options, self._book, self._inbox, self._signals, self._strangers)
         try:
             supervisor.start(path, environ, self._handed_over())
         except OSError as error:
             hint = ": it has no #! line" if error.errno == errno.ENOEXEC else ""
-            missing = error.errno == errno.ENOENT  # the program is there: it is the interpreter in its first line that is not
-            raise CannotStart(f"{path} cannot be started: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE) from error
+            missing = error.errno == errno.ENOENT  # the program exists: the interpreter in its first line does not
+            raise CannotStart(f"cannot start {path}: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE) from error
         ending = supervisor.run()
         self._roots |= {member.root for member in ending.members if member.checkpoint}
         return ending
@@ -147,10 +148,10 @@ class Launcher:
             return []
         found = handover.newest([*map(Path, sorted(self._roots)), *handover.named(self._options.command)])
         if found is None:
-            log.info("--resume-args: nothing is saved yet, the command is started as it is")
+            log.info("--resume-args: no checkpoint yet, starting the command unchanged")
             return []
         more = [word.replace("{path}", str(found.path)) for word in shlex.split(self._options.resume_args)]
-        log.info("--resume-args: the command goes on with %s", shlex.join(more))
+        log.info("--resume-args: resuming with %s", shlex.join(more))
         return more
 
     def _judge(self, ending: Ending) -> Verdict:
@@ -161,22 +162,22 @@ class Launcher:
         return verdict
 
     def _recover(self, ending: Ending) -> list[str]:
-        """What the guardian could save of the runs that came to no good end. It looks after all of them: one that could save only a
-        part in its time has left the whole behind."""
+        """What the guardian could save of the runs that did not end well. It checks all of them: a run that had time for only a
+        part left the rest in shared memory."""
         from lastcall.launch import guardian
 
         lost = outcome.unsaved(ending.members)
         status = next((ending.statuses[member.pid] for member in lost if member.pid in ending.statuses), ending.status)
-        how = processes.described(128 - status if status > 128 else status)  # a shell in between says 137 for SIGKILL
+        how = processes.described(128 - status if status > 128 else status)  # an intermediate shell reports SIGKILL as 137
         found = guardian.recover(ending.members, how)
         roots = {member.root for member in lost}
         return [f"{rescued.root.name}/{rescued.path.name}" for rescued in found if str(rescued.root) in roots]
 
     def _rest(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict | None:
-        """Between two incarnations: the back-off, or a pause. Returns the verdict that holds if the launcher is told to end."""
+        """Between two incarnations: the back-off, or a pause. Returns the verdict that applies if the launcher is asked to stop."""
         until = time.monotonic() + decision.delay
         while (left := until - time.monotonic()) > 0 or restarts.paused(ending.members):
-            heard = self._ears.wait(min(left, _PAUSE_TICK) if left > 0 else _PAUSE_TICK)
+            heard = self._inbox.wait(min(left, _PAUSE_TICK) if left > 0 else _PAUSE_TICK)
             if heard is None:
                 continue
             if not isinstance(heard, Notice) and heard.signum == signal.SIGINT:
@@ -184,7 +185,7 @@ class Launcher:
             notice = as_notice(heard, self._signals, self._options.grace)
             if notice is None:
                 continue
-            log.info("%s came between two incarnations: no further one is started", notice.reason)
+            log.info("Got %s between two incarnations: not starting another one", notice.reason)
             if verdict.result is Result.SAVED:
                 return verdict
             code = 128 + (notice.signum or signal.SIGTERM)
@@ -192,17 +193,17 @@ class Launcher:
         return None
 
     def linger(self) -> None:
-        """Slurm kills a job that it requeues. One that leaves by itself before that may be counted as completed, and not come back."""
+        """Slurm kills a job that it requeues. A job that exits before that may count as completed and not be requeued."""
         until = time.monotonic() + self._options.linger
         while (left := until - time.monotonic()) > 0:
-            heard = self._ears.wait(left)
+            heard = self._inbox.wait(left)
             if heard is not None and (isinstance(heard, Notice) or heard.signum in (signal.SIGTERM, signal.SIGINT)):
                 return
-        log.warning("Slurm has not ended this job in %.0f s: leaving", self._options.linger)
+        log.warning("Slurm has not ended this job after %.0f s: exiting", self._options.linger)
 
 
 def locate(command: str, environ: Mapping[str, str]) -> str:
-    """The program that a shell would start."""
+    """The program that a shell would run."""
     if os.sep in command:
         tried = [command]
     else:
@@ -241,12 +242,14 @@ def _registry() -> Iterator[registry.Registry]:
     try:
         folder = Path(tempfile.mkdtemp(prefix="lastcall-run-"))
     except OSError as error:
-        settings.fail(f"no place for a few small files: {error}. Set TMPDIR to a directory that can be written to.")
+        settings.fail(f"cannot create a temporary folder: {error}. Set TMPDIR to a writable directory.")
     book = registry.Registry(folder)
     try:
         book.sign(dataclasses.asdict(identity.Process.own()))
-    except OSError as error:  # a full TMPDIR: then nobody below can tell when this process is killed
-        log.warning("The launcher could not write down who it is (%s): if it is killed, the training below it goes on", error)
+    except OSError as error:  # a full TMPDIR: then the processes below cannot detect that this one was killed
+        log.warning(
+            "Could not record the launcher's process ID (%s): if the launcher is killed, the training below it continues", error
+        )
     try:
         yield book
     finally:

@@ -1,4 +1,4 @@
-"""The environment of the command: the user's own, and what tells the processes in it that a launcher is above them."""
+"""The environment of the command: the user's own, plus variables that tell its processes about the launcher."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lastcall.launch import store
 from lastcall.launch.options import Options
 
 _AGENT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-_AGENT_MARGIN = 60.0  # seconds: a save that takes a little too long is not torchrun's to kill
-_SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")  # the bootstrap reads the first only
+_AGENT_MARGIN = 60.0  # seconds: torchrun must not kill a save that takes slightly too long
+_SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")  # the bootstrap reads only the first
 
 
 def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, str], told: str | None = None) -> dict[str, str]:
     """`told`: how the store of this launcher is reached, if it has one."""
     built = {**environ, "LASTCALL_REGISTRY": str(folder)}
-    built.pop(store.VARIABLE, None)  # of a launcher above this one: what it clears, and when, has nothing to do with our incarnations
+    built.pop(store.VARIABLE, None)  # from a launcher above this one: it clears its store without regard to our incarnations
     if told is not None:
         built[store.VARIABLE] = told
     built["LASTCALL_ENABLED"] = _enabled(environ)
@@ -42,7 +42,7 @@ def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, 
 
 
 def switched_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """The same, with lastcall on in the Python programs below, unless it was switched off by hand."""
+    """The same, with lastcall enabled in the Python programs below, unless it was disabled explicitly."""
     built = {**environ, "LASTCALL_ENABLED": _enabled(environ)}
     return {**built, **_bootstrap(built)}
 
@@ -52,7 +52,7 @@ def _enabled(environ: Mapping[str, str]) -> str:
 
 
 def _bootstrap(environ: Mapping[str, str]) -> dict[str, str]:
-    """What switches lastcall on in Python programs without a change to their code."""
+    """The variables that enable lastcall in Python programs without a change to their code."""
     from lastcall.auto import environment as auto
 
     return auto.additions(environ)

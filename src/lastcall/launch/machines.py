@@ -11,7 +11,7 @@ _COUNTS = ("PET_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "NUM_N
 
 
 def several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """True where anything says so, or could: a script may start torchrun itself, so the words of the platform count as well."""
+    """True where anything indicates it: a script may start torchrun itself, so the platform's variables count as well."""
     for word, after in zip(command, [*command[1:], ""], strict=True):
         found = _OPTION.fullmatch(word)
         if found and (found[1] if found[1] is not None else after).strip() != "1":

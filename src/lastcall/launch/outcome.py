@@ -1,7 +1,8 @@
 """The one exit code that tells the platform what happened, with the reason for it.
 
-Between the training and us stand programs with codes of their own: torchrun turns every code into 1, a shell says what its last line
-said. So the training processes' own words come first, and the command's code only where they have said nothing.
+Programs between the training and the launcher have exit codes of their own: torchrun turns every code into 1, a shell returns that
+of its last command. So the outcomes recorded by the training processes come first, and the command's code counts only where there
+is none.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _PERSON = 128 + signal.SIGINT
 
 
 class Result(enum.Enum):
-    """What is decided by it: whether the run comes back."""
+    """Decides whether the run is restarted."""
 
-    ENDED = "ended"  # finished, or a command of its own kind that says 0
+    ENDED = "ended"  # finished, or an unprotected command that exits with 0
     SAVED = "saved"  # stopped with everything committed: run it again
-    STOPPED = "stopped"  # by a person, or by a notice without a checkpoint, or by a wrong setting: running it again here is no help
+    STOPPED = "stopped"  # by a person, by a notice without a checkpoint, or by a wrong setting: running it again here does not help
     FAILED = "failed"
 
 
@@ -50,16 +51,16 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     if own == _PERSON or (ending.interrupted and ending.members and own != 0):
         return Verdict(Result.STOPPED, _PERSON, "interrupted by a person")
     if rescued:
-        because = f"the guardian saved {', '.join(rescued)} (the command ended with {said})"
+        because = f"the guardian saved {', '.join(rescued)} (command: {said})"
         return Verdict(Result.SAVED, exit_code, because, crashed=ending.notice is None)
     saved = [member for member in ending.members if member.outcome == Outcome.SAVED.value]
     lost = unsaved(ending.members)
     taken = [member for member in lost if member.outcome in (None, Outcome.NOT_SAVED.value)]
     failed = [member for member in ending.members if member.outcome == Outcome.FAILED.value]
     if saved and failed and ending.notice is None and own != 0:
-        # A rank raised, and all have saved: an error all the same, which would come again.
+        # A rank raised, and all saved: still an error, which would happen again.
         who = processes.names([member.pid for member in failed])
-        return Verdict(Result.FAILED, own, f"training {who} failed; the run is saved (the command ended with {said})", crashed=True)
+        return Verdict(Result.FAILED, own, f"training {who} failed; the run is saved (command: {said})", crashed=True)
     if saved and not taken:
         if ending.interrupted:
             return Verdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")
@@ -67,19 +68,19 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
             notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
             return Verdict(Result.STOPPED, exits.code(notice, False, 0), f"stopped and saved, but {stays}")
         what = ", ".join(sorted({f"{os.path.basename(m.root)}/{m.checkpoint}" if m.checkpoint else m.root for m in saved}))
-        return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (the command ended with {said})")
+        return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (command: {said})")
     if taken and (ending.notice is not None or any(member.outcome is not None for member in taken)):
         return _not_saved(ending, taken)
     if own != 0 and ending.notice is not None and ending.members and not lost:
-        # The notice came when training had finished, and ended what the command does afterwards: everything is committed.
+        # The notice came after training had finished and ended the rest of the command: everything is committed.
         return Verdict(Result.SAVED, exit_code, f"training had finished, but {ending.notice.reason} ended the command ({said})")
     if ending.notice is not None and not (ending.members or ending.elsewhere) and (own == 0 or ending.agents):
-        # Nobody has answered. A 0 would mean that training finished, and torchrun says 1 whatever it was.
+        # No training process responded. A 0 would mean that training finished, and torchrun always returns 1.
         code = 128 + (ending.notice.signum or signal.SIGTERM)
-        because = f"{ending.notice.reason} came, and nothing below was protected"
-        return Verdict(Result.STOPPED, code, f"{because} (the command ended with {said})")
+        because = f"got {ending.notice.reason}, but no process of the command was protected"
+        return Verdict(Result.STOPPED, code, f"{because} (command: {said})")
     if own != 0 and ending.notice is None and _refused(ending):
-        return Verdict(Result.STOPPED, errors.EXIT_CONFIG, f"{_refused(ending)} (the command ended with {said})")
+        return Verdict(Result.STOPPED, errors.EXIT_CONFIG, f"{_refused(ending)} (command: {said})")
     if own != 0:
         crashed = ending.notice is None and not ending.interrupted
         return Verdict(Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed)
@@ -87,20 +88,20 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
 
 
 def _refused(ending: Ending) -> str:
-    """Why the training could not begin, where it has not and somebody has said so."""
+    """Why training could not start, where a process reported a reason."""
     began = any(member.step > (member.resumed or 0) for member in ending.members)
-    return f"the training cannot start, and trying again would not help: {ending.refused[0]}" if ending.refused and not began else ""
+    return f"training cannot start, and a retry would not help: {ending.refused[0]}" if ending.refused and not began else ""
 
 
 def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
     notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
     code = exits.code(notice, False, 0)
     who = processes.names([member.pid for member in lost])
-    return Verdict(Result.STOPPED, code, f"{notice.reason} came, and {who} left no checkpoint")
+    return Verdict(Result.STOPPED, code, f"got {notice.reason}, and {who} saved no checkpoint")
 
 
 def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
-    """The command says 0. A training process below it that failed knows better: exit 0 means that training finished."""
+    """The command exited with 0. A failed training process overrides that: exit code 0 means that training finished."""
     masked = [member for member in lost if member.pid != ending.pid and member.outcome != Outcome.LEFT.value]
     unjoined = {pid: code for pid, code in ending.left.items() if code != 0}
     if unjoined and not ending.members:
@@ -110,7 +111,7 @@ def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
     left = [member for member in ending.members if member.outcome == Outcome.LEFT.value]
     if left and not masked:
         steps = ", ".join(sorted({str(member.step) for member in left}))
-        return Verdict(Result.ENDED, 0, f"the script left by itself at step {steps}; training is not known to have finished")
+        return Verdict(Result.ENDED, 0, f"the script exited on its own at step {steps}; training is not known to have finished")
     if not masked:
         return Verdict(Result.ENDED, 0, "training finished" if ending.members else "the command ended with exit code 0")
     codes = [shell_code(code) for member in masked if (code := ending.statuses.get(member.pid, 0)) != 0]
@@ -120,7 +121,7 @@ def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
 
 
 def last_word(members: Sequence[Member]) -> list[Member]:
-    """Without those whose run others have finished since: torchrun starts its workers again by itself."""
+    """Leaves out those whose run others have finished since: torchrun restarts its workers on its own."""
     finished = [member for member in members if member.outcome == Outcome.FINISHED.value]
     ends = {root: max(member.started for member in finished if member.root == root) for root in {member.root for member in finished}}
     return [
@@ -131,22 +132,22 @@ def last_word(members: Sequence[Member]) -> list[Member]:
 
 
 def unsaved(members: Sequence[Member]) -> list[Member]:
-    """The training processes whose run has no good end: of those that share a directory (ranks, or one after the other), one good end
-    is enough, because a checkpoint holds the whole run or does not exist."""
+    """The training processes whose run did not end well. Of those that share a directory (ranks, or successive processes), one good
+    end is enough, because a checkpoint holds the whole run or does not exist."""
     good = {member.root for member in members if member.outcome in (Outcome.SAVED.value, Outcome.FINISHED.value)}
     return [member for member in members if member.root not in good]
 
 
 def shell_code(status: int) -> int:
-    """A return code as a shell would say it."""
+    """A return code as a shell reports it."""
     return status if status >= 0 else 128 - status
 
 
 def _signal_of(ending: Ending) -> int:
-    """What a run that was not saved died of, where the notice went to it and not to us."""
+    """The signal that ended an unsaved run, where the notice went to that process and not to the launcher."""
     for status in (ending.status, *ending.statuses.values()):
         if status < 0:
             return -status
-        if status > 128:  # a shell's word for it
+        if status > 128:  # as a shell reports it
             return status - 128
     return int(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The platforms that bring a run back, each with the exit code that it needs, and Slurm, which wants to be asked."""
+"""The platforms that restart a run, each with the exit code that it needs, and Slurm, where the job must be requeued explicitly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SCONTROL_SECONDS = 20.0
 @dataclass(frozen=True)
 class Platform:
     name: str
-    exit_code: int  # of a run that has saved and wants to be run again
-    variables: tuple[str, ...] = ()  # any of these in the environment tells it
-    prefix: str = ""  # or any that begins like this
+    exit_code: int  # of a run that saved and is to be run again
+    variables: tuple[str, ...] = ()  # any of these variables identifies it
+    prefix: str = ""  # or any with this prefix
 
 
-# In the order in which they are looked for: Run:ai runs on Kubernetes, whose variables are there as well.
+# In the order of detection: Run:ai runs on Kubernetes, so Kubernetes' variables are set as well.
 PLATFORMS = (
     Platform("runai", 1, prefix="RUNAI_"),  # its training workloads are retried after any failure; 75 has no meaning of its own there
     Platform("kubernetes", 75, ("KUBERNETES_SERVICE_HOST",)),
@@ -39,7 +39,7 @@ NAMES = tuple(platform.name for platform in PLATFORMS)
 
 
 def choose(name: str, environ: Mapping[str, str]) -> tuple[Platform, str]:
-    """The platform, and why it is that one."""
+    """The platform, and how it was detected."""
     for platform in PLATFORMS:
         if name == platform.name:
             return platform, "--platform"
@@ -50,7 +50,7 @@ def choose(name: str, environ: Mapping[str, str]) -> tuple[Platform, str]:
             signs += sorted(variable for variable in environ if variable.startswith(platform.prefix))
         if signs:
             return platform, f"{signs[0]} is set"
-    return PLATFORMS[-1], "nothing says otherwise"
+    return PLATFORMS[-1], "no other platform detected"
 
 
 def job(environ: Mapping[str, str]) -> str | None:
@@ -60,25 +60,25 @@ def job(environ: Mapping[str, str]) -> str | None:
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
-    """Ask Slurm to run the job again. True where its kill is still to come; False where there is nothing to wait for: it could not be
-    asked (then a request file says so to whoever looks after the job), or it is ending the job already."""
+    """Ask Slurm to run the job again. True if its kill is still to come; False if there is nothing to wait for: Slurm could not be
+    asked (then a request file says so), or it is already ending the job."""
     name = job(environ)
     if name is None:
         log.warning("No requeue: SLURM_JOB_ID is not set. Run inside a Slurm job, or choose another --platform")
         return False
     if environ.get("SLURM_PROCID", "0") != "0":
-        log.info("The requeue of job %s is left to the first task", name)
+        log.info("The first task requeues job %s", name)
         return False
     standing = _standing(name, environ)
     if standing is Standing.CANCELLED:
-        log.info("Job %s is being cancelled: not requeued. To go on: scontrol requeue %s", name, name)
+        log.info("Job %s is being cancelled: not requeued. To continue it: scontrol requeue %s", name, name)
         return False
     if standing is Standing.REQUEUED:
-        log.info("Job %s is requeued by Slurm already", name)
+        log.info("Slurm has already requeued job %s", name)
         return False
     failure = _requeue(name, environ)
     if failure is None:
-        log.info("Job %s is requeued; %s", name, "leaving" if standing is Standing.ENDING else "waiting for the kill")
+        log.info("Requeued job %s; %s", name, "leaving" if standing is Standing.ENDING else "waiting for the kill")
         return standing is not Standing.ENDING
     _write_request(name, failure, environ)
     return False
@@ -87,8 +87,8 @@ def requeue(environ: Mapping[str, str]) -> bool:
 class Standing(enum.Enum):
     """What Slurm is about to do with the job."""
 
-    RUNNING = "running"  # nothing, or we cannot tell
-    ENDING = "ending"  # its time is over, or it is preempted and would not come back by itself
+    RUNNING = "running"  # nothing, or unknown
+    ENDING = "ending"  # its time is over, or it is preempted and would not be requeued automatically
     REQUEUED = "requeued"  # end it and run it again: a preemption with PreemptMode=REQUEUE, or a person's `scontrol requeue`
     CANCELLED = "cancelled"  # end it: a person's `scancel`. Slurm would run it again if we asked, and it could never be cancelled
 
@@ -116,14 +116,14 @@ def _requeue(name: str, environ: Mapping[str, str]) -> str | None:
     done = _scontrol(environ, "requeue", name)
     if isinstance(done, str):
         return done
-    return None if done.returncode == 0 else f"scontrol says {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"
+    return None if done.returncode == 0 else f"scontrol: {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"
 
 
 def _scontrol(environ: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str] | str:
-    """Its answer, or why there is none."""
+    """The answer, or the reason why there is none."""
     program = shutil.which("scontrol", path=environ.get("PATH"))
     if program is None:
-        return "there is no scontrol in PATH"
+        return "scontrol is not in PATH"
     try:
         return subprocess.run(
             [program, *words], capture_output=True, text=True, timeout=_SCONTROL_SECONDS, env=dict(environ), check=False

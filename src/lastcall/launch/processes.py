@@ -1,4 +1,4 @@
-"""The processes below this one, as /proc tells them: who descends from whom, and what each of them is."""
+"""The processes below this one, from /proc: the tree, and what each process is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lastcall.core.process import registry
 
 _PR_SET_CHILD_SUBREAPER = 36
 _AGENTS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-# Programs whose processes are not below them, or have a launcher of their own: nobody here can tell what is protected there.
+# Programs whose processes are not below them, or have a launcher of their own: what is protected there is unknown here.
 _ELSEWHERE = {"lastcall", "srun", "ssh", "docker", "podman", "kubectl", "ray", "raylet"}
-# What Python starts for its own purposes; each gets its end from the process that it serves.
+# Python's own helper processes; each is ended by the process that it serves.
 _SERVANT = re.compile(r"\bmultiprocessing\.(spawn|forkserver|resource_tracker|semaphore_tracker)\b")
 _VALUED = ("-W", "-X", "--check-hash-based-pycs")  # options of the interpreter whose value is a word of its own
 
@@ -40,7 +40,8 @@ class Process:
 
 
 def become_subreaper() -> bool:
-    """Have orphans come to us instead of to PID 1: the training goes on when the shell between us is killed."""
+    """Become a subreaper: orphans get this process as their parent instead of PID 1, so training survives the death of an
+    intermediate shell."""
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
@@ -48,7 +49,7 @@ def become_subreaper() -> bool:
 
 
 def below(pid: int) -> dict[int, Process]:
-    """The living descendants of a process, zombies left out. A zombie has no children: they were given away when it died."""
+    """The living descendants of a process, zombies left out. A zombie has no children: they were reparented when it died."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (known := _family(int(entry.name))) is not None:
@@ -85,7 +86,8 @@ def has_agent_above(pid: int, tree: Mapping[int, Process]) -> bool:
 
 
 def is_elsewhere(process: Process) -> bool:
-    """Whether what it runs is out of sight: on other machines, in other containers, in a Ray cluster, below a launcher of its own."""
+    """Whether what it runs is out of sight: on other machines, in other containers, in a Ray cluster, below a launcher of its
+    own."""
     return program_of(process.argv)[0] in _ELSEWHERE or (process.is_python and has_loaded(process.pid, "_raylet"))
 
 
@@ -116,8 +118,8 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def send(processes: Iterable[Process], signum: int) -> list[int]:
-    """Signal these, the oldest first: a shell whose child is told before it would go on to the next command of its script.
-    Returns who was reached; those who ended meanwhile are not an error."""
+    """Signal these, the oldest first: a shell whose child gets the signal before it would continue with the next command of its
+    script. Returns the processes that got it; one that has ended meanwhile is not an error."""
     reached = []
     for process in sorted(processes, key=lambda process: process.started):
         if registry.process_start(process.pid) != process.started:
@@ -125,13 +127,14 @@ def send(processes: Iterable[Process], signum: int) -> list[int]:
         try:
             os.kill(process.pid, signum)
             reached.append(process.pid)
-        except (ProcessLookupError, PermissionError):  # the latter: a set-uid program, which takes no orders from us
+        except (ProcessLookupError, PermissionError):  # the latter: a set-uid program, which this user may not signal
             continue
     return reached
 
 
 def program_of(argv: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """What runs, and its arguments: of `python -u -m torch.distributed.run x.py`, the module; of `python /bin/torchrun`, the script."""
+    """What runs, and its arguments: of `python -u -m torch.distributed.run x.py`, the module; of `python /bin/torchrun`, the
+    script."""
     if not argv:
         return "", ()
     first = os.path.basename(argv[0])

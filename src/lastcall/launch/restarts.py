@@ -1,4 +1,4 @@
-"""Whether the next incarnation is started here, after how long, and why."""
+"""Whether to start the next incarnation here, after how long, and why."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ class Decision:
     again: bool
     because: str
     delay: float = 0.0
-    hopeless: bool = False  # nobody else should start it again, either
+    hopeless: bool = False  # the platform should not restart it, either
 
 
 class Policy:
-    """Remembers how far the run has come."""
+    """Tracks the progress of the run across incarnations."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._restarts = 0
         self._furthest: tuple[int, frozenset[str]] | None = None
-        self._without_progress = 0  # incarnations in a row that came no further than those before
+        self._without_progress = 0  # consecutive incarnations without progress
 
     def after(self, verdict: Verdict, members: Sequence[Member], notice: Notice | None) -> Decision:
-        """An incarnation has ended. `notice` is what came to the launcher itself: this machine goes away, or a person wants an end."""
+        """An incarnation has ended. `notice` is what the launcher itself got: this machine is going away, or a person stopped
+        it."""
         progress = self._progress(members)
         self._without_progress = 0 if progress else self._without_progress + 1
         if notice is not None:
@@ -46,12 +47,12 @@ class Policy:
             steps = sorted({member.step for member in members})
             return Decision(
                 False,
-                f"{_SAME} incarnations have failed at step {', '.join(map(str, steps))} without any progress in between: "
-                "starting it again would not help. Look at the error above",
+                f"{_SAME} incarnations have failed at step {', '.join(map(str, steps))} without any progress in "
+                "between: restarting it would not help. See the error above",
                 hopeless=True,
             )
         if verdict.result is Result.SAVED and paused(members):
-            return Decision(True, PAUSED)  # a person's wish: no failure, and not counted as one
+            return Decision(True, PAUSED)  # asked for by a person: not counted as a failure
         if self._restarts >= self._options.max_restarts:
             return Decision(False, f"--max-restarts {self._options.max_restarts} is used up")
         self._restarts += 1
@@ -64,8 +65,8 @@ class Policy:
         return self._options.restart == "on-preempt" and result is Result.SAVED
 
     def _progress(self, members: Sequence[Member]) -> bool:
-        """Whether this incarnation came further than all before it: to a later step, or to a checkpoint that is new. A command without
-        training processes makes none that we could see."""
+        """Whether this incarnation came further than all before it: to a later step, or to a checkpoint that is new. A command
+        without training processes shows none."""
         step = max((member.step for member in members), default=0)
         checkpoints = frozenset(f"{member.root}/{member.checkpoint}" for member in members if member.checkpoint)
         before, self._furthest = self._furthest, _further(self._furthest, step, checkpoints)
@@ -81,4 +82,4 @@ def _further(before: tuple[int, frozenset[str]] | None, step: int, checkpoints: 
 def paused(members: Sequence[Member]) -> list[Path]:
     """The requests of `lastcall pause` for the runs of these."""
     wishes = {Path(member.root) / ".lastcall" / "pause.json" for member in members}
-    return sorted(wish for wish in wishes if os.path.exists(wish))  # Path.exists raises where it cannot look
+    return sorted(wish for wish in wishes if os.path.exists(wish))  # Path.exists raises where it has no permission

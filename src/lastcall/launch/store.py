@@ -12,7 +12,7 @@ VARIABLE = "LASTCALL_STORE"
 
 
 class Served:
-    """What the processes below are told, and how to forget what they said."""
+    """How the processes below reach the store, and how to clear it."""
 
     def __init__(self, told: str | None = None, clear: Callable[[], None] = lambda: None) -> None:
         self.told = told
@@ -24,7 +24,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(*, everywhere: bool = True) -> Iterator[Served]:
-    """After the signals are blocked (ears.py): the server's thread must not be the one that they end. A run without a store is a run
+    """Called once the signals are blocked (signal_inbox.py), so they cannot kill the server thread. A run without a store is a run
     all the same, so nothing here is fatal. `everywhere`: whether ranks on other machines may come; otherwise only this one is
     listened to."""
     from lastcall.core.store import server
@@ -34,10 +34,14 @@ def served(*, everywhere: bool = True) -> Iterator[Served]:
     try:
         store.start()
     except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-        log.warning("No store for the ranks of this run: %s. They agree through torch's own, which rank 0 or torchrun holds", error)
+        log.warning(
+            "Could not start a store for the ranks of this run: %s. They will agree through torch's store, which "
+            "rank 0 or torchrun hosts",
+            error,
+        )
         yield Served()
         return
-    log.debug("The store of this run listens on port %d", store.address[1])
+    log.debug("The store for the ranks listens on port %d", store.address[1])
     try:
         yield Served(f"{store.address[1]}:{secret}", store.clear)
     finally:

@@ -1,1 +1,1 @@
-"""Where news that the run must stop comes from."""
+"""The sources of notices."""

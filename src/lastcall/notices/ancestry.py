@@ -1,4 +1,4 @@
-"""The processes above this one, as far as /proc tells."""
+"""The ancestors of this process, from /proc."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def began_with(variable: str, value: str) -> float:
-    """When the oldest process above this one that was started with the variable began, in seconds since 1970: in a container whose
-    specification sets it, the container's first process. Without such a one, this process itself."""
+    """The start time, in seconds since 1970, of the oldest ancestor that was started with the variable: in a container whose
+    specification sets it, the container's first process. If there is none, that of this process."""
     pid = os.getpid()
     while (above := parent_of(pid)) > 0 and carries(above, f"{variable}={value}"):
         pid = above
@@ -25,7 +25,7 @@ def carries(pid: int, assignment: str) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """0 where there is none that can be seen from here."""
+    """0 if there is none that is visible from here."""
     try:
         return int(_stat(pid)[1])
     except (OSError, IndexError, ValueError):
@@ -41,5 +41,5 @@ def _began(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    # The name in parentheses may hold anything, blanks and parentheses included.
+    # The name in parentheses may contain anything, spaces and parentheses included.
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,11 +1,11 @@
-"""A stop file: whoever creates it stops the run. For a Kubernetes preStop hook, an operator, or a person.
+"""A stop file: creating it stops the run. For a Kubernetes preStop hook, an operator, or a person.
 
-It is polled, since inotify hears nothing of what another machine does on a network file system.
+It is polled, since inotify does not see changes by another machine on a network file system.
 
-A file that is there already when we start is a leftover of an earlier stop: taking it for news would stop every incarnation at
-its first step. It counts once it is touched, written or created anew. Where the file is named in the environment (LASTCALL_STOP_FILE),
-it is a leftover if it is older than whoever was given that environment first: a container's first process. So a hook that runs while
-Python is still importing is heard, and a container that is restarted in its pod does not hear what ended the one before.
+A file that already exists at the start is a leftover of an earlier stop: treating it as a notice would stop every incarnation at its
+first step. It counts once it is touched, written or created again. If the environment names the file (LASTCALL_STOP_FILE), it is a
+leftover if it is older than the first process with that environment: a container's first process. So a hook that runs while Python is
+still importing counts, and a container that is restarted in its pod ignores the file that ended the one before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 class Content:
     grace: float | None = None
     reason: str = ""
-    wrong: str = ""  # why it could not be understood
+    wrong: str = ""  # why it could not be parsed
 
 
 class StopFile(polling.Poller):
@@ -41,13 +41,13 @@ class StopFile(polling.Poller):
     most = 1.0
 
     def __init__(self, path: Path, clock: clocks.Clock | None = None, since: float = math.inf) -> None:
-        """`since`: in seconds since 1970; a file that was written then or later is news, even if it is there when we start."""
+        """`since`: in seconds since 1970; a file that was written then or later is a notice, even if it exists at the start."""
         super().__init__(clock)
         self.path = path.absolute()
         self._since = since
         self.title = f"the stop file {self.path}"
-        self._known: tuple[int, int] | None = None  # the version that was there at the start, or was told
-        self._seen: float | None = None  # when a version was seen first that was not told yet
+        self._known: tuple[int, int] | None = None  # the version at the start, or the last one reported
+        self._seen: float | None = None  # when the first unreported version was seen
 
     @classmethod
     def named(cls, path: str, clock: clocks.Clock | None = None) -> StopFile:
@@ -59,12 +59,12 @@ class StopFile(polling.Poller):
         try:
             self._known = self._version()
         except polling.Trouble:
-            self._known = None  # look() says so
+            self._known = None  # look() reports it
         if self._known is not None and self._known[0] >= self._since * 1e9:
             self._known = None
         elif self._known is not None:
             log.warning(
-                "The stop file %s was there before this run: it counts once it is touched or created anew. To remove it: rm '%s'",
+                "The stop file %s existed before this run: it counts once it is touched or created again. To remove it: rm '%s'",
                 self.path, self.path,
             )  # fmt: skip
 
@@ -82,7 +82,7 @@ class StopFile(polling.Poller):
             self._seen = self.clock.now()
         content = self._read()
         if fresh and (content.wrong or content == Content()):
-            return  # a shell creates the file first and writes into it afterwards: look once more
+            return  # a shell creates the file first and writes into it afterwards: check once more
         at, self._seen, self._known = self._seen, None, version
         if content.wrong:
             log.warning(
@@ -98,7 +98,7 @@ class StopFile(polling.Poller):
         except OSError as error:
             if error.errno in _ABSENT:
                 return None
-            raise polling.Trouble(f"stat {error.errno}", f"cannot be looked for: {error.strerror}") from error
+            raise polling.Trouble(f"stat {error.errno}", f"cannot be checked: {error.strerror}") from error
         return info.st_mtime_ns, info.st_ino
 
     def _read(self) -> Content:
@@ -115,16 +115,16 @@ class StopFile(polling.Poller):
 
 
 def understand(body: bytes) -> Content:
-    """What a stop file says: nothing, seconds of grace, or {"grace": 30, "reason": "..."}."""
+    """The content of a stop file: nothing, seconds of grace, or {"grace": 30, "reason": "..."}."""
     if len(body) > _MOST_BYTES:
-        return Content(wrong=f"holds more than {_MOST_BYTES // 1024} KB")
+        return Content(wrong=f"contains more than {_MOST_BYTES // 1024} KB")
     try:
         text = body.decode().strip()
         if not text:
             return Content()
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return Content(wrong="holds neither seconds nor JSON")
+        return Content(wrong="contains neither seconds nor JSON")
     if not isinstance(value, dict):
         value = {"grace": value}
     reason = value.get("reason", "")

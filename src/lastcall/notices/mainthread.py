@@ -1,19 +1,19 @@
-"""Has the main thread do something small on behalf of another thread: `signal.signal` is allowed nowhere else.
+"""Runs a small task in the main thread on behalf of another thread: `signal.signal` is allowed nowhere else.
 
 Trainings run in side threads under Ray Train, in notebooks and in servers, while the main thread runs Python, waits or is
-in a C call. What brings it to our work, and why all three are needed:
+in a C call. What makes it run the task, and why all three are needed:
 
 1. `Py_AddPendingCall`: the main thread runs the work between two bytecodes.
 2. Waiting for a lock (`join`, `Event.wait`, `Queue.get`) it comes to no bytecode, but it runs pending calls when a signal
-   interrupts the wait. So it gets one that means nothing, by default not even an interruption: SIGURG or SIGWINCH.
+   interrupts the wait. So it gets a harmless one, which is ignored by default: SIGURG or SIGWINCH.
 3. `sleep`, `select`, `waitpid` and `read` begin again after a signal (PEP 475), and look only for signals that CPython's own
    C handler has noted. So for that moment the signal gets this handler. CPython then finds no Python function to call and
-   tells `sys.unraisablehook` so, in the main thread: ours keeps that quiet, and being Python, it is bytecode.
+   reports that to `sys.unraisablehook`, in the main thread: our hook suppresses it, and being Python, it is bytecode.
 
-No signal ends a C call that does not want to end: then the caller gets Unreachable, and the work is not done later either.
+No signal ends a C call that ignores it: then the caller gets Unreachable, and the task is not run later either.
 
 Discarded: a Python function as the C handler (it would take the GIL inside a signal handler: a deadlock if the main thread was
-just taking it, or in malloc); `PyThreadState_SetAsyncExc` (an exception in the middle of somebody else's code).
+just taking it, or in malloc); `PyThreadState_SetAsyncExc` (an exception in the middle of foreign code).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-_QUIET = (signal.SIGURG, signal.SIGWINCH)  # ignored by default, so that one which comes too late kills nobody
-_LIKELY = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")  # where CPython's C handler may be found
-_BYTECODE_SECONDS = 0.02  # a main thread that runs Python has answered by then
-_REMOVAL_SECONDS = 1.0  # a forked child, whose parent's removal will never be done, waits this long
+_QUIET = (signal.SIGURG, signal.SIGWINCH)  # ignored by default, so that a late one does no harm
+_LIKELY = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")  # signals that may have CPython's C handler
+_BYTECODE_SECONDS = 0.02  # a main thread that runs Python has responded by then
+_REMOVAL_SECONDS = 1.0  # how long a forked child waits, where the parent's removal never happens
 _SETTLE_SECONDS = 0.01
 _FIRST_PAUSE, _LAST_PAUSE = 0.002, 0.1  # between two signals: one that comes just before the main thread begins to wait is lost
 
-_tasks: deque[_Task] = deque()  # whoever takes one out, runs it or drops it: the other side finds it gone
+_tasks: deque[_Task] = deque()  # taking a task out means running or dropping it: the other side then finds it gone
 _waking = threading.Lock()
 _last_hook: _Hook | None = None
 
@@ -49,7 +49,7 @@ _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Unreachable(RuntimeError):
-    """The main thread did not come to it in time, and never will."""
+    """The main thread did not run it in time, and never will."""
 
 
 class _Task:
@@ -66,7 +66,7 @@ class _Task:
             self._work()
         except Exception as error:
             self.error = error
-        except BaseException as error:  # Ctrl-C, just now: it is the main thread's, which gets it again
+        except BaseException as error:  # Ctrl-C at this moment: it belongs to the main thread, which gets it again
             self.error = RuntimeError(f"interrupted by {error!r}")
             _thread.interrupt_main()
         finally:
@@ -74,12 +74,12 @@ class _Task:
 
 
 def is_deaf(signum: int) -> bool:
-    """Whether a signal is ignored, or left to kill the process, whoever has set that: Python does not see what C libraries do."""
+    """Whether a signal is ignored or kills the process, including what C libraries have set, which Python does not see."""
     return (_api.PyOS_getsig(signum) or 0) in (int(signal.SIG_DFL), int(signal.SIG_IGN))
 
 
 def call(work: Callable[[], object], seconds: float) -> None:
-    """Do `work` in the main thread and wait for it; what it raises is raised here. Unreachable after `seconds`."""
+    """Run `work` in the main thread and wait for it; its exception is raised here. Unreachable after `seconds`."""
     if threading.current_thread() is threading.main_thread():
         work()
         return
@@ -95,7 +95,7 @@ def call(work: Callable[[], object], seconds: float) -> None:
     if not task.done.is_set():
         try:
             _tasks.remove(task)
-        except ValueError:  # it is being done right now
+        except ValueError:  # it is running right now
             task.done.wait()
         else:
             raise Unreachable(f"the main thread is in a call that did not end within {seconds:g} s")
@@ -104,10 +104,10 @@ def call(work: Callable[[], object], seconds: float) -> None:
 
 
 def post(work: Callable[[], object]) -> _Task:
-    """Have `work` done when the main thread next runs Python, and do not wait for it. From any thread."""
+    """Run `work` when the main thread next runs Python, without waiting. From any thread."""
     task = _Task(work)
     _tasks.append(task)
-    _api.Py_AddPendingCall(_serve, None)  # refused if 32 are waiting: then one of ours may be among them, or _wake asks again
+    _api.Py_AddPendingCall(_serve, None)  # refused if 32 are waiting: then one of ours may be among them, or _wake retries
     return task
 
 
@@ -115,7 +115,7 @@ def _serve_all(_: object) -> int:
     while _tasks:
         try:
             task = _tasks.popleft()
-        except IndexError:  # it was given up this moment
+        except IndexError:  # it was given up at this moment
             break
         task.run()
     return 0
@@ -125,10 +125,10 @@ _serve = _PendingCall(_serve_all)  # lives as long as the module: freed while it
 
 
 def _wake(task: _Task, deadline: float) -> None:
-    """Interrupt the main thread's waiting until the task is done. What this changes in the process is put back."""
+    """Interrupt the main thread's wait until the task is done, then undo the changes to the process."""
     signum = next((one for one in _QUIET if signal.getsignal(one) == signal.SIG_DFL and not _api.PyOS_getsig(one)), None)
     main = threading.main_thread().ident
-    if signum is None or main is None:  # somebody else's: wait for bytecode
+    if signum is None or main is None:  # a foreign handler: wait for bytecode
         task.done.wait(max(0.0, deadline - time.monotonic()))
         return
     hook = _quiet()
@@ -149,13 +149,13 @@ def _wake(task: _Task, deadline: float) -> None:
 
 
 class _Hook:
-    """Keeps quiet about our own signals; everything else goes to the hook that was there before."""
+    """Suppresses reports about our own signals; everything else goes to the previous hook."""
 
     def __init__(self) -> None:
         self.removal: _Task | None = None
         self._words = {f"Signal {int(signum)} ignored due to race condition" for signum in _QUIET}
         self._former = sys.unraisablehook
-        self._ours = self._hear  # one object, so that we know it when we see it
+        self._ours = self._hear  # one object, so that it can be compared
         sys.unraisablehook = self._ours
 
     def _hear(self, unraisable: Any) -> None:
@@ -166,24 +166,24 @@ class _Hook:
 
     def remove(self) -> None:
         """In the main thread, when no more signals come."""
-        _api.PyErr_CheckSignals()  # one may have been noted while the task was being done: it is reported now, to us
+        _api.PyErr_CheckSignals()  # one may have been noted while the task was running: it is reported now, to our hook
         if sys.unraisablehook is self._ours:
             sys.unraisablehook = self._former
 
     def stay(self) -> bool:
-        """Take the removal back. False if the hook is gone already."""
+        """Cancel the removal. False if the hook is already gone."""
         if self.removal is None:
             return False
         try:
             _tasks.remove(self.removal)
-        except ValueError:  # done, or this very moment: it would take away the hook that comes now
+        except ValueError:  # done, or this very moment: it would remove the new hook
             self.removal.done.wait(_REMOVAL_SECONDS)
             return False
         return sys.unraisablehook is self._ours
 
 
 def _quiet() -> _Hook:
-    """A hook that is in place: the last one, if the main thread has not come to remove it yet."""
+    """The installed hook: the last one, if the main thread has not removed it yet."""
     global _last_hook
     if _last_hook is None or not _last_hook.stay():
         _last_hook = _Hook()

@@ -1,4 +1,4 @@
-"""What the sources that have to look for news share: one thread each, failures that disturb nothing, and times."""
+"""The base of polling sources: one thread each, failures that do not affect training, and times."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
 
-DONE = math.inf  # what look() returns when there is nothing left to look for
-_JOIN_SECONDS = 1.0  # a thread may hang in a name look-up, which nothing interrupts; it is a daemon and says nothing any more
+DONE = math.inf  # what look() returns when there is nothing left to poll for
+_JOIN_SECONDS = 1.0  # a thread may hang in a name look-up, which nothing interrupts; it is a daemon and reports nothing more
 
 
 class Trouble(Exception):
-    """Looking failed. Of each `kind` a person hears once; the message ends the sentence that begins with the source's title."""
+    """Polling failed. Each `kind` is logged once; the message ends the sentence that begins with the source's title."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -29,14 +29,14 @@ class Trouble(Exception):
 class Poller:
     """Calls look() on a daemon thread until stop(). Nothing that look() does can raise into the process.
 
-    May be started again after stop(): `lastcall run` does so when it restarts a command in place, and news that is still
-    true is then told again.
+    May be started again after stop(): `lastcall run` does so when it restarts a command in place, and an announcement that is still
+    valid is then reported again.
     """
 
     name = ""  # Notice.source
-    title = ""  # how it is called in log lines
-    interval = 1.0  # seconds between two looks, and before the first look after a failure
-    most = 15.0  # seconds between two looks after many failures: half of the shortest notice a cloud gives (30 s)
+    title = ""  # its name in log lines
+    interval = 1.0  # seconds between two polls, and before the first poll after a failure
+    most = 15.0  # seconds between two polls after many failures: half of the shortest notice a cloud gives (30 s)
 
     def __init__(self, clock: clocks.Clock | None = None) -> None:
         self.clock = clock or clocks.Clock()
@@ -44,28 +44,28 @@ class Poller:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._notify: Callable[[Notice], None] = _ignore
-        self._kinds: set[str] = set()  # of failures that a person has heard of
+        self._kinds: set[str] = set()  # the kinds of failures that were logged as warnings
 
     # ---- for a source to fill in -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before the thread starts: forget what was told in an earlier life."""
+        """Before the thread starts: forget what was reported before."""
 
     def look(self) -> float:
-        """Look once, tell() what is new, and return the seconds until the next look."""
+        """Poll once, tell() what is new, and return the seconds until the next poll."""
         raise NotImplementedError
 
     def interrupt(self) -> None:
-        """Make a look() that waits on another thread come back."""
+        """Make a look() that waits on another thread return."""
 
-    # ---- for everybody ---------------------------------------------------------------------------------------------------------
+    # ---- for all sources ---------------------------------------------------------------------------------------------------------
 
     def start(self, notify: Callable[[Notice], None]) -> None:
         with self._starting:
             if self._thread is not None:
                 return
             self._notify = notify
-            self._stopping = threading.Event()  # a new one: the thread of an earlier life may not have ended yet
+            self._stopping = threading.Event()  # a new one: the previous thread may not have ended yet
             self.begin()
             self._thread = threading.Thread(target=self._run, args=[self._stopping], name=f"lastcall-{self.name}", daemon=True)
             self._thread.start()
@@ -87,10 +87,10 @@ class Poller:
         try:
             self._notify(notice)
         except Exception:
-            log.exception("acting on %r failed; still looking for news", reason)
+            log.exception("handling %r failed; still watching for notices", reason)
 
     def warn(self, kind: str, message: str, *arguments: object) -> None:
-        """A warning the first time, a debug line from then on."""
+        """A warning the first time, a debug line afterwards."""
         level = logging.DEBUG if kind in self._kinds else logging.WARNING
         self._kinds.add(kind)
         log.log(level, message, *arguments)
@@ -115,9 +115,9 @@ class Poller:
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Trouble):
-            self.warn(error.kind, "%s %s. Training goes on; trying again", self.title, error)
-        else:  # a bug of ours: the training run is worth more than our pride
-            self.warn(type(error).__name__, "%s: looking for news failed with %r. Training goes on; trying again", self.title, error)
+            self.warn(error.kind, "%s %s. Training continues; retrying", self.title, error)
+        else:  # a bug of ours: it must not end the training
+            self.warn(type(error).__name__, "%s: watching for notices failed with %r. Training continues; retrying", self.title, error)
 
 
 def _ignore(notice: Notice) -> None:
@@ -125,7 +125,7 @@ def _ignore(notice: Notice) -> None:
 
 
 def monotonic(clock: clocks.Clock, wall: float) -> float:
-    """A time of day as a deadline on the monotonic clock. What is past already is due now."""
+    """A time of day as a deadline on the monotonic clock. A time in the past is due now."""
     return clock.now() + max(0.0, wall - clock.wall())
 
 

@@ -1,4 +1,4 @@
-"""Hears signals within milliseconds, whatever the main thread is doing.
+"""Receives signals within milliseconds, whatever the main thread is doing.
 
 Discarded, with what was measured (research/perf-detail.md, part D):
 
@@ -33,13 +33,13 @@ from lastcall.notices import mainthread
 _log = logging.getLogger("lastcall")
 
 _STOP = 0  # no signal has this number
-_SETTLED = 0x7E  # settle(): all before this byte is told
+_SETTLED = 0x7E  # settle(): everything before this byte has been reported
 _TELL = 0x7F  # a chained handler raised: the thread logs it, since logging inside a signal handler may interrupt itself
 _HANDLED = 0x80  # added to the signal's number by the Python handler, to tell its bytes from those of the C handler
 _JOIN_SECONDS = 2.0
 _SETTLE_SECONDS = 1.0
-_LOOK_SECONDS = 0.5  # between two looks whether the signals are still ours
-_START_SECONDS = 5.0  # until a main thread that is busy in C must have come to install us,
+_LOOK_SECONDS = 0.5  # between two checks whether the signals are still ours
+_START_SECONDS = 5.0  # until a main thread that is busy in C must have run our installation,
 _STOP_SECONDS = 1.0  # or to restore: the grace may be running, and our handlers do no harm
 
 _live: SignalListener | None = None
@@ -80,20 +80,24 @@ class SignalListener:
         self._owed: set[int] = set()  # told to on_signal already, but the Python handler has still to run for them
 
     def start(self) -> None:
-        """Begin to listen. RuntimeError where that is impossible: the caller can go on without notices from signals."""
+        """Start listening. RuntimeError if that is impossible: the caller can continue without notices from signals."""
         global _live
         if _live is not None:
             raise RuntimeError("another SignalListener is live in this process: stop() it first")
         if self._state != "new":
-            raise RuntimeError("this SignalListener was used already: make a new one")
+            raise RuntimeError("this SignalListener was already used: create a new one")
         _register_fork_hook()
         self._pid = os.getpid()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        _live = self  # at once: if the main thread is busy, it may be seconds until we are
+        _live = self  # at once: if the main thread is busy, installing may take seconds
         try:
             mainthread.call(self._install, _START_SECONDS)
-        except (ValueError, OSError, RuntimeError) as error:  # a subinterpreter, a stuck main thread, or SIGKILL: nobody can catch it
+        except (
+            ValueError,
+            OSError,
+            RuntimeError,
+        ) as error:  # a subinterpreter, a stuck main thread, or SIGKILL, which cannot be caught
             if self._previous:
                 with contextlib.suppress(ValueError, RuntimeError):
                     mainthread.call(self._restore, _STOP_SECONDS)
@@ -106,11 +110,11 @@ class SignalListener:
         self._thread.start()
 
     def rearm(self) -> bool:
-        """Take the wakeup fd again if nobody has it now. True if it is ours.
+        """Take the wakeup fd again if it is unset. True if it is ours.
 
-        asyncio clears the fd when it closes a loop that used it; from then on signals are heard late, through the Python
-        handler, until this is called. Elsewhere than in the main thread it answers what it found the last time, and has
-        the main thread look again when it can.
+        asyncio clears the fd when it closes a loop that used it; from then on signals are received late, through the Python handler,
+        until this is called. Outside of the main thread it returns the last known answer, and makes the main thread check again when it
+        can.
         """
         if self._state != "live" or os.getpid() != self._pid:
             return False
@@ -134,17 +138,17 @@ class SignalListener:
         return False
 
     def settle(self) -> None:
-        """Returns when on_signal was called for all that came before, or after a moment."""
+        """Returns when on_signal was called for all earlier signals, or after a moment."""
         if self._state == "live" and threading.current_thread() is not self._thread:
             self._settled.clear()
             self._wake(_SETTLED)
             self._settled.wait(_SETTLE_SECONDS)
 
     def stop(self, *, ignore: bool = False) -> None:
-        """Stop, hand on what has come, and put everything back. With `ignore`, the signals are left ignored: for a
-        process that has saved and is on its way out, where a second SIGTERM would only spoil the exit code.
+        """Stop, forward pending signals, and restore everything. With `ignore`, the signals are left ignored: for a
+        process that has saved and is exiting, where a second SIGTERM would only change the exit code.
 
-        From a side thread while the main thread is in a C call: our handlers stay, and the next signal puts things back.
+        From a side thread while the main thread is in a C call: our handlers stay, and the next signal restores the previous ones.
         """
         global _live
         if self._state != "live":
@@ -173,11 +177,11 @@ class SignalListener:
         if self._former != -1:
             with contextlib.suppress(OSError):
                 self._forward = os.dup(self._former)
-        # A blocked signal would never be heard: a process can inherit that from whoever started it.
+        # A blocked signal would never arrive: a process can inherit that from its parent.
         self._unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signums) & set(self._signums)
 
     def _restore(self, instead: signal.Handlers | None = None) -> None:
-        """Undo _install, main thread only. What others have put in our place since then is theirs and stays."""
+        """Undo _install, main thread only. Handlers that others have since installed stay."""
         former = self._former if _same_file(self._former, self._forward) else -1
         present = signal.set_wakeup_fd(former)
         if present != self._writer.fileno():
@@ -225,7 +229,7 @@ class SignalListener:
 
     def _listen(self) -> None:
         counts: Counter[int] = Counter()
-        # What we forward may go to a socket that nobody reads any more: an error here, never the death of the process
+        # The signal may be forwarded to a socket without a reader: an error here must not kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         self._reader.settimeout(_LOOK_SECONDS)
         while True:
@@ -257,18 +261,18 @@ class SignalListener:
                     self._tell(signum, counts[signum])
 
     def hears(self, signum: int) -> bool:
-        """Whether nobody has put another handler in our place."""
+        """Whether our handler is still installed."""
         return self._state == "live" and signal.getsignal(signum) is self._handler
 
     def _look(self) -> None:
-        """A script, or a library, may have set one of our signals to be ignored or to kill since: then nobody would hear it."""
+        """A script or a library may have set one of our signals to be ignored or to kill since: then it would be lost."""
         if self._stopping or self._state != "live":
             return
         if any(mainthread.is_deaf(signum) for signum in self._signums):
             mainthread.post(self._take_back)
 
     def _take_back(self) -> None:
-        """In the main thread. What was set is put back at the end."""
+        """In the main thread. The new setting is restored at the end."""
         if self._stopping or self._state != "live" or os.getpid() != self._pid:
             return
         for signum in self._signums:
@@ -280,8 +284,8 @@ class SignalListener:
             if signum not in self._taken_back:
                 self._taken_back.add(signum)
                 _log.warning(
-                    "%s was set to %s inside the block, and a notice would not have been heard: lastcall listens to it again. "
-                    "To keep it so, leave it out of LASTCALL_SIGNALS",
+                    "%s was set to %s inside the block, so notices would have been lost: lastcall listens to it again. "
+                    "To keep that setting, remove the signal from LASTCALL_SIGNALS",
                     signum.name,
                     "be ignored" if self._previous[signum] is signal.SIG_IGN else "kill the process",
                 )
@@ -290,18 +294,18 @@ class SignalListener:
         try:
             self._on_signal(signum, count)
         except Exception:
-            _log.exception("acting on %s failed; still listening", signal.Signals(signum).name)
+            _log.exception("handling %s failed; still listening", signal.Signals(signum).name)
 
     def _pass_on(self, byte: int) -> None:
         if self._forward != -1:
-            with contextlib.suppress(OSError):  # full, or its reader is gone: CPython itself would drop it as well
+            with contextlib.suppress(OSError):  # full, or its reader is gone: CPython itself would drop it, too
                 os.write(self._forward, bytes([byte]))
 
     def _log_raised(self) -> None:
         while self._raised:
             signum, error = self._raised.popleft()
             _log.warning(
-                "the %s handler that was there before raised %r; deferred: it would tear a step that is under way",
+                "the previous %s handler raised %r; deferred, because it would interrupt the current step",
                 signal.Signals(signum).name,
                 error,
             )

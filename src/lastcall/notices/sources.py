@@ -1,4 +1,4 @@
-"""Every place where news can come from, beside signals: a stop file, the clouds' metadata, the end of a Slurm allocation."""
+"""Every source of notices besides signals: a stop file, the clouds' metadata, the end of a Slurm allocation."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from lastcall.types import Notice
 
 CLOUDS = ("auto", "aws", "gcp", "azure", "none")
 _ENDPOINTS = {
-    "aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT",  # what Amazon's own libraries read
-    "gcp": "GCE_METADATA_HOST",  # what Google's own libraries read
+    "aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT",  # the variables of Amazon's own libraries
+    "gcp": "GCE_METADATA_HOST",  # the variables of Google's own libraries
     "azure": "LASTCALL_AZURE_METADATA_ENDPOINT",
 }
 
 
 class Source(Protocol):
-    """News on a thread of its own. Nothing here raises, and stop() comes back within a second or so."""
+    """A source of notices on a thread of its own. Nothing here raises, and stop() returns within a second or so."""
 
     name: str
 
     def start(self, notify: Callable[[Notice], None]) -> None:
-        """Begin to look for news. `notify` is called from another thread; what it raises is logged. Harmless when started already."""
+        """Start watching. `notify` is called from another thread; what it raises is logged. Does nothing if already started."""
 
     def stop(self) -> None:
-        """After this, notify is called no more. May be started again, and tells again what is still true."""
+        """After this, notify is no longer called. May be started again, and then reports again what is still valid."""
 
 
 def build(
@@ -44,7 +44,7 @@ def build(
     clock: clocks.Clock | None = None,
     firmware: Path = detect.DMI,
 ) -> list[Source]:
-    """The sources that have something to say here, none of them started. Asks nobody; ConfigError for a wrong setting."""
+    """The sources that apply here, none of them started. No network access; ConfigError for a wrong setting."""
     environ = os.environ if environ is None else environ
     clock = clock or clocks.Clock()
     if cloud not in CLOUDS:

@@ -1,7 +1,8 @@
-"""The end of a Slurm allocation: known from the start, and announced by no signal unless the job asked for one (--signal=B:TERM@120).
+"""The end of a Slurm allocation: known from the start, and not announced by a signal unless the job requested one
+(--signal=B:TERM@120).
 
-At the end Slurm sends SIGTERM and, KillWait seconds later (30 by default, an administrator's choice), SIGKILL. A save that needs
-longer than that has to begin before the end: `lead` seconds before.
+At the end Slurm sends SIGTERM and, KillWait seconds later (30 by default, an administrator's choice), SIGKILL. A save that needs longer
+than that has to start before the end: `lead` seconds before.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Slurm(polling.Poller):
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str], lead: float = LEAD, clock: clocks.Clock | None = None) -> Slurm | None:
-        """None outside of an allocation, and where its end cannot be known."""
+        """None outside of an allocation, or if its end is unknown."""
         job = environ.get("SLURM_JOB_ID", "").strip()
         if not job:
             return None
@@ -47,7 +48,7 @@ class Slurm(polling.Poller):
         scontrol = shutil.which("scontrol", path=environ.get("PATH"))
         if end is None and scontrol is None:
             log.warning(
-                "The end of Slurm job %s is unknown: neither SLURM_JOB_END_TIME nor scontrol is there. Ask for a signal before it: "
+                "The end of Slurm job %s is unknown: neither SLURM_JOB_END_TIME nor scontrol is available. Request a signal before it: "
                 "#SBATCH --signal=B:TERM@120",
                 job,
             )
@@ -57,7 +58,7 @@ class Slurm(polling.Poller):
     def look(self) -> float:
         self._read_again()
         if self.end is None:
-            return _READ_AGAIN  # no limit, until somebody sets one
+            return _READ_AGAIN  # no limit, until one is set
         left = self.end - self.clock.wall()
         lead = self._affordable(left)
         if left > lead:
@@ -66,12 +67,12 @@ class Slurm(polling.Poller):
         return polling.DONE
 
     def _affordable(self, left: float) -> float:
-        """A job shorter than the lead would stop at its first step, be requeued, and stop again, for ever."""
+        """A job shorter than the lead would stop at its first step, be requeued, and stop again, forever."""
         if self._lead is None:
             self._lead = max(0.0, min(self._wanted, left / 2))
             if self._lead < self._wanted:
                 log.warning(
-                    "Only %.0f s are left of the Slurm allocation: the notice comes %.0f s before its end instead of %.0f s",
+                    "Only %.0f s are left of the Slurm allocation: the notice will come %.0f s before its end instead of %.0f s",
                     left, self._lead, self._wanted,
                 )  # fmt: skip
         return self._lead
@@ -86,7 +87,7 @@ class Slurm(polling.Poller):
                 raise polling.Trouble("scontrol", f"cannot be read from scontrol: {error}") from error
             self.warn(
                 "scontrol",
-                "scontrol does not say when the Slurm allocation ends (%s): still taken to be %s",
+                "scontrol does not report when the Slurm allocation ends (%s): still assuming %s",
                 error,
                 polling.shown(self.end),
             )
@@ -96,7 +97,7 @@ class Slurm(polling.Poller):
 
     def _ask(self) -> str:
         command = [str(self._scontrol), "show", "job", self._job, "-o"]
-        # Seconds since 1970 are free of time zones; whoever does not understand the format prints local time.
+        # Seconds since 1970 are independent of time zones; an scontrol that does not know the format prints local time.
         environ = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
         result = subprocess.run(
             command, capture_output=True, timeout=_SCONTROL_SECONDS, env=environ, stdin=subprocess.DEVNULL, check=False

@@ -1,4 +1,4 @@
-"""The save that a training script has of its own: found in its source, entered in its frame, or replayed. Knows no framework."""
+"""A training script's own save: found in its source, entered in its frame, or replayed. Independent of any framework."""
 
 from lastcall.script.find.points import Saves
 from lastcall.script.own import Script, Spot, find

@@ -1,4 +1,4 @@
-"""The script's own save, for those who want it to save now."""
+"""The script's own save, for adapters that want it to save now."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 
 from lastcall.script.enter import reachability
-from lastcall.script.enter.entering import Entering
-from lastcall.script.find import finding
+from lastcall.script.enter.entry import SaveEntry
+from lastcall.script.find import search
 from lastcall.script.find.observed import Learned
 from lastcall.script.find.points import Saves
-from lastcall.script.replay.replaying import Replay
+from lastcall.script.replay.replay import Replay
 
 log = logging.getLogger("lastcall")
 
@@ -24,7 +24,7 @@ def find(frame: FrameType | None, saves: Saves) -> Script:
 
 @dataclass(frozen=True)
 class Spot:
-    """What is said of a save point. The point itself holds the script's variables: kept, they would keep a batch on the GPU."""
+    """A description of a save point. The point itself refers to the script's variables: keeping it would keep a batch on the GPU."""
 
     place: str
     near: bool
@@ -39,10 +39,10 @@ class Script:
         self.because = ""
         self.looped = False
         self._saves = saves
-        self._entering: Entering | None = None
+        self._entry: SaveEntry | None = None
         self._replay = Replay()
         self._learned = Learned()
-        self._stops: Mapping[CodeType, finding.Stop] = {}
+        self._stops: Mapping[CodeType, search.Stop] = {}
         self.look(frame)
 
     @property
@@ -53,7 +53,7 @@ class Script:
     @property
     def inside(self) -> bool:
         """Whether the script is between the first statement that has to do with the save and the last."""
-        return self._replay.inside or (self._entering is not None and self._entering.inside)
+        return self._replay.inside or (self._entry is not None and self._entry.inside)
 
     @property
     def place(self) -> str:
@@ -61,37 +61,37 @@ class Script:
 
     @property
     def kept_from(self) -> str:
-        """What keeps the script from all of its saves, whatever the step."""
+        """What makes all of the script's saves unreachable, whatever the step."""
         kept = [point.kept_from for point in self.points]
         return " and ".join(f"`{each}`" for each in dict.fromkeys(kept)) if all(kept) else ""
 
     def enter(self, frame: FrameType, after: Callable[[], None], *, wait: bool) -> bool:
-        """In the training thread, from below the frame of the script: the next save point that is reached is taken as though its
-        condition were true, and `after` is called in the script's frame when that is over. `after` may raise: that is raised there.
+        """In the training thread, from below the script's frame: the next save point that is reached runs as if its condition were
+        true, and `after` is called in the script's frame when it is done. What `after` raises is raised there.
         `wait`: where a point is not for this process, another one may be; otherwise that is all there was to do. False if the script
         is not at work in these frames."""
         self.cancel()
         found = self.look(frame)
         if not found.points:
             return False
-        self._entering = Entering(found.points, after, wait=wait)
-        self._entering.begin(frame)
+        self._entry = SaveEntry(found.points, after, wait=wait)
+        self._entry.begin(frame)
         return True
 
     def cancel(self) -> None:
         """In the training thread."""
-        if self._entering is not None:
-            self._entering.cancel()
-            self._entering = None
+        if self._entry is not None:
+            self._entry.cancel()
+            self._entry = None
 
     def remember(self, frame: FrameType) -> None:
-        """At every report, from its caller: the counts that hold there, and how the script came there if its source does not tell."""
+        """At every report, from its caller: records the current counts, and the call path if the source does not show it."""
         try:
             self._replay.remember(frame)
             if not self.points and self._learned.learn(frame, self._saves):
-                self._say(finding.look(frame, self._saves, self._learned, self._stops), frame)
+                self._say(search.look(frame, self._saves, self._learned, self._stops), frame)
         except Exception:
-            log.debug("the variables of the script cannot be read", exc_info=True)
+            log.debug("cannot read the variables of the script", exc_info=True)
 
     def replay(self, frame: FrameType) -> str:
         """In the training thread, at a completed step: runs the statements that save, here and now. Returns why that failed."""
@@ -99,19 +99,19 @@ class Script:
         found = self.look(frame)
         return self._replay.run(frame, found, self._saves) if found.points else self.because
 
-    def look(self, frame: FrameType | None) -> finding.Found:
-        """Again, from a step: there may be values that were not there before, and the script may be in another loop. enter() and
+    def look(self, frame: FrameType | None) -> search.Found:
+        """Search again, from a step: there may be new values, and the script may be in another loop. enter() and
         replay() do so themselves. Takes some 30 ms."""
         try:
-            found = finding.look(frame, self._saves, self._learned)
+            found = search.look(frame, self._saves, self._learned)
         except Exception as error:
             log.debug("looking for the script's own save failed", exc_info=True)
-            found = finding.Found([], [], f"looking for it failed: {error!r}")
-        self._stops = finding.stops(found.chain)
+            found = search.Found([], [], f"looking for it failed: {error!r}")
+        self._stops = search.stops(found.chain)
         self.looped = found.looped
         self._say(found, frame)
         return found
 
-    def _say(self, found: finding.Found, frame: FrameType | None) -> None:
+    def _say(self, found: search.Found, frame: FrameType | None) -> None:
         self.points = [Spot(point.place, point.near, reachability.kept_from(point, frame)) for point in found.points]
         self.because = found.because

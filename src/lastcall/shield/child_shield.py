@@ -37,7 +37,7 @@ _REQUEST = "_lastcall_shield"
 _KILL_SECONDS = 1.0
 
 _original: Any = process.BaseProcess.start
-_above: Any = None  # somebody else's wrapper that was over ours at the last uninstall(), and still calls it
+_above: Any = None  # another library's wrapper that was around ours at the last uninstall() and still calls it
 _active: frozenset[int] = frozenset()  # what is shielded now
 _server_mask: frozenset[int] = frozenset()  # what a fork server of ours blocks, and so do all its children
 _hook: Request | None = None  # multiprocessing keeps its after-fork hooks for as long as the object lives
@@ -52,16 +52,16 @@ class WorkerShield:
         self._pid = -1
 
     def install(self, signals: Sequence[int]) -> None:
-        """In a process that is itself shielded, that is lifted first: who protects a run wants its notices."""
+        """In a process that is itself shielded, that shield is removed first: a protected run needs its notices."""
         if child_side.lift():
             _uninstall()
         if _active:
-            raise RuntimeError("a WorkerShield is installed already: uninstall() it first")
+            raise RuntimeError("a WorkerShield is already installed: uninstall() it first")
         _install(frozenset(signals))
         self._pid = os.getpid()
 
     def uninstall(self) -> None:
-        """Children that live stay shielded. Nothing happens in a forked child, or if it was not installed."""
+        """Living children stay shielded. Nothing happens in a forked child, or if it was not installed."""
         if self._pid == os.getpid():
             self._pid = -1
             _uninstall()
@@ -159,14 +159,14 @@ def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, own
 
 def _terminate(popen: Any) -> None:
     """Replaces terminate() of a shielded child. Two SIGTERMs that are pending at once become one, with the sender of
-    the first: ours would be taken for the group's, and who joins the child would wait forever. Real-time ones queue."""
+    the first: ours would be mistaken for the group's, and joining the child would wait forever. Real-time ones queue."""
     popen._send_signal(signal.SIGTERM)
     popen._send_signal(child_side.OWNERS_WORD)
 
 
 def _dismiss() -> None:
-    """End DataLoader workers at exit, just before multiprocessing does it, and kill those that do not listen (still
-    importing torch, or in a C call that keeps the interpreter lock): multiprocessing would wait for them."""
+    """End DataLoader workers at exit, just before multiprocessing does it, and kill those that do not respond (still importing torch,
+    or in a C call that keeps the interpreter lock): multiprocessing would wait for them."""
     workers = [child for child in process.active_children() if getattr(getattr(child, _REQUEST, None), "quiet", False)]
     for worker in workers:
         worker.terminate()

@@ -1,4 +1,4 @@
-"""The child's side of workers.py: holds signals back in a child process while its parent still needs it.
+"""The child's side of child_shield.py: holds signals back in a child process while its parent still needs it.
 
 Imports no torch: a spawned child that has nothing to do with torch imports this module as well.
 
@@ -30,12 +30,12 @@ _fork_hook_registered = False
 
 
 class Shield:
-    """Holds `signals` back in this process. One that the owner sent, or the process itself, takes effect at once; one
-    from anybody else (the group's SIGTERM, a Ctrl-C) is kept, and takes effect when the owner has gone."""
+    """Holds `signals` back in this process. One that the owner sent, or the process itself, takes effect at once; any other (the
+    group's SIGTERM, a Ctrl-C) is kept, and takes effect when the owner has gone."""
 
     def __init__(self, signals: frozenset[int], quiet: bool, owner: int) -> None:
         self.signals = signals
-        self.quiet = quiet  # a DataLoader's worker: leaves with 0 when it is told to go, as torch's own handler makes it do
+        self.quiet = quiet  # a DataLoader's worker: exits with 0 when its owner ends it, as with torch's own handler
         self.owner = owner  # its parent, except under a fork server, where the parent is the server
         self._served = os.getppid() != owner
         self._held: int | None = None
@@ -54,7 +54,7 @@ class Shield:
         _keep_out_of_grandchildren()
 
     def lift(self) -> None:
-        """Be an ordinary process again, and take what was held back; main thread."""
+        """Become an ordinary process again and deliver what was held back; main thread."""
         global _current
         _current = None
         self._lifted = True
@@ -97,7 +97,7 @@ class Shield:
         # torch gives its workers a C handler, which Python does not see: only one set since then is their own
         if callable(handler) and (not self.quiet or handler is not self._handlers[signum]):
             if signum == signal.SIGTERM and self._told:
-                return  # workers.py says it twice: the second would break into what the first began
+                return  # child_shield.py sends it twice: the second would interrupt what the first started
             self._told = signum == signal.SIGTERM
             _thread.interrupt_main(signal.Signals(signum))
             if self._interruptible:
@@ -121,7 +121,7 @@ def lift() -> bool:
 
 def _make_interruptible() -> bool:
     """Make sure that SIGURG interrupts a sleeping main thread, so that it runs the handler of a signal that another
-    thread has received. Nobody else's: by default it is ignored, without interrupting anything."""
+    thread has received. By default it is ignored, without interrupting anything."""
     if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
         return False
     try:
@@ -133,7 +133,7 @@ def _make_interruptible() -> bool:
 
 def _keep_out_of_grandchildren() -> None:
     """Programs that the child starts inherit its blocked signals but no shield: without this, nothing but SIGKILL would
-    end them. multiprocessing children of the child are shielded in their turn (workers.py)."""
+    end them. multiprocessing children of the child are shielded in their turn (child_shield.py)."""
     global _fork_hook_registered
     if _fork_hook_registered:
         return

@@ -1,5 +1,5 @@
-"""What a protected run needs from its process, whatever the framework: signals, children that outlive the group's SIGTERM, visible log
-lines, and a way out that says what happened."""
+"""What a protected run needs from its process, with any framework: signals, children that outlive the group's SIGTERM, visible log
+lines, and an exit that reports what happened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lastcall.shield.child_shield import WorkerShield
 from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
-taken = ""  # who else gets the notices of this process: a framework's adapter above ours. Zero-code runs then stand back
+taken = ""  # set by a framework's adapter that handles this process's notices. Zero-code runs then do nothing
 
 
 class Guarded:
@@ -35,7 +35,7 @@ class Guarded:
         on_notice: Callable[[Notice], None],
         signals: Sequence[str] | None = None,
     ) -> None:
-        """`signals`: those that are listened to, where that is more than the settings say."""
+        """`signals`: the signals to listen to, if more than the settings name."""
         self._jit = jit
         self._signals = tuple(jit.signals if signals is None else signals)
         self._on_signal = on_signal
@@ -57,12 +57,12 @@ class Guarded:
             self._visible.__exit__()
             self._listener = None
             raise errors.BusyError(
-                "a run is protected in this process already, and two cannot share its signals. Leave its with block first."
+                "a run is already protected in this process, and two cannot share its signals. Exit its with block first."
             ) from error
         try:
             self._listener.start()
         except RuntimeError as error:
-            log.warning("Signals are not listened to: %s. Notices must come another way", error)
+            log.warning("Cannot listen to signals: %s. Notices must come from another source", error)
             self._listener = None
         if self._jit.stop_file is not None:
             self._stop_file = StopFile.named(self._jit.stop_file)
@@ -73,7 +73,7 @@ class Guarded:
 
     @property
     def listening(self) -> bool:
-        """Whether there are signals that it hears."""
+        """Whether it listens to any signals."""
         return self._listener is not None and bool(self._jit.signals)
 
     def rearm(self) -> None:
@@ -82,13 +82,13 @@ class Guarded:
             self._listener.rearm()
 
     def settle(self) -> None:
-        """Have every signal that has come so far told."""
+        """Report every signal that has arrived so far."""
         if self._listener is not None:
             self._listener.settle()
 
     def let_go(self, *, ignore: bool = False) -> None:
-        """Handlers go. A process that has saved and is on its way out ignores further signals: a second SIGTERM during the
-        interpreter's shutdown must not turn its exit code into another."""
+        """Remove the handlers. A process that has saved and is exiting ignores further signals: a second SIGTERM during the
+        interpreter's shutdown must not change its exit code."""
         if self._stop_file is not None:
             self._stop_file.stop()
         self._shield.uninstall()
@@ -98,7 +98,7 @@ class Guarded:
 
 
 class Protection(Guarded):
-    """One whose notices go to the inbox of a session."""
+    """A listener whose notices go to the inbox of a session."""
 
     def __init__(self, context: RunContext, inbox: Inbox) -> None:
         super().__init__(context.jit, self._notify, inbox.notify, (*context.jit.signals, *_hangup(context.jit)))
@@ -108,41 +108,41 @@ class Protection(Guarded):
     def _notify(self, signum: int, count: int) -> None:
         context = self._context
         if signum == signal.SIGINT and count > 1:  # what is being written is not committed, and is removed on start
-            log.warning("%s again: leaving at once", signal.Signals(signum).name)
+            log.warning("Got %s again: exiting at once", signal.Signals(signum).name)
             exits.leave(128 + signum)
         if signal.Signals(signum).name not in self._jit.signals and self._jit.on_error != "save":
-            log.warning("SIGHUP at step %d, which is not saved: LASTCALL_ON_ERROR is 'leave'", context.subject.step)
+            log.warning("Got SIGHUP at step %d, which is not saved because LASTCALL_ON_ERROR is 'leave'", context.subject.step)
             exits.die_of(signum)
         now = context.clock.now()
         self._inbox.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
     def leave(self, left: BaseException | None, preempted: Callable[[], errors.Preempted]) -> BaseException | None:
-        """After everything is closed: the process ends here if it must not go on. Otherwise returns what is to be raised: `left`, or
-        that the run must come again, where it had finished and was told to stop before its end was in the mirror."""
+        """After everything is closed: the process ends here if it must not continue. Otherwise returns what to raise: `left`, or that
+        the run must be restarted, if it had finished and got a notice before its end was in the mirror."""
         outcome, notice = self._context.outcome.value, self._context.latch.notice
         if left is None and outcome is Outcome.SAVED:
             left = preempted()
         if outcome is Outcome.NOT_SAVED and notice is not None and notice.signum is not None:
             with logs.Visible(self._jit.log_level):
-                log.error("Nothing was saved: dying of %s", notice.reason)
+                log.error("Nothing was saved: exiting with %s", notice.reason)
             exits.die_of(notice.signum)
         if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
-            exits.leave(int(left.code or 0))  # a SystemExit ends its own thread only: the process would go on, and end with 0
+            exits.leave(int(left.code or 0))  # a SystemExit ends only its own thread: the process would continue, and exit with 0
         if isinstance(left, errors.Preempted) and notice is not None:
             exits.see_out(int(left.code or 0), notice.at + self._jit.grace if notice.deadline is None else notice.deadline)
         return left
 
 
 def _hangup(jit: JITCheckpointConfig) -> tuple[str, ...]:
-    """SIGHUP, where nobody has said anything about it: a terminal that hangs up ends the run as an exception would. Under nohup it is
-    ignored, and stays so."""
+    """SIGHUP, unless it is configured: a terminal that hangs up ends the run as an exception would. Under nohup it is ignored, and
+    stays ignored."""
     free = jit.signals and "SIGHUP" not in jit.signals and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     return ("SIGHUP",) if free else ()
 
 
 class Afterwards:
     """Training has finished, and the rest of the script runs (an evaluation, an export) below `lastcall run`. A notice still ends it,
-    as it would without us; but the launcher hears that the same command must be run again, whoever stands in between."""
+    as it would without lastcall; but the launcher learns that the same command must be run again, whatever is in between."""
 
     _listener: SignalListener | None = None
 
@@ -155,25 +155,25 @@ class Afterwards:
 
         def on_signal(signum: int, count: int) -> None:
             if not listener.hears(signum):
-                return  # the script has a handler of its own by now
+                return  # the script has since installed its own handler
             link.tell(outcome=Outcome.SAVED.value)
             with logs.Visible(jit.log_level):
                 log.warning(
-                    "%s came when training had finished at step %d, while the rest of the script was running: it must be run again. "
-                    "Leaving with exit code %d", signal.Signals(signum).name, context.subject.step, jit.exit_code,
+                    "Got %s after training had finished at step %d, during the rest of the script: it must be run again. "
+            "Exiting with code %d", signal.Signals(signum).name, context.subject.step, jit.exit_code,
                 )  # fmt: skip
                 exits.leave(jit.exit_code)
 
         listener = SignalListener(names, on_signal)
         try:
             listener.start()
-        except RuntimeError:  # another one listens, or nobody can
+        except RuntimeError:  # another listener is active, or none can be
             return
         cls._listener = listener
 
     @classmethod
     def end(cls) -> None:
-        """Another run begins in this process."""
+        """Another run starts in this process."""
         if cls._listener is not None:
             cls._listener.stop()
             cls._listener = None

@@ -1,6 +1,6 @@
 """Every file operation of a save or a start, behind one class, so that tests can make any of them fail (lastcall.testing.FaultyFiles).
 
-`Files` is the real thing: thin, no policy. It holds no state and may be shared by threads.
+`Files` is the real implementation: thin, no policy. It holds no state and may be shared by threads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _numbers = itertools.count()
 
 
 def own_name() -> str:
-    """A name in a directory that nobody else takes: no thread, no fork, and no process of the same number in another container or on
-    another machine that has the same directory."""
+    """A unique name in a directory: not taken by another thread, a fork, or a process with the same ID in another container or on
+    another machine that shares the directory."""
     return f"{_PROCESS}-{os.getpid()}-{next(_numbers)}"
 
 
@@ -39,7 +39,7 @@ class Files:
         os.close(fd)
 
     def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
-        """May write less than asked for, as the system call may; the caller goes on from there."""
+        """May write less than requested, as the system call may; the caller continues from there."""
         return os.pwritev(fd, views, offset, flags)
 
     def pread(self, fd: int, data: memoryview, offset: int) -> int:
@@ -96,7 +96,7 @@ class Files:
         return stat.f_bavail * stat.f_frsize
 
     def free_inodes(self, path: Path) -> int | None:
-        """How many files more there can be; None where the file system has no such limit."""
+        """The number of further files possible; None if the file system has no such limit."""
         stat = os.statvfs(path)
         return stat.f_favail if stat.f_files else None
 
@@ -105,7 +105,7 @@ _IOV_MAX = 1024
 
 
 def write_all(files: Files, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> None:
-    """Write everything, going on after short writes."""
+    """Write everything, continuing after short writes."""
     left = [view for view in views if len(view)]
     while left:
         written = files.pwrite(fd, left[:_IOV_MAX], offset, flags)
@@ -129,8 +129,8 @@ def write_small(files: Files, path: Path, data: bytes) -> None:
 
 
 def replace_small(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a small file and give it its name in one step, for whoever reads it while it is replaced. Nobody can have put a link where
-    it is written: nobody knows that name before. `mode` is subject to the umask, as for any file."""
+    """Write a small file and rename it atomically, for concurrent readers. It is written under an unpredictable name, so no other user
+    can have placed a link there. `mode` is subject to the umask, as for any file."""
     under = path.with_name(f"{path.name}.{own_name()}.tmp")
     fd = os.open(under, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
@@ -174,7 +174,7 @@ def remove_tree(files: Files, path: Path) -> None:
 
 
 def first_free(parent: Path, names: Iterable[str]) -> Path:
-    """The first of these names that is not taken."""
+    """The first of these names that is free."""
     return next(path for name in names if not (path := parent / name).exists() and not path.is_symlink())
 
 

@@ -17,7 +17,7 @@ def stuck(error: OSError) -> bool:
 
 
 def move(files: Files, old: Path, new: Path) -> None:
-    """Rename, in one step where that goes, otherwise piece by piece. Only for what nobody relies on: a kill in the middle leaves two
+    """Rename, atomically if possible, otherwise piece by piece. Only for folders that are not in use: a kill in the middle leaves two
     halves."""
     try:
         files.rename(old, new)
@@ -35,8 +35,8 @@ def move(files: Files, old: Path, new: Path) -> None:
 
 
 def remove_in_place(files: Files, folder: Path, sentinel: str, record: str) -> None:
-    """Remove a checkpoint where it is. The sentinel comes first and the record goes first: a kill in the middle leaves what the next
-    start knows to be incomplete."""
+    """Remove a checkpoint where it is. The sentinel comes first and the record goes first: a kill in the middle leaves a folder that
+    the next start recognizes as incomplete."""
     storage.write_small(files, folder / sentinel, b"lastcall is removing this checkpoint\n")
     files.unlink(folder / record)
     files.sync_directory(folder)

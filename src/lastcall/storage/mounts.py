@@ -1,7 +1,7 @@
-"""Whether a folder is on the disk that was meant, as far as anybody can tell.
+"""Whether a folder is on the intended disk, as far as can be determined.
 
-A mount point that nothing is mounted on is an ordinary folder of the disk below. Nobody can know what was meant, but three things tell:
-the folder above is not there either; fstab names a disk for this place, and it is not mounted; or the folder is on another file system
+An unused mount point is an ordinary folder of the disk below. The intent cannot be known, but three signs reveal a missing disk: the
+folder above does not exist either; fstab names a disk for this place, and it is not mounted; or the folder is on another file system
 than a moment ago.
 """
 
@@ -16,12 +16,12 @@ MOUNTED = Path("/proc/self/mountinfo")
 
 
 class Missing(Exception):
-    """The disk is not there."""
+    """The disk is missing."""
 
 
 def check(folder: Path, device: int | None) -> int:
-    """Have the folder, and return the device that it is on; `device` is what this returned before. Only the folder itself is made, not
-    the one above it. Missing where its disk is."""
+    """Create the folder if needed, and return its device; `device` is what this returned before. Only the folder itself is created, not
+    the one above it. Raises Missing if its disk is missing."""
     try:
         found = os.stat(folder).st_dev
     except FileNotFoundError:
@@ -29,9 +29,7 @@ def check(folder: Path, device: int | None) -> int:
     if device is None:
         _check_table(folder)
     elif found != device:
-        raise Missing(
-            f"it is on another file system than before: its disk is not mounted any more. Mount it again (findmnt -T {folder})"
-        )
+        raise Missing(f"it is on another file system than before: its disk is no longer mounted. Mount it again (findmnt -T {folder})")
     return found
 
 
@@ -47,7 +45,7 @@ def _make(folder: Path, device: int | None) -> int:
 
 
 def _check_table(folder: Path) -> None:
-    """What fstab says belongs here is here."""
+    """Checks that what fstab lists for this path is mounted."""
     mounted = {_unescaped(line.split()[4]) for line in _lines(MOUNTED) if len(line.split()) > 4}
     if not mounted:
         return
@@ -56,7 +54,7 @@ def _check_table(folder: Path) -> None:
         words = line.split("#")[0].split()
         point = _unescaped(words[1]) if len(words) >= 3 else ""
         if point.startswith("/") and point != "/" and point not in mounted and resolved.is_relative_to(point):
-            raise Missing(f"{FSTAB} names a disk for {point}, and none is mounted there. Mount it: mount {point}")
+            raise Missing(f"{FSTAB} lists a disk for {point}, but none is mounted there. Mount it: mount {point}")
 
 
 def _lines(path: Path) -> list[str]:

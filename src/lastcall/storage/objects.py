@@ -1,7 +1,7 @@
-"""Places that keep files by name and know no rename: a bucket of an object store, or a folder that is treated like one.
+"""Storage that keeps files by name and has no rename: a bucket of an object store, or a folder that is treated like one.
 
-`Objects` is all that a mirror (`core.mirror`) needs of them. Names are relative to the place, with slashes; what is written is there as
-a whole or not at all. Whatever goes wrong is a StorageError with the name in it; what no second attempt would mend is a ConfigError.
+`Objects` is all that a mirror (`core.mirror`) needs of them. Names are relative to the place, with slashes; writes are atomic. Failures
+are StorageErrors that name the object; a failure that no retry would fix is a ConfigError.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lastcall import errors, parsing
 from lastcall.storage import files as storage
 from lastcall.storage import mounts
 
-Moved = Callable[[int], None]  # told of so many bytes more; what it raises ends the transfer
+Moved = Callable[[int], None]  # called with the number of further bytes; what it raises ends the transfer
 _PIECE = 8 * 1024 * 1024
 _TEMPORARY = ".lastcall-part-"
-_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)  # what a second attempt does not mend
+_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)  # what a retry does not fix
 
 
 def nothing(moved: int) -> None:
-    """For whoever does not want to know."""
+    """A callback that ignores progress."""
 
 
 class Objects(Protocol):
@@ -32,10 +32,10 @@ class Objects(Protocol):
     def url(self) -> str: ...
 
     def names(self, prefix: str = "") -> dict[str, int]:
-        """What is there, with the sizes."""
+        """The objects, with their sizes."""
 
     def read(self, name: str, largest: int) -> bytes | None:
-        """A small object; None where there is none. One that is larger than `largest` is refused."""
+        """A small object; None if it does not exist. One that is larger than `largest` is refused."""
 
     def write(self, name: str, data: bytes) -> None: ...
 
@@ -45,17 +45,17 @@ class Objects(Protocol):
     def fetch(self, name: str, path: Path, moved: Moved = nothing) -> None: ...
 
     def copy(self, old: str, new: str) -> None:
-        """Without the bytes coming by here. An error where the place cannot: a file may be too large for it."""
+        """A server-side copy. An error if the store cannot: a file may be too large for it."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """What is not there is no error."""
+        """A missing object is not an error."""
 
     def age(self, name: str) -> float | None:
-        """How many seconds ago it was written, by one clock; None where there is none."""
+        """Its age in seconds, by one clock; None if it does not exist."""
 
 
 def opened(url: str, keys: str | None = None) -> Objects:
-    """`keys`: a folder with the credentials, where they are not found otherwise."""
+    """`keys`: a folder with the credentials, if they are not found otherwise."""
     scheme, place = parsing.split_place(url)
     if scheme == "file":
         return Folder(Path("/", place))
@@ -71,7 +71,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._files = storage.Files()
-        self._device: int | None = None  # of the file system that it is on; None before anybody has looked
+        self._device: int | None = None  # of its file system; None before the first check
 
     @property
     def url(self) -> str:
@@ -87,7 +87,7 @@ class Folder:
                 if name.startswith(prefix) and not file.startswith(_TEMPORARY):
                     try:
                         info = path.stat(follow_symlinks=False)
-                        if stat.S_ISREG(info.st_mode):  # a link, a pipe or a device is no file of ours
+                        if stat.S_ISREG(info.st_mode):  # a link, a pipe or a device is not one of our files
                             found[name] = info.st_size
                     except FileNotFoundError:
                         continue  # removed meanwhile
@@ -96,7 +96,7 @@ class Folder:
         return found
 
     def _unreadable(self, error: OSError) -> None:
-        """A disk that is gone must not look like one without checkpoints: the run would begin anew."""
+        """A missing disk must not look like one without checkpoints: the run would start from scratch."""
         if not isinstance(error, FileNotFoundError):
             raise self._failed("", "listed", error) from error
 
@@ -138,7 +138,7 @@ class Folder:
                 raise self._failed(name, "removed", error) from error
 
     def _others(self, folder: Path) -> list[str]:
-        """What is left in it. Where that is nothing but what somebody was killed over, that goes, too."""
+        """What is left in it. If only unfinished files of killed processes are left, they are removed, too."""
         names = os.listdir(folder)
         if all(name.startswith(_TEMPORARY) for name in names):
             for name in names:
@@ -147,7 +147,7 @@ class Folder:
         return names
 
     def age(self, name: str) -> float | None:
-        """By the clock of the file system, which also dates a file that is written to compare."""
+        """By the clock of the file system, which also dates a file written for comparison."""
         now = self._root / f"{_TEMPORARY}{storage.own_name()}"
         try:
             written = (self._root / name).stat().st_mtime
@@ -161,8 +161,8 @@ class Folder:
             now.unlink(missing_ok=True)
 
     def _check(self, name: str, what: str) -> None:
-        """That it is on the file system that was meant. A disk that is not mounted must not be replaced by a folder on the one below:
-        nothing would be found there, and what is written would die with the machine."""
+        """Checks that it is on the intended file system. An unmounted disk must not be replaced by a folder on the disk below: no
+        checkpoint would be found there, and new ones would be lost with the machine."""
         try:
             self._device = mounts.check(self._root, self._device)
         except mounts.Missing as error:
@@ -191,7 +191,7 @@ class Folder:
 
 
 def _copied(old: Path, new: Path, moved: Moved) -> None:
-    """The bytes that a plain file has now: a link, a pipe or a device is none, and what grows meanwhile is not followed."""
+    """The current bytes of a plain file: a link, a pipe or a device is refused, and a growing file is not followed."""
     fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as source, open(new, "wb") as target:
         info = os.fstat(fd)

@@ -1,4 +1,4 @@
-"""How long a place has not answered: so that whoever waits for it can say what it waits for."""
+"""How long storage has not answered, so that a waiting process can log what it waits for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lastcall import clock as clocks
 from lastcall.storage.objects import Moved, Objects, nothing
 
 log = logging.getLogger("lastcall")
-SILENT = 5.0  # seconds without an answer after which it is said, and between two lines
+SILENT = 5.0  # seconds without an answer before the first log line, and between two lines
 
 
 class Asked:
-    """What is under way, since when. Bytes that move count as an answer."""
+    """Requests in progress, and since when. Bytes that move count as an answer."""
 
     def __init__(self, clock: clocks.Clock) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class Asked:
 
     @contextlib.contextmanager
     def asking(self, what: str) -> Iterator[Callable[[], None]]:
-        """What is handed out is called when something has come."""
+        """The returned function is called when bytes have arrived."""
         number, now = next(self._numbers), self._clock.now
 
         def heard() -> None:
@@ -39,25 +39,25 @@ class Asked:
             self._under_way.pop(number, None)
 
     def silent(self) -> tuple[str, float] | None:
-        """What has not been answered for the longest time, and for how long."""
+        """The request without an answer for the longest time, and for how long."""
         waiting = list(self._under_way.values())
         what, since = min(waiting, key=lambda each: each[1], default=("", 0.0))
         return (what, self._clock.now() - since) if waiting else None
 
     def say(self, url: str) -> None:
-        """Called now and then by who waits: a line every few seconds while nothing comes."""
+        """Called periodically by the waiting thread: logs a line every few seconds while there is no answer."""
         found = self.silent()
         if found is not None and found[1] >= SILENT and self._clock.now() >= self._next:
             self._next = self._clock.now() + SILENT
             log.warning(
-                "Still waiting for %s: no answer to %s for %.0f s. Training begins when it is known what is saved there. Check that it "
-                "can be reached; to start without it: unset LASTCALL_MIRROR",
+                "Still waiting for %s: no answer to %s for %.0f s. Training starts when it is known what is saved "
+            "there. Check that it can be reached; to start without it: unset LASTCALL_MIRROR",
                 url, *found,
             )  # fmt: skip
 
 
 class Patient:
-    """A place whose answers are waited for aloud. Opened when it is first asked for something: that may take long, too."""
+    """Storage whose slow answers are logged. Opened at the first request, which may take long, too."""
 
     def __init__(self, url: str, opened: Callable[[], Objects], clock: clocks.Clock) -> None:
         self._url = url

@@ -1,10 +1,10 @@
-"""A bucket of S3, or of whatever speaks its language (MinIO, Ceph, R2, GCS with interoperability keys).
+"""A bucket of S3, or of a compatible store (MinIO, Ceph, R2, GCS with interoperability keys).
 
 Credentials, region and endpoint are found as boto3 finds them: variables, profiles, a service account's token, the machine's role.
 AWS_S3_ENDPOINT, as OpenShift AI's data connections call it, counts as AWS_ENDPOINT_URL does.
 
-Discarded: the checksums that boto3 adds by itself, since many stores that are not AWS's refuse them; every byte has a digest of ours,
-which is checked when it is fetched.
+Discarded: the checksums that boto3 adds automatically, since many stores other than AWS's refuse them; every byte has our own digest,
+which is checked when it is downloaded.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from lastcall.storage.daemons import Daemons
 from lastcall.storage.objects import Moved, nothing
 
 _PART = 16 * 1024 * 1024
-_MOST_PARTS = 9_000  # S3 takes 10,000
-_AT_ONCE = 8  # parts on their way
-_LARGEST_COPY = 5 * 1024**3  # that one request may ask for; not every store knows how to copy in parts
+_MOST_PARTS = 9_000  # S3 allows 10,000
+_AT_ONCE = 8  # parts in transfer
+_LARGEST_COPY = 5 * 1024**3  # for one copy request; not every store can copy in parts
 _NOT_THERE = ("404", "NoSuchKey", "NotFound")
-_FOR_GOOD = {  # what a second attempt does not mend, and what the user can do about it
-    "NoSuchBucket": "there is no such bucket. Make it, or name another",
-    "AccessDenied": "these credentials may not do that. They need to list, read, write and delete there",
-    "403": "these credentials may not do that. They need to list, read, write and delete there",
-    "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID",
+_FOR_GOOD = {  # what a retry does not fix, and what the user can do about it
+    "NoSuchBucket": "there is no such bucket. Create it, or name another",
+    "AccessDenied": "these credentials lack a permission. They need to list, read, write and delete there",
+    "403": "these credentials lack a permission. They need to list, read, write and delete there",
+    "InvalidAccessKeyId": "unknown AWS_ACCESS_KEY_ID",
     "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID",
     "ExpiredToken": "AWS_SESSION_TOKEN has expired",
-    "InvalidBucketName": "that is not the name of a bucket",
+    "InvalidBucketName": "not a valid bucket name",
 }
 
 
 class Bucket:
     def __init__(self, bucket: str, prefix: str, keys: str | None = None) -> None:
-        """`keys`: a folder that a secret with the credentials is mounted at, where there is one."""
+        """`keys`: a folder where a secret with the credentials is mounted, if there is one."""
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         try:
@@ -53,11 +53,13 @@ class Bucket:
             settings.fail(f"{self.url}: boto3 is missing ({error}). Install it: pip install 'lastcall[s3]'")
         self._errors: tuple[type[Exception], ...] = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Boto3Error)
         self._never = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-        self._invalid = botocore.exceptions.ParamValidationError  # found before anything is sent: no name of a bucket, no key
+        self._invalid = (
+            botocore.exceptions.ParamValidationError
+        )  # detected before anything is sent: an invalid bucket name, a missing key
         self._transfer = S3Transfer
 
         def manager(part: int, *, threads: bool = True) -> Any:
-            """boto3's own starts threads that the interpreter waits for at its end."""
+            """boto3's own starts threads that the interpreter waits for at exit."""
             config = TransferConfig(multipart_threshold=part, multipart_chunksize=part, max_concurrency=_AT_ONCE)
             return TransferManager(self._client, config, executor_cls=Daemons if threads else NonThreadedExecutor)
 
@@ -82,7 +84,7 @@ class Bucket:
             )
             region = session.region_name or ("us-east-1" if endpoint else None)
             self._client: Any = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
-        except (*self._errors, ValueError) as error:  # nothing was sent yet: a profile, a region or an address that is none
+        except (*self._errors, ValueError) as error:  # nothing was sent yet: an invalid profile, region or address
             raise errors.StorageRefused(f"{self.url}: {error}") from error
 
     @property
@@ -130,7 +132,7 @@ class Bucket:
 
     def remove(self, names: Iterable[str]) -> None:
         with self._translated("cannot be deleted from"):
-            for name in names:  # one by one: not every store knows the request for many, or wants a checksum with it
+            for name in names:  # one by one: not every store supports the batch request, and some require a checksum for it
                 self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
 
     def age(self, name: str) -> float | None:
@@ -143,7 +145,7 @@ class Bucket:
         return max(0.0, age)
 
     def _asked(self, request: Callable[..., dict[str, Any]], name: str) -> dict[str, Any] | None:
-        """The answer about an object; None where there is none."""
+        """The metadata of an object; None if it does not exist."""
         try:
             return request(Bucket=self.bucket, Key=self._key(name))
         except self._errors as error:
@@ -163,7 +165,7 @@ class Bucket:
             if isinstance(error, self._invalid):
                 why = str(error)
             if isinstance(error, self._never):
-                why = "there are no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto3 takes"
+                why = "no credentials found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another source that boto3 supports"
             # Without the cause: boto3's and urllib3's own are 140 lines, and say no more than the last of them.
             if why is not None:
                 raise errors.StorageRefused(f"{self.url}: {what}: {why}") from None

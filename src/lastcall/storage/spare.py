@@ -1,7 +1,7 @@
-"""Space kept ready: files that are already written over, so that the next checkpoint need not allocate.
+"""Space kept ready: files whose blocks are already written, so that the next checkpoint need not allocate.
 
 Overwriting written blocks is 1.5 to 1.8 times as fast as new ones (ext4 converts unwritten extents as it goes), and space that is
-already ours cannot run out at the worst moment. A spare is only ever a file that nothing else links to or has open.
+already allocated cannot run out at the worst moment. A spare is always a file that nothing else links to or has open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
 
 
 class SparePool:
-    """The folder `.lastcall/spare`. Every method may fail without harm: a missing spare only costs time."""
+    """The folder `.lastcall/spare`. Every method may fail safely: a missing spare only costs time."""
 
     def __init__(self, folder: Path, files: storage.Files) -> None:
         self._folder = folder
@@ -30,12 +30,12 @@ class SparePool:
         return sorted(size for _, size in self._all())
 
     def take(self, size: int, to: Path) -> bool:
-        """Move the best fitting spare to `to`. It still holds old bytes: the caller writes over them and cuts the rest off."""
+        """Move the best fitting spare to `to`. It still contains old bytes: the caller overwrites them and truncates the rest."""
         # The smallest that is large enough; failing that, the largest.
         by_fit = sorted(self._all(), key=lambda spare: (spare[1] < size, abs(spare[1] - size)))
         for path, _ in by_fit:
             try:
-                if not free(path):  # a backup may have come by since it was given
+                if not free(path):  # a backup may have opened it since it was added
                     continue
                 self._files.rename(path, to)
             except OSError:
@@ -44,9 +44,9 @@ class SparePool:
         return False
 
     def give(self, path: Path, *, fresh: bool = False) -> bool:
-        """Keep a file that is not needed any more as a spare. False (and the file stays) where something else links to or
-        reads it, or may do so unseen, unless the file is `fresh`: made for this, never a part of a checkpoint.
-        The caller must have made sure that nobody can open it by name any more."""
+        """Keep a file that is no longer needed as a spare. False (and the file stays) if something else links to or reads it, or may do
+        so unseen, unless the file is `fresh`: created for this, never a part of a checkpoint. The caller must have made sure that no
+        process can still open it by name."""
         try:
             if not os.path.lexists(self._folder):
                 self._files.mkdir(self._folder)
@@ -68,13 +68,13 @@ class SparePool:
                     self._files.unlink(path)
 
     def clear(self) -> int:
-        """Give the space back to the disk. Returns the bytes freed."""
+        """Free the space. Returns the bytes freed."""
         freed = sum(self.sizes())
         self.trim(0, 0)
         return freed
 
     def _all(self) -> list[tuple[Path, int]]:
-        if self._folder.is_symlink():  # whatever it points to is not ours to write over
+        if self._folder.is_symlink():  # its target is not ours to overwrite
             return []
         try:
             with os.scandir(self._folder) as entries:
@@ -88,13 +88,13 @@ class SparePool:
 
 
 def free(path: Path) -> bool:
-    """Whether this name is all that is left of the file: writing over it changes nothing that anybody can see."""
+    """Whether this name is the only link to the file: overwriting it changes nothing that another process can see."""
     return os.lstat(path).st_nlink == 1 and unread(path)
 
 
 def sees_all_readers(path: Path) -> bool:
-    """Whether the file system of this file is one whose leases know of every reader. An overlay loses sight of who has mapped
-    a file and closed it (as safetensors and torch.load(mmap=True) do), a network file system of other machines."""
+    """Whether this file's file system tracks every reader in its leases. An overlay loses track of a process that has mapped a file and
+    closed it (as safetensors and torch.load(mmap=True) do), a network file system of other machines."""
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -110,13 +110,14 @@ def sees_all_readers(path: Path) -> bool:
 
 
 def unread(path: Path) -> bool:
-    """Whether no process has this file open or mapped. A write lease is only granted then; a file system without leases says no."""
+    """Whether no process has this file open or mapped. A write lease is only granted then; a file system without leases counts as
+    no."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        # Who opens the file while we hold the lease makes the kernel signal us: with SIGIO, of which a process dies.
+        # A process that opens the file while we hold the lease makes the kernel signal us: with SIGIO, which kills a process.
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_UNLCK)

@@ -40,5 +40,5 @@ def test_what_cannot_be_saved_dies_of_the_signal_and_says_so(stage: Stage) -> No
     result = stage.result(Play(Plan(no_space=True), codes=(KILLED,), lost=99, resumed=False), "lastcall")
     life = result.lives[0]
     assert set(life.codes.values()) == {-signal.SIGTERM}, result.story()
-    assert life.log.rstrip().endswith("Nothing was saved: dying of SIGTERM"), result.story()
+    assert life.log.rstrip().endswith("Nothing was saved: exiting with SIGTERM"), result.story()
     assert life.checkpoints == [], result.story()

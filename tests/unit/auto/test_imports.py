@@ -289,7 +289,7 @@ def test_a_failure_of_ours_is_one_warning_and_the_import_succeeds(
     finder = waiting("lc_one", function=function)
     assert importlib.import_module("lc_one").value == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lastcall: lc_one is left as it is, since {function} failed: ")
+    assert line.startswith(f"lastcall: lc_one is left unpatched because {function} failed: ")
     assert finder not in sys.meta_path
 
 

@@ -131,7 +131,7 @@ def test_a_torch_that_looks_different_is_left_alone_with_a_warning(
     torchrun.apply(elastic)
     assert elastic.PContext.__dict__.get("close") is before
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("lastcall: elastic_copy.PContext.close of this torch has no timeout")
+    assert line.startswith("lastcall: elastic_copy.PContext.close of this torch version has no timeout")
 
 
 def test_a_module_without_the_class_is_left_alone_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced_either(cli: Cli, tmp_path
 
     monkeypatch.setattr(export, "_fill", fill)
     said = cli("export", checkpoint, out)
-    assert (said.code, "meanwhile" in said.err, out.read_text()) == (1, True, "mine")
+    assert (said.code, "in the meantime" in said.err, out.read_text()) == (1, True, "mine")
     assert sorted(os.listdir(tmp_path)) == ["run", "x.safetensors"]
 
 
@@ -158,7 +158,7 @@ def test_of_a_partial_checkpoint_only_what_is_there_can_be_named(cli: Cli, tmp_p
     checkpoint = whole(tmp_path, missing=("optimizer-00001.safetensors",))
     said = cli("export", checkpoint, tmp_path / "x")
     assert (said.code, "optimizer-00001.safetensors" in said.err, "--name: model" in said.err) == (1, True, True)
-    assert "not complete" in cli("export", checkpoint, tmp_path / "x", "--name", "optimizer").err
+    assert "is partial" in cli("export", checkpoint, tmp_path / "x", "--name", "optimizer").err
     assert cli("export", checkpoint, tmp_path / "x", "--name", "model").code == 0
 
 

@@ -161,7 +161,7 @@ def test_a_checkpoint_is_not_a_run(cli: Cli, make_run: MakeRun) -> None:
     root = make_run("run", 1)
     said = cli("ls", root / "checkpoint-1")
     assert said.code == 1
-    assert f"See it with: lastcall show {root / 'checkpoint-1'}" in said.err
+    assert f"Show it with: lastcall show {root / 'checkpoint-1'}" in said.err
 
 
 def test_a_run_of_others_without_a_private_folder_is_listed_and_nothing_is_made_in_it(cli: Cli, tmp_path: Path) -> None:

@@ -170,10 +170,10 @@ def test_a_directory_that_is_not_there_or_holds_no_run_is_said_clearly(name: str
     more = {"prune": ["--keep", "2"], "export": [str(tmp_path / "out")]}.get(name, [])
     said = cli(name, tmp_path / "none", *more)
     assert (said.code, said.out) == (1, "")
-    assert said.err == f"lastcall: {tmp_path / 'none'} does not exist. Give the directory that was handed to protect().\n"
+    assert said.err == f"lastcall: {tmp_path / 'none'} does not exist. Give the directory that was passed to protect().\n"
     (tmp_path / "file").touch()
     assert "is a file" in cli(name, tmp_path / "file", *more).err
     (tmp_path / "empty" / "below").mkdir(parents=True)
     said = cli(name, tmp_path / "empty", *more)
     assert said.code == 1
-    assert said.err.startswith(f"lastcall: {tmp_path / 'empty'} holds no run")
+    assert said.err.startswith(f"lastcall: {tmp_path / 'empty'} contains no run")

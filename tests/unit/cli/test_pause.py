@@ -63,11 +63,11 @@ def root(make_run: MakeRun) -> Path:
 def test_a_pause_is_a_file_that_says_when_and_by_whom_and_resume_takes_it_away(cli: Cli, root: Path) -> None:
     said = cli("pause", root)
     assert said.code == 0
-    assert said.out.startswith(f"{root} is paused. No run is at work in it; one that starts will wait.")
+    assert said.out.startswith(f"{root} is paused. No run is active in it; one that starts will wait.")
     body = json.loads((root / ".lastcall" / watch.PAUSE).read_text())
     assert (set(body), body["by"]) == ({"at", "by"}, getpass.getuser())
     said = cli("resume", root)
-    assert (said.code, said.out.startswith(f"{root} may go on")) == (0, True)
+    assert (said.code, said.out.startswith(f"{root} is resumed")) == (0, True)
     assert sorted(os.listdir(root / ".lastcall")) == ["lock", "staging"]
 
 
@@ -89,7 +89,7 @@ def test_a_directory_that_no_run_has_used_cannot_be_paused(cli: Cli, tmp_path: P
         said = cli(command, tmp_path / "hf")
         assert (said.code, said.err) == (
             1,
-            f"lastcall: {tmp_path / 'hf'} is not the directory of a run of lastcall: it has no .lastcall folder.\n",
+            f"lastcall: {tmp_path / 'hf'} is not the directory of a lastcall run: it has no .lastcall folder.\n",
         )
     assert os.listdir(tmp_path / "hf") == ["checkpoint-500"]
 
@@ -116,12 +116,12 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
     ("then", "code", "words", "checkpoint"),
     [
         ('log.emit("committed", save="jit", step=9, path="checkpoint-9"); log.emit("stop", outcome="saved", step=9)',
-         0, "has saved checkpoint-9 and left", "checkpoint-9"),
-        ('log.emit("stop", outcome="saved", step=1)', 0, "has saved checkpoint-1 and left", "checkpoint-1"),
+         0, "has saved checkpoint-9 and exited", "checkpoint-9"),
+        ('log.emit("stop", outcome="saved", step=1)', 0, "has saved checkpoint-1 and exited", "checkpoint-1"),
         ('log.emit("stop", outcome="finished", step=1)', 0, "finished before it could be paused", "checkpoint-1"),
         ('log.emit("not-saved", save="jit", because="the disk is full"); log.emit("stop", outcome="not saved", step=9)',
-         1, "has left WITHOUT saving: not saved (the disk is full)", None),
-        ("import os; os.kill(os.getpid(), 9)", 1, "has left WITHOUT saving: killed", None),
+         1, "exited WITHOUT saving: not saved (the disk is full)", None),
+        ("import os; os.kill(os.getpid(), 9)", 1, "exited WITHOUT saving: killed", None),
     ],
 )  # fmt: skip
 def test_waiting_says_how_the_run_has_left(
@@ -144,8 +144,8 @@ def test_waiting_can_be_limited_and_the_pause_stays(cli: Cli, root: Path, tmp_pa
     with Script(tmp_path, ACTOR.format(root=str(root), then="time.sleep(600)")) as script:
         script.expect("began")
         said = cli("pause", root, "--wait", "--timeout", "0.2")
-        assert (said.code, "is still there. The pause stays" in said.out) == (1, True)
-        assert cli("pause", root).out.startswith(f"The run in {root} has been asked already to save and stop.")
+        assert (said.code, "is still active. The pause stays" in said.out) == (1, True)
+        assert cli("pause", root).out.startswith(f"The run in {root} has already been asked to save and stop.")
         assert cli("pause", root, "--json").json["left"] is False
     assert (root / ".lastcall" / watch.PAUSE).exists()
 
@@ -163,7 +163,7 @@ def test_a_pause_that_is_taken_back_ends_the_waiting(cli: Cli, root: Path, tmp_p
         said = cli("pause", root, "--wait")
         other.join()
     assert said.code == 1
-    assert "was taken back before the run had left" in said.err
+    assert "was withdrawn before the run exited" in said.err
 
 
 def test_a_real_run_saves_leaves_waits_and_goes_on(cli: Cli, nursery: Nursery, tmp_path: Path) -> None:

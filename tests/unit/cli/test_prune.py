@@ -43,8 +43,8 @@ def test_it_shows_first_and_removes_nothing(cli: Cli, make_run: MakeRun) -> None
     assert [(line[0], line[1]) for line in table] == [
         ("keep", "checkpoint-4"), ("keep", "checkpoint-3"), ("remove", "checkpoint-2"), ("remove", "checkpoint-1"),
     ]  # fmt: skip
-    assert said.lines[-1].startswith("Would remove 2 checkpoints: ")
-    assert said.lines[-1].endswith("Nothing has been removed; to do it, add --apply")
+    assert said.lines[-1].startswith("Would remove 2 checkpoints, freeing ")
+    assert said.lines[-1].endswith("Nothing was removed; to remove it, add --apply")
     assert names(root) == steps(1, 2, 3, 4)
 
 
@@ -106,7 +106,7 @@ def test_a_run_at_work_keeps_its_checkpoints(cli: Cli, make_run: MakeRun, tmp_pa
         assert cli("prune", root, "--keep", 2).code == 0  # a look is always allowed
         said = cli("prune", root, "--keep", 2, "--apply")
     assert said.code == 1
-    assert said.err.startswith(f"lastcall: A run is at work in {root}, and nothing may be removed under its hands.")
+    assert said.err.startswith(f"lastcall: A run is active in {root}, and its checkpoints must not be removed meanwhile.")
     assert f"lastcall pause {root} --wait" in said.err
     assert names(root) == steps(1, 2, 3)
     assert cli("prune", root, "--keep", 2, "--apply").code == 0  # it has gone
@@ -121,7 +121,7 @@ def test_damaged_ones_that_were_set_aside_go_only_when_asked_for(cli: Cli, make_
     cli("prune", root, "--keep", 1, "--apply")
     assert "checkpoint-1.damaged-0" in names(root)
     said = cli("prune", root, "--damaged", "--apply")
-    assert said.lines[-1].startswith("Removed 1 checkpoint: ")
+    assert said.lines[-1].startswith("Removed 1 checkpoint, freeing ")
     assert names(root) == steps(2, 3, 8, 9)
 
 
@@ -131,7 +131,7 @@ def test_spare_space_is_given_back_when_asked_for(cli: Cli, make_run: MakeRun) -
     spare.mkdir(exist_ok=True)
     (spare / "spare-0").write_bytes(b"x" * 50_000)
     said = cli("prune", root, "--spare")
-    assert said.lines[-1].startswith("Would remove the spare space: 50.0 kB would come back.")
+    assert said.lines[-1].startswith("Would remove the spare space, freeing 50.0 kB.")
     assert (spare / "spare-0").exists()
     said = cli("prune", root, "--spare", "--apply", "--json").json
     assert (said["spare"], said["frees"], said["remove"]) == (50_000, 50_000, [])
@@ -142,7 +142,7 @@ def test_spare_space_is_given_back_when_asked_for(cli: Cli, make_run: MakeRun) -
 def test_it_wants_to_be_told_what_may_go(cli: Cli, make_run: MakeRun) -> None:
     root = make_run("run", 1)
     said = cli("prune", root)
-    assert (said.code, "say what may go: --keep N, --damaged, --spare" in said.err) == (2, True)
+    assert (said.code, "choose what to remove: --keep N, --damaged, --spare" in said.err) == (2, True)
     for value in ("0", "-1", "many"):
         said = cli("prune", root, "--keep", value)
         assert said.code == 2

@@ -25,8 +25,8 @@ def test_the_newest_is_shown_with_all_that_its_record_says(cli: Cli, make_run: M
     assert facts["status"] == "valid"
     assert (facts["step"], facts["kind"], facts["reason"], facts["exact"]) == ("2", "jit", "SIGTERM", "yes")
     assert (facts["metrics"], facts["incarnation"], facts["world"]) == ("loss 0.02", "1", "1 process")
-    assert "are the previous one's" in facts["size"]  # the frozen file was taken over
-    assert facts["resumes"] == "a run that starts now goes on from this one, at step 2"
+    assert "are shared with the previous checkpoint" in facts["size"]  # the frozen file was taken over
+    assert facts["resumes"] == "a run that starts now would resume from this one, at step 2"
 
 
 def test_every_field_of_the_record_is_in_the_json(cli: Cli, make_run: MakeRun) -> None:
@@ -72,7 +72,7 @@ def test_a_checkpoint_is_chosen_by_its_path_also_from_inside_the_run(
     root = make_run("run", 1, 2)
     said = cli("show", root / "checkpoint-1")
     assert pairs(said.out)["step"] == "1"
-    assert pairs(said.out)["resumes"] == "a run that starts now goes on from checkpoint-2, at step 2"
+    assert pairs(said.out)["resumes"] == "a run that starts now would resume from checkpoint-2, at step 2"
     monkeypatch.chdir(root)
     assert pairs(cli("show", "checkpoint-1").out)["resumes"].endswith("from checkpoint-2, at step 2")
     monkeypatch.chdir(root / "checkpoint-1")
@@ -85,8 +85,8 @@ def test_a_damaged_one_is_shown_as_far_as_it_can_be_read(cli: Cli, make_run: Mak
     os.truncate(root / "checkpoint-2" / "model.safetensors", 4)
     said = cli("show", root)
     assert pairs(said.out)["status"].startswith("damaged: model.safetensors has 4 bytes")
-    assert "the file is cut off after 4 bytes" in said.out
-    assert pairs(said.out)["resumes"] == "a run that starts now goes on from checkpoint-1, at step 1"
+    assert "the file is truncated after 4 bytes" in said.out
+    assert pairs(said.out)["resumes"] == "a run that starts now would resume from checkpoint-1, at step 1"
     (root / "checkpoint-2" / records.NAME).write_bytes(b"{}")
     said = cli("show", root / "checkpoint-2")
     assert (said.code, "damaged: lastcall.json" in said.out) == (0, True)
@@ -100,7 +100,7 @@ def test_nothing_to_show_is_said_clearly(cli: Cli, make_run: MakeRun, tmp_path: 
     missing = cli("show", root / "checkpoint-7")
     assert (missing.code, missing.err) == (
         1,
-        f"lastcall: {root / 'checkpoint-7'} does not exist. See what there is with: lastcall ls {root}\n",
+        f"lastcall: {root / 'checkpoint-7'} does not exist. List what exists with: lastcall ls {root}\n",
     )
     (tmp_path / "new" / ".lastcall").mkdir(parents=True)
     assert "holds no committed checkpoint" in cli("show", tmp_path / "new").err
@@ -109,5 +109,5 @@ def test_nothing_to_show_is_said_clearly(cli: Cli, make_run: MakeRun, tmp_path: 
 def test_without_a_valid_one_a_run_would_begin_from_the_beginning(cli: Cli, make_run: MakeRun) -> None:
     root = make_run("run", 1)
     (root / "checkpoint-1" / "model.safetensors").unlink()
-    assert "begins from the beginning" in cli("show", root).out
+    assert "would start from scratch" in cli("show", root).out
     assert cli("show", root, "--json").json["resume"] is None

@@ -128,7 +128,7 @@ def test_one_that_the_run_prunes_meanwhile_is_gone_rather_than_damaged(
     monkeypatch.setattr(restore, "verify", verify)
     said = cli("verify", root)
     assert said.code == 0
-    assert said.lines[-1] == f"{root}/checkpoint-1: gone (the run has removed it meanwhile)"
+    assert said.lines[-1] == f"{root}/checkpoint-1: gone (the run removed it in the meantime)"
     found = ls.look(root / "checkpoint-2")
     assert found is not None and found.record is not None
 

@@ -84,7 +84,7 @@ def test_f20_a_disk_that_fstab_names_must_be_mounted(tmp_path: Path, monkeypatch
     table.write_text(f"# a comment\nserver:/x {tmp_path}/with\\040space nfs rw 0 0\n/dev/sda1 / ext4 rw 0 1\n")
     monkeypatch.setattr(mounts, "FSTAB", table)
     place = objects.opened(f"file://{tmp_path}/with space/exp1")
-    with pytest.raises(errors.StorageRefused, match="names a disk for .*/with space, and none is mounted there. Mount it: mount"):
+    with pytest.raises(errors.StorageRefused, match="lists a disk for .*/with space, but none is mounted there. Mount it: mount"):
         place.read("a", 1)
     assert not (tmp_path / "with space" / "exp1").exists()
     mounted = tmp_path / "mountinfo"

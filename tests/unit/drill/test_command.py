@@ -50,17 +50,17 @@ def test_a_signal_may_be_a_name_or_a_number(text: str, signum: int) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no command was given. Put it after two dashes, for example: lastcall drill -- python train.py"),
-        (["--times", "0", "x"], "--times 0: a whole number from 1 on is needed"),
-        (["--times", "many", "x"], "--times many: a whole number"),
-        (["--at", "-3", "x"], "--at -3: a whole number"),
-        (["--after", "soon", "x"], "--after soon: a number of seconds"),
-        (["--grace", "-1", "x"], "--grace -1: a number of seconds"),
-        (["--grace", "nan", "x"], "--grace nan: a number of seconds"),
-        (["--patience", "inf", "x"], "--patience inf: a number of seconds"),
-        (["--signal", "SIGNONE", "x"], "--signal SIGNONE: there is no such signal"),
-        (["--signal", "0", "x"], "--signal 0: there is no such signal"),
-        (["--log", "/nowhere/log", "true"], "--log /nowhere/log: No such file or directory. Name a file that can be written to."),
+        ([], "no command given. Put it after two dashes, for example: lastcall drill -- python train.py"),
+        (["--times", "0", "x"], "--times 0: must be a whole number of at least 1"),
+        (["--times", "many", "x"], "--times many: must be a whole number"),
+        (["--at", "-3", "x"], "--at -3: must be a whole number"),
+        (["--after", "soon", "x"], "--after soon: must be a number of seconds"),
+        (["--grace", "-1", "x"], "--grace -1: must be a number of seconds"),
+        (["--grace", "nan", "x"], "--grace nan: must be a number of seconds"),
+        (["--patience", "inf", "x"], "--patience inf: must be a number of seconds"),
+        (["--signal", "SIGNONE", "x"], "--signal SIGNONE: no such signal"),
+        (["--signal", "0", "x"], "--signal 0: no such signal"),
+        (["--log", "/nowhere/log", "true"], "--log /nowhere/log: No such file or directory. Name a writable file."),
         (["--", "no-such-program"], "no-such-program: command not found. Is it installed, and is it in PATH?"),
         (["--", "/etc"], "/etc is a directory"),
         (["--", "/etc/passwd"], "/etc/passwd is not executable. Run: chmod +x /etc/passwd"),
@@ -78,7 +78,7 @@ def test_a_script_without_an_interpreter_leaves_with_78(tmp_path: Path) -> None:
     script.chmod(0o755)
     done = harness.drill(tmp_path, "--", script)
     assert done.returncode == errors.EXIT_CONFIG
-    assert f"{script} cannot be started: No such file or directory. Does its first line name an interpreter" in done.stderr
+    assert f"cannot start {script}: No such file or directory. Check that the interpreter in its first line exists" in done.stderr
 
 
 def test_two_moments_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

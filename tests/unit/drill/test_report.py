@@ -89,13 +89,13 @@ def test_phases_that_nobody_saw_are_null() -> None:
             changed(noticed=None),
             dataclasses.replace(GONE, killed=True),
             OPTIONS,
-            "the training never heard of the notice, and was killed",
+            "the training never got the notice, and was killed",
         ),
         (
             changed(noticed=None),
             dataclasses.replace(GONE, orphans=(7, 8)),
             OPTIONS,
-            "while the training (process 7, 8) knew nothing of it",
+            "while the training (process 7, 8) got no notice",
         ),
         (changed(not_saved="no space left"), GONE, OPTIONS, "it could not save: no space left"),
         (changed(noticed=None), GONE, dataclasses.replace(OPTIONS, signum=signal.SIGKILL), "SIGKILL leaves no time to save"),
@@ -105,9 +105,9 @@ def test_phases_that_nobody_saw_are_null() -> None:
             dataclasses.replace(PART, saved=None, resumed=None),
             GONE,
             OPTIONS,
-            "a checkpoint was committed, but is not in /runs/a any more",
+            "a checkpoint was committed, but is no longer in /runs/a",
         ),
-        (dataclasses.replace(PART, resumed=None), GONE, OPTIONS, "checkpoint-12 was saved, but it came back from the beginning"),
+        (dataclasses.replace(PART, resumed=None), GONE, OPTIONS, "checkpoint-12 was saved, but it resumed from scratch"),
     ],
 )
 def test_every_loss_has_its_reason(part: Part, gone: Gone, options: Options, said: str) -> None:
@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_known_exactly_says_so() -> None:
 def test_an_inexact_and_a_partial_checkpoint_are_no_success() -> None:
     inexact = dataclasses.replace(SAVED, exact=False, because="half a step")
     assert judged(dataclasses.replace(PART, resumed=inexact)).reasons == (
-        "checkpoint-12, which it came back from, is not exact: half a step",
+        "checkpoint-12, which it resumed from, is not exact: half a step",
     )
     partial = dataclasses.replace(inexact, complete=False, because="no time for optimizer.safetensors")
     assert "is partial: no time for" in judged(dataclasses.replace(PART, resumed=partial)).reasons[0]
@@ -132,7 +132,7 @@ def test_an_inexact_and_a_partial_checkpoint_are_no_success() -> None:
 
 def test_a_run_that_does_not_come_back_has_lost_nobody_knows_how_much() -> None:
     round = judged(dataclasses.replace(PART, returned=False, resumed=None), back=Back(False, "exit code 1"))
-    assert round.lost is None and round.reasons == ("it did not come back: exit code 1",)
+    assert round.lost is None and round.reasons == ("it did not resume: exit code 1",)
 
 
 def test_a_run_in_two_directories_has_lost_what_the_worse_of_them_has() -> None:
@@ -144,7 +144,7 @@ def test_a_run_in_two_directories_has_lost_what_the_worse_of_them_has() -> None:
 
 def test_a_run_that_overrates_its_grace_is_told_the_variable_to_set() -> None:
     round = judged(options=dataclasses.replace(OPTIONS, grace=10.0))
-    assert round.notes == ("the run believed that it had 30 s, the grace is 10 s. Set LASTCALL_GRACE_SECONDS=10",)
+    assert round.notes == ("the run assumed a grace of 30 s, but it is 10 s. Set LASTCALL_GRACE_SECONDS=10",)
     assert round.ok
 
 

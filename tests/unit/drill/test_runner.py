@@ -47,7 +47,7 @@ def test_the_table_and_the_verdict_are_on_stdout_and_the_progress_on_stderr(tmp_
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0] == str(tmp_path / "run") and lines[1].startswith("ROUND  STEP")
-    assert lines[2].endswith("0  nothing lost") and lines[-1] == "1 of 1 round came back with nothing lost."
+    assert lines[2].endswith("0  nothing lost") and lines[-1] == "1 of 1 round resumed with nothing lost."
     assert "drill: Round 1 of 1: at step" in done.stderr and "first new step after" in done.stderr
 
 
@@ -66,12 +66,12 @@ def test_a_run_that_finishes_too_early_is_no_success(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("elsewhere", "it came back in another directory, and so from the beginning"),
+        ("elsewhere", "it restarted in another directory, and so from scratch"),
         ("unsaved", "lost: it could not save: the disk is full"),
-        ("inexact", "which it came back from, is not exact: in the middle of a step"),
+        ("inexact", "which it resumed from, is not exact: in the middle of a step"),
         (
             "crash",
-            "it did not come back: it left by itself with exit code 1 before a first step. Its last words: no module named nowhere",
+            "it did not resume: it exited with exit code 1 before a first step. Last lines of its output: no module named nowhere",
         ),
     ],
 )
@@ -90,19 +90,19 @@ def test_a_checkpoint_that_goes_missing_is_noticed(tmp_path: Path) -> None:
     assert done.returncode == 1
     (one,) = harness.reported(done)["rounds"]
     assert one["lost"] > 0 and one["directories"][0]["saved"] is None
-    assert f"a checkpoint was committed, but is not in {tmp_path / 'run'} any more" in one["reasons"][0]
+    assert f"a checkpoint was committed, but is no longer in {tmp_path / 'run'}" in one["reasons"][0]
 
 
 def test_exit_code_0_after_a_save_is_worth_a_word(tmp_path: Path) -> None:
     done = harness.drill(tmp_path, *SOON, *harness.trainer(tmp_path / "run", "--fault", "zero"))
     assert done.returncode == 0
-    assert "Round 1: exit code 0 says that training has finished: many platforms would not have started it again" in done.stdout
+    assert "Round 1: exit code 0 means that training has finished: many platforms would not have restarted it" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("fault", "arguments", "said"),
     [
-        ("leave", ("--after", 60), "the run left by itself before the notice of round 1, with exit code 9"),
+        ("leave", ("--after", 60), "the run exited before the notice of round 1, with exit code 9"),
         ("stall", ("--patience", 1), "no step was completed in 1 s. If the first one takes longer, use --patience SECONDS"),
         ("stand", ("--at", 50, "--patience", 1), "the run stands at step 10, and round 1 waits"),
     ],
@@ -117,9 +117,9 @@ def test_a_run_that_does_not_get_to_the_notice_says_so(tmp_path: Path, fault: st
 def test_a_run_without_lastcall_is_called_not_protected_and_killed_although_it_ignores_the_signal(tmp_path: Path) -> None:
     done = harness.drill(tmp_path, "--patience", 0.5, "--grace", 0.2, "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     assert done.returncode == 1
-    assert "this run is not protected: it would lose everything since the last checkpoint that it writes by itself" in done.stdout
+    assert "this run is not protected: it would lose everything since the last checkpoint of its own" in done.stdout
     assert "Wrap the training loop in lastcall.protect()" in done.stdout
-    assert "The drill has killed the run without a checkpoint, exit code 137." in done.stdout
+    assert "The drill killed the run without a checkpoint, exit code 137." in done.stdout
 
 
 def test_a_command_that_ends_without_training_is_called_not_protected(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_command_that_ends_without_training_is_called_not_protected(tmp_path: 
 def test_a_command_that_fails_at_once_is_quoted(tmp_path: Path) -> None:
     done = harness.drill(tmp_path, "--", "sh", "-c", "echo the data is missing; exit 3")
     assert done.returncode == 1
-    assert "it left by itself with exit code 3 before a first step. Its last words: the data is missing" in done.stdout
+    assert "it exited with exit code 3 before a first step. Last lines of its output: the data is missing" in done.stdout
 
 
 def test_sigkill_leaves_no_time(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_shell_that_keeps_the_signal_to_itself_loses_the_run(tmp_path: Path) -
     assert done.returncode == 1
     (one,) = harness.reported(done)["rounds"]
     assert one["died_of"] == "SIGTERM" and one["lost"] > 0
-    assert "knew nothing of it. A shell does not hand the signal on" in one["reasons"][0]
+    assert "got no notice. A shell does not forward the signal" in one["reasons"][0]
 
 
 @pytest.mark.parametrize("to", ["group", "training"])
@@ -192,7 +192,7 @@ def test_a_second_interruption_kills_at_once(tmp_path: Path) -> None:
         out, _ = process.communicate(timeout=60)
     finally:
         harness.end(process, tmp_path)
-    assert process.returncode == 130 and "The drill has killed the run" in out
+    assert process.returncode == 130 and "The drill killed the run" in out
 
 
 def test_a_killed_drill_takes_the_run_with_it(tmp_path: Path) -> None:

@@ -168,5 +168,5 @@ def test_read_header_does_not_read_what_a_false_length_asks_for(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="a: the header claims 90000000 bytes, but the file has only 2"):
         safetensors.read_header(tmp_path / "a")
     (tmp_path / "b").write_bytes(b"1234")
-    with pytest.raises(CheckpointError, match="b: the file is cut off after 4 bytes"):
+    with pytest.raises(CheckpointError, match="b: the file is truncated after 4 bytes"):
         safetensors.read_header(tmp_path / "b")

@@ -30,17 +30,17 @@ def refuse(content: bytes, message: str) -> None:
 
 
 FRAMES = {
-    "nothing": (b"", "cut off after 0 bytes"),
-    "less than a length": (b"1234567", "cut off after 7 bytes"),
+    "nothing": (b"", "truncated after 0 bytes"),
+    "less than a length": (b"1234567", "truncated after 7 bytes"),
     "length zero": (file(b""), r"empty \(length 0\)"),
     "length past the end": (file(b"{}", length=3), "claims 3 bytes, but the file has only 2"),
     "length of 2**64 - 1": (file(b"{}", length=2**64 - 1), "claims 18446744073709551615 bytes, more than"),
     "giant length": (file(b"{}", length=100_000_001), "claims 100000001 bytes, more than the 100000000"),
     "not utf-8": (file(b'{"\xff":1}'), "not UTF-8: byte 0xff at 2"),
     "utf-16": (file('{"a":1}'.encode("utf-16-le")), "not JSON"),
-    "byte order mark": (file(b"\xef\xbb\xbf{}"), "does not begin with '{'"),
-    "leading space": (file(b" {}"), "does not begin with '{'"),
-    "a list": (file(b"[]"), "does not begin with '{'"),
+    "byte order mark": (file(b"\xef\xbb\xbf{}"), "does not start with '{'"),
+    "leading space": (file(b" {}"), "does not start with '{'"),
+    "a list": (file(b"[]"), "does not start with '{'"),
     "cut off": (file(b'{"a":{"dtype"'), "not JSON"),
     "two documents": (file(b"{}{}"), "not JSON: Extra data"),
     "a raw control character": (file(b'{"a\x01":1}'), "not JSON"),
@@ -131,8 +131,8 @@ HEADERS = {
         tensors(4, a=tensor(), b=tensor("U8", [0], [2, 2])),
         "'b': begins at byte .* overlaps",
     ),
-    "a hole at the start": (tensors(8, a=tensor(offsets=[4, 8])), "'a': begins at byte .* leaves a hole"),
-    "a hole between": (tensors(12, a=tensor(), b=tensor(offsets=[8, 12])), "'b': begins at byte .* leaves a hole"),
+    "a hole at the start": (tensors(8, a=tensor(offsets=[4, 8])), "'a': begins at byte .* leaves a gap"),
+    "a hole between": (tensors(12, a=tensor(), b=tensor(offsets=[8, 12])), "'b': begins at byte .* leaves a gap"),
     "bytes at the end": (tensors(7, a=tensor()), "3 belong to none"),
     "bytes without tensors": (tensors(7), "7 belong to none"),
     "metadata that is null": (tensors(0, __metadata__=None), "__metadata__ must map strings to strings, not be None"),
@@ -169,7 +169,7 @@ def test_a_file_shorter_than_its_tensors_is_refused() -> None:
 
 def test_a_header_shorter_than_it_says_is_refused() -> None:
     content = tensors(4, a=tensor())
-    with pytest.raises(CheckpointError, match="cut off: 2 of"):
+    with pytest.raises(CheckpointError, match="truncated: 2 of"):
         safetensors.parse(content[:10], len(content))
 
 

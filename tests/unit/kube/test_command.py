@@ -118,7 +118,7 @@ def test_inject_says_the_patch_and_its_reason_as_json(kube: Any, tmp_path: Path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/grace-seconds": "5"})))
     code, out, err = kube("inject", "-f", tmp_path / "job.yaml", "--json")
     (told,) = json.loads(out)["objects"]
-    assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "no annotation asks for it")
+    assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "not enabled by an annotation")
     assert told["warnings"] and told["warnings"][0] in err
 
 
@@ -150,7 +150,12 @@ def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "no object"), (b"# nothing\n---\n", "no object"), (b"\x7fELF\x80\xff", "not text"), (b"a: !!int x", "not YAML")],
+    [
+        (b"", "no Kubernetes object"),
+        (b"# nothing\n---\n", "no Kubernetes object"),
+        (b"\x7fELF\x80\xff", "not text"),
+        (b"a: !!int x", "not YAML"),
+    ],
 )
 def test_a_file_without_objects_is_refused_with_78(kube: Any, tmp_path: Path, content: bytes, said: str) -> None:
     """An empty answer would go on to kubectl, whose message says nothing of the file."""
@@ -221,7 +226,7 @@ def test_the_key_of_the_authority_is_for_this_user_alone(kube: Any, tmp_path: Pa
 def test_a_wrong_authority_is_refused_with_78(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("kind: ConfigMap")
     code, _, err = kube("manifest", "--ca-from", tmp_path / "x")
-    assert code == 78 and "there is no Secret in it" in err
+    assert code == 78 and "no Secret found" in err
 
 
 @pytest.mark.parametrize(
@@ -293,8 +298,8 @@ def test_f19_inject_says_what_comes_out_as_it_went_in(kube: Any, tmp_path: Path)
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
     for found, words in (
         ([job({})], ["Job x is NOT protected", 'lastcall.dev/enabled: "true"']),
-        ([job({"lastcall.dev/enabled": "false"})], ["NOT protected", "lastcall.dev/enabled says no"]),
-        ([config], ["nothing in", "Job, CronJob"]),
+        ([job({"lastcall.dev/enabled": "false"})], ["NOT protected", "lastcall.dev/enabled switches it off"]),
+        ([config], ["no object in", "Job, CronJob"]),
         ([config, job(), job({})], ["Job x is NOT protected"]),
     ):
         file.write_text(yaml.safe_dump_all(found))

@@ -161,7 +161,7 @@ def test_storage_that_the_run_does_not_save_to_is_warned_of() -> None:
     assert "LASTCALL_DIRECTORY" not in warnings(job(stored))
     elsewhere = job(stored)
     trainer(elsewhere)["env"] = [{"name": "LASTCALL_DIRECTORY", "value": "/scratch/exp1"}]
-    assert "not what it saves to" in warnings(elsewhere)
+    assert "it will not save to" in warnings(elsewhere)
     below = job(stored)
     trainer(below)["env"] = [{"name": "LASTCALL_DIRECTORY", "value": "/mnt/kubeflow-checkpoints/exp1"}]
     assert warnings(below) == ""

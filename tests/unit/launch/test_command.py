@@ -33,7 +33,7 @@ def test_a_launcher_that_cannot_say_who_it_is_goes_on(
     monkeypatch.setattr(registry.Registry, "sign", full)
     with command._registry() as book:
         assert registry.Membership(book.folder, tmp_path).launcher() == {}
-    assert "if it is killed, the training below it goes on" in caplog.text
+    assert "if the launcher is killed, the training below it continues" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["--resume_from_checkpoint", "'--resume {path}", ""])

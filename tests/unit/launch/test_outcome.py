@@ -102,7 +102,7 @@ def test_the_exit_code_says_what_happened(case: Ending, result: Result, code: in
 def test_what_the_guardian_saved_counts_as_saved() -> None:
     verdict = outcome.decide(ending(-9, member(None, pid=1)), CODE, ["a/checkpoint-6"])
     assert (verdict.result, verdict.code, verdict.crashed) == (Result.SAVED, CODE, True)
-    assert "the guardian saved a/checkpoint-6 (the command ended with SIGKILL)" in verdict.because
+    assert "the guardian saved a/checkpoint-6 (command: SIGKILL)" in verdict.because
 
 
 def test_a_rescue_after_a_notice_is_no_crash() -> None:

@@ -44,7 +44,7 @@ def test_a_launcher_without_a_port_runs_all_the_same(monkeypatch: pytest.MonkeyP
     with store.served() as serving:
         assert serving.told is None
         serving.clear()
-    assert "No store for the ranks of this run: Operation not permitted" in caplog.text
+    assert "Could not start a store for the ranks of this run: Operation not permitted" in caplog.text
 
 
 @pytest.mark.parametrize(("told", "expected"), [("4711:abc", "4711:abc"), (None, None)])

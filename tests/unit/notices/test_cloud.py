@@ -199,7 +199,7 @@ def test_a_notify_that_raises_does_not_end_the_listening(aws: AwsServer, caplog:
     aws.interrupt(50)
     heard.get(timeout=PATIENCE)
     source.stop()
-    assert any("still looking for news" in line for line in caplog.messages)
+    assert any("still watching for notices" in line for line in caplog.messages)
 
 
 def test_notify_may_stop_the_source(aws: AwsServer) -> None:
@@ -359,7 +359,7 @@ def test_azure_every_event_is_ours_where_the_name_is_unknown(azure: AzureServer,
     azure.announce("Preempt", 40.0, "trainer_1")
     with listening(Azure(azure.url)) as heard:
         assert heard.get(timeout=PATIENCE)
-    assert "every event is taken as ours" in warnings(caplog)[0]
+    assert "every event is treated as ours" in warnings(caplog)[0]
 
 
 def test_azure_an_event_that_has_started_is_due_now(azure: AzureServer) -> None:

@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_looked_for_is_warned_of_once(tmp_path: Path, capl
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with caplog.at_level(logging.DEBUG, "lastcall"), listening(loop / "stop") as (_, heard):
-        until(lambda: len([line for line in caplog.messages if "cannot be looked for" in line]) >= 3, "three failures")
+        until(lambda: len([line for line in caplog.messages if "cannot be checked" in line]) >= 3, "three failures")
         loop.unlink()
         loop.mkdir()
         (loop / "stop").touch()
@@ -221,7 +221,7 @@ def test_a_file_that_is_older_than_the_container_is_a_leftover(path: Path, caplo
     source.start(heard.put)
     try:
         source.wait_for_looks()
-        assert heard.empty() and "was there before this run" in caplog.text
+        assert heard.empty() and "existed before this run" in caplog.text
         path.touch()
         assert heard.get(timeout=PATIENCE).deadline is not None
     finally:

@@ -381,7 +381,7 @@ def test_installing_changes_process_start_and_uninstalling_puts_it_back():
     shield.install([signal.SIGTERM])
     try:
         assert process.BaseProcess.start is not before
-        with pytest.raises(RuntimeError, match="installed already"):
+        with pytest.raises(RuntimeError, match="already installed"):
             WorkerShield().install([signal.SIGTERM])
     finally:
         shield.uninstall()

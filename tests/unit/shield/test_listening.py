@@ -160,7 +160,7 @@ def test_where_signals_cannot_be_had_the_run_goes_on_without(
     shield.begin()
     shield.rearm()
     shield.let_go()
-    assert "Signals are not listened to: not here. Notices must come another way" in caplog.text
+    assert "Cannot listen to signals: not here. Notices must come from another source" in caplog.text
 
 
 # ---- the way out -----------------------------------------------------------------------------------------------------------

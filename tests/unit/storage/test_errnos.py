@@ -57,7 +57,7 @@ def test_c2_what_passes_is_tried_again_and_then_says_nothing_about_the_bytes(cod
     operation, calls = failing(code, times=2)
     assert errnos.reading(operation, "model cannot be opened") == "bytes"
     operation, calls = failing(code)
-    with pytest.raises(errors.UnreadableError, match=r"model cannot be opened: .*neither goes on without.*Start it again"):
+    with pytest.raises(errors.UnreadableError, match=r"model cannot be opened: .*neither continues without.*Start it again"):
         errnos.reading(operation, "model cannot be opened")
     assert len(calls) == 3
 

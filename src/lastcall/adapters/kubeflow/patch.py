@@ -1,7 +1,7 @@
-"""`TrainerClient.train(trainer=TransformersTrainer(...))` works: the backends' train() is told what it means, in the SDK's own words.
+"""`TrainerClient.train(trainer=TransformersTrainer(...))` works: it is translated for the backends' train() into the SDK's own terms.
 
 Discarded: a client of our own, since notebooks have one already; an option that the user must pass, since it would be forgotten, and
-the run would go unprotected without a word.
+the run would silently be unprotected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kubeflow.trainer.backends.container.backend import ContainerBackend
 from kubeflow.trainer.backends.kubernetes.backend import KubernetesBackend
 from kubeflow.trainer.backends.localprocess.backend import LocalProcessBackend
 
-from lastcall.adapters.kubeflow import places, submission
+from lastcall.adapters.kubeflow import locations, submission
 from lastcall.adapters.kubeflow.trainer import TransformersTrainer
 
 _MARK = "_lastcall_original"
@@ -37,7 +37,7 @@ def _train(original: Any, kind: type) -> Any:
         call = signature.bind(*args, **kwargs)
         trainer = call.arguments.get("trainer")
         if isinstance(trainer, TransformersTrainer):
-            place = places.parse(trainer.output_dir) if trainer.output_dir is not None else None
+            place = locations.parse(trainer.output_dir) if trainer.output_dir is not None else None
             options = list(call.arguments.get("options") or ())
             mirror, cluster = place.mirror if place else None, kind is KubernetesBackend
             call.arguments["trainer"] = submission.custom(trainer, _directory(place, kind), mirror, mounted=cluster)
@@ -48,7 +48,7 @@ def _train(original: Any, kind: type) -> Any:
     return train
 
 
-def _directory(place: places.Place | None, kind: type) -> str | None:
+def _directory(place: locations.Location | None, kind: type) -> str | None:
     if place is None:
         return None
     if kind is KubernetesBackend:
@@ -58,5 +58,5 @@ def _directory(place: places.Place | None, kind: type) -> str | None:
     if place.mirror is not None:
         return place.in_pod()
     if place.claim is not None:
-        raise ValueError(f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a cluster. Give a path")
+        raise ValueError(f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a cluster. Use a path")
     return place.path

@@ -1,7 +1,7 @@
-"""What runs in the pod, once in each rank: the training function, as if it stood in the script itself.
+"""What runs in the pod, once in each rank: the training function, as if it were defined in the script itself.
 
-Nothing is imported here that the function has not asked for: it may still say what torch and transformers are to find in the
-environment. The SDK is not there, and is not needed.
+Nothing is imported here that the function does not import itself: it may still set the environment for torch and transformers. The SDK
+is not installed, and is not needed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def announce(run: Any) -> None:
         log.info("[Kubeflow] JIT checkpoint signal handler registered for %s", ", ".join(run.jit.signals))
         log.info("[Kubeflow] JIT checkpointing enabled")
     else:
-        log.info("[Kubeflow] JIT checkpointing disabled: no signal is answered")
+        log.info("[Kubeflow] JIT checkpointing disabled: signals are not handled")
     log.info("[Kubeflow] output_dir: %s", run.root)
     if run.resumed is not None:
         log.info("[Kubeflow] Auto-resuming from checkpoint-%d", run.resumed)
 
 
 def _written(script: str, name: str, source: str) -> str:
-    """The source as a file beside the script, for tracebacks and whoever asks `inspect`. Ranks write the same, each in one rename."""
+    """The source as a file beside the script, for tracebacks and `inspect`. Ranks write the same, each with one rename."""
     path = os.path.join(os.path.dirname(script), f"kubeflow_{name}.py")
     temporary = f"{path}.{os.getpid()}"
     try:
@@ -60,5 +60,5 @@ def _written(script: str, name: str, source: str) -> str:
             file.write(source)
         os.replace(temporary, path)
     except OSError as error:
-        log.debug("The training function is not written down (%s): tracebacks go without its lines", error)
+        log.debug("Could not write the training function to a file (%s): tracebacks will not show its lines", error)
     return path

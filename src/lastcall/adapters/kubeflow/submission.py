@@ -1,4 +1,5 @@
-"""A TransformersTrainer in the SDK's words: a CustomTrainer, and an option for what that cannot say. What the user set stays."""
+"""A TransformersTrainer in the SDK's terms: a CustomTrainer, and an option for what that cannot express. The user's own settings
+stay."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 from kubeflow.trainer import CustomTrainer
 
 from lastcall import settings
-from lastcall.adapters.kubeflow import places, shipping
+from lastcall.adapters.kubeflow import function_text, locations
 from lastcall.adapters.kubeflow.trainer import TransformersTrainer, own_package
 
 MANAGER = "lastcall.dev/kubeflow"  # of our entry in spec.runtimePatches
@@ -19,12 +20,12 @@ _OURS = re.compile(r"\s*lastcall\s*($|[\[=<>!~@;])", re.IGNORECASE)
 
 
 def custom(trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, *, mounted: bool = False) -> CustomTrainer:
-    """`directory`: where the checkpoints go, as the processes see it; `mirror`: where they are copied to; `mounted`: whether secrets
-    are."""
-    keys = places.KEYS if mounted and trainer.data_connection_name is not None else None
+    """`directory`: where the checkpoints go, as the processes see it; `mirror`: where they are uploaded to; `mounted`: whether secrets
+    are mounted."""
+    keys = locations.KEYS if mounted and trainer.data_connection_name is not None else None
     return CustomTrainer(
-        func=shipping.stub(trainer.func, trainer.func_args),
-        func_args=None,  # they travel with the function
+        func=function_text.stub(trainer.func, trainer.func_args),
+        func_args=None,  # they are sent with the function
         image=trainer.image,
         packages_to_install=packages(trainer, mirror),
         pip_index_urls=trainer.pip_index_urls,
@@ -45,7 +46,7 @@ def packages(trainer: TransformersTrainer, mirror: str | None = None) -> list[st
 def variables(
     trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, keys: str | None = None
 ) -> dict[str, str]:
-    """What the processes in the pods are told."""
+    """The environment of the processes in the pods."""
     ours: dict[str, str] = {"LASTCALL_ENABLED": "1" if _anything(trainer) else "0"}
     if trainer.enable_jit_checkpoint:
         ours["LASTCALL_GRACE_SECONDS"] = str(trainer.grace_seconds)
@@ -74,7 +75,7 @@ class Additions:
     """An option of the SDK, called last with what the user's own options have made of the TrainJob."""
 
     trainer: TransformersTrainer
-    place: places.Place | None
+    place: locations.Location | None
 
     def __call__(self, job_spec: dict[str, Any], trainer: object, backend: object) -> None:
         metadata = job_spec.setdefault("metadata", {})
@@ -96,8 +97,8 @@ def job_annotations(trainer: TransformersTrainer) -> dict[str, str]:
     return ours
 
 
-def runtime_patch(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, Any] | None:
-    """For the pods of the training itself; those that fetch model and data are left alone."""
+def runtime_patch(trainer: TransformersTrainer, place: locations.Location | None) -> dict[str, Any] | None:
+    """For the pods of the training itself; those that download model and data are left alone."""
     pod: dict[str, Any] = {}
     if trainer.enable_jit_checkpoint:
         pod["terminationGracePeriodSeconds"] = trainer.grace_seconds
@@ -110,16 +111,16 @@ def runtime_patch(trainer: TransformersTrainer, place: places.Place | None) -> d
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-def _volumes(trainer: TransformersTrainer, place: places.Place | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By name: how it is mounted, and what it is. The keys of a bucket are mounted: the SDK has no words for variables from a secret,
-    and so they are in nobody's environment."""
+def _volumes(trainer: TransformersTrainer, place: locations.Location | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """By name: the mount and the volume. The keys of a bucket are mounted: the SDK cannot express variables from a secret, and this way
+    they are in no process's environment."""
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if place is not None and place.mirror is not None:
-        found[places.VOLUME] = {"mountPath": places.MOUNT}, {"emptyDir": {}}
+        found[locations.VOLUME] = {"mountPath": locations.MOUNT}, {"emptyDir": {}}
     elif place is not None and place.claim is not None:
-        found[places.VOLUME] = {"mountPath": places.MOUNT}, {"persistentVolumeClaim": {"claimName": place.claim}}
+        found[locations.VOLUME] = {"mountPath": locations.MOUNT}, {"persistentVolumeClaim": {"claimName": place.claim}}
     if (secret := trainer.data_connection_name) is not None:
-        found[places.KEYS_VOLUME] = {"mountPath": places.KEYS, "readOnly": True}, {"secret": {"secretName": secret}}
+        found[locations.KEYS_VOLUME] = {"mountPath": locations.KEYS, "readOnly": True}, {"secret": {"secretName": secret}}
     return found
 
 

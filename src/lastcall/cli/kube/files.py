@@ -1,4 +1,4 @@
-"""`lastcall kube manifest` and `lastcall kube inject`: objects of Kubernetes on paper."""
+"""`lastcall kube manifest` and `lastcall kube inject`: Kubernetes objects in files."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "manifest",
-        help="print what installs the webhook",
-        description="Prints the objects that install the webhook. A certificate authority for it is among them, with its key.",
+        help="print the objects that install the webhook",
+        description="Prints the objects that install the webhook, including a certificate authority and its key.",
     )
-    parser.add_argument("--namespace", default="lastcall", help="where it runs (default: lastcall)")
+    parser.add_argument("--namespace", default="lastcall", help="the namespace to run in (default: lastcall)")
     parser.add_argument(
         "--image", default=_IMAGE, help=f"an image with lastcall[kube] in it, for the webhook and for pods (default: {_IMAGE})"
     )
-    parser.add_argument("--replicas", type=int, default=2, help="of the webhook (default: 2)")
+    parser.add_argument("--replicas", type=int, default=2, help="replicas of the webhook (default: 2)")
     ca = parser.add_mutually_exclusive_group()
-    ca.add_argument("--ca-from", metavar="FILE", help="keep the authority of an earlier manifest or Secret; - reads standard input")
-    ca.add_argument("--cert-manager", action="store_true", help="let cert-manager make and renew the certificate")
+    ca.add_argument("--ca-from", metavar="FILE", help="reuse the authority of an earlier manifest or Secret; - reads standard input")
+    ca.add_argument("--cert-manager", action="store_true", help="let cert-manager issue and renew the certificate")
     parser.add_argument("--format", choices=("yaml", "kustomize", "helm"), default="yaml")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="where the files of a kustomize base or a Helm chart go")
+    parser.add_argument("--output", metavar="DIR", type=Path, help="the folder for the files of a kustomize base or a Helm chart")
     output.add_json(parser)
     parser.set_defaults(call=manifest)
     parser = commands.add_parser(
         "inject",
-        help="do to a file what the webhook does",
-        description="Prints the objects in a file as the webhook would have them, for people without admission rights.",
+        help="apply the webhook's change to a file",
+        description="Prints the objects in a file as the webhook would change them, for users who may not install a webhook.",
     )
     parser.add_argument("-f", "--filename", metavar="FILE", required=True, help="YAML or JSON; - reads standard input")
-    parser.add_argument("--image", help="an image with lastcall, for an init container; not given: the pods' own images have it")
-    parser.add_argument("--diff", action="store_true", help="print what changes, and not the objects")
+    parser.add_argument(
+        "--image", help="an image with lastcall, for an init container; if not given, the pods' own images must have it"
+    )
+    parser.add_argument("--diff", action="store_true", help="print only the changes, not the objects")
     output.add_json(parser)
     parser.set_defaults(call=inject)
 
@@ -64,9 +66,9 @@ def manifest(args: argparse.Namespace) -> int:
     from lastcall.kube.webhook import certificates
 
     if args.format != "yaml" and args.output is None:
-        settings.fail(f"--format {args.format} writes several files. Say where: --output webhook")
+        settings.fail(f"--format {args.format} writes several files. Choose a folder: --output webhook")
     if args.format == "yaml" and args.output is not None:
-        settings.fail("--output is for several files. Say which: --format kustomize, or --format helm; plain yaml goes to stdout")
+        settings.fail("--output needs a format of several files: --format kustomize or --format helm; plain yaml goes to stdout")
     if len(args.namespace) > 63 or not _NAMESPACE.fullmatch(args.namespace):
         settings.fail(f"--namespace {args.namespace!r} is not the name of a namespace. For example: --namespace lastcall")
     _check_image(args.image)
@@ -88,7 +90,7 @@ def manifest(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"directory": str(args.output), "files": sorted(files)})
     else:
-        output.write(f"{args.output}: {output.plural(len(files), 'file')}. The key of the authority is among them: keep it secret.")
+        output.write(f"{args.output}: {output.plural(len(files), 'file')}. They contain the authority's private key: keep them secret.")
     return 0
 
 
@@ -118,28 +120,26 @@ def inject(args: argparse.Namespace) -> int:
 
 
 def _say_unprotected(filename: str, made: list[tuple[str, Any, Injection]]) -> None:
-    """What comes out as it went in: who pipes it into kubectl would take it for protected."""
+    """Warns about objects that come out unchanged: a user who pipes them into kubectl would think they are protected."""
     for place, obj, injection in made:
         if injection.left and not noted.ours(at(obj, ("metadata", "annotations"))):
             add = f'Add to its metadata: annotations: {{{noted.PREFIX}enabled: "true"}}'
-            sys.stderr.write(f"lastcall: {place} is NOT protected, and comes out unchanged: {injection.because}. {add}\n")
+            sys.stderr.write(f"lastcall: {place} is NOT protected and was left unchanged: {injection.because}. {add}\n")
         elif injection.left and not injection.warnings:
-            sys.stderr.write(
-                f"lastcall: {place} is NOT protected, and comes out unchanged: {_switched_off(obj) or injection.because}\n"
-            )
+            sys.stderr.write(f"lastcall: {place} is NOT protected and was left unchanged: {_switched_off(obj) or injection.because}\n")
     if not any(kinds.of(obj) for _, obj, _ in made):
         known = ", ".join(kinds.names())
-        sys.stderr.write(f"lastcall: nothing in {filename} is of a kind that lastcall protects. Those are: {known}\n")
+        sys.stderr.write(f"lastcall: no object in {filename} is of a kind that lastcall protects. Supported kinds: {known}\n")
 
 
 def _switched_off(obj: Any) -> str | None:
     found = [name for name, value in noted.read(at(obj, ("metadata", "annotations"))).items() if name.endswith("enabled") and not value]
-    return f"{found[0]} says no" if found else None
+    return f"{found[0]} switches it off" if found else None
 
 
 def _check_image(image: str) -> None:
     if image.split() != [image]:
-        settings.fail(f"--image {image!r} is not the name of an image. For example: --image registry.example/{_IMAGE}")
+        settings.fail(f"--image {image!r} is not an image name. For example: --image registry.example/{_IMAGE}")
 
 
 def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) -> tuple[str, Any, Injection]:
@@ -147,7 +147,7 @@ def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) 
         injection = injecting.inject(obj, options=options, namespace=namespace)
     except AnnotationError as error:
         settings.fail(f"{place}: {error}")
-    except RecursionError:  # an anchor that holds itself
+    except RecursionError:  # an anchor that contains itself
         settings.fail(f"{place} is nested too deeply")
     return place, applied(obj, injection.operations), injection
 
@@ -163,25 +163,25 @@ def _told(place: str, obj: Any, injection: Injection) -> dict[str, object]:
 
 
 def _namespaces(objects: list[Any]) -> dict[str, Any]:
-    """The annotations of those that are in the file, by their names: the default for what the file says to be in them."""
+    """The annotations of the namespaces in the file, by name: the defaults for the objects that the file puts in them."""
     found = [obj for obj in objects if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace")]
     return {str(at(obj, ("metadata", "name"))): at(obj, ("metadata", "annotations")) for obj in found if at(obj, ("metadata", "name"))}
 
 
 def _objects(documents: list[Any]) -> list[tuple[str, Any]]:
-    """With their names for messages; those of a List one by one."""
+    """Each object with its name for messages; the items of a List one by one."""
     flat = [item for document in documents for item in (_items(document) or [document])]
     return [(f"{at(obj, ('kind',)) or 'object'} {at(obj, ('metadata', 'name')) or number}", obj) for number, obj in enumerate(flat, 1)]
 
 
 def _replaced(documents: list[Any], objects: list[Any]) -> list[Any]:
-    """The documents with these objects in the places of theirs."""
+    """The documents with their objects replaced by these."""
     left = iter(objects)
     return [{**document, "items": [next(left) for _ in items]} if (items := _items(document)) else next(left) for document in documents]
 
 
 def _items(document: Any) -> list[Any] | None:
-    """Of a List, or of a JobList and the like, which kubectl takes as well."""
+    """The items of a List, or of a JobList and the like, which kubectl accepts as well."""
     items = at(document, ("items",))
     return items if str(at(document, ("kind",))).endswith("List") and isinstance(items, list) else None
 
@@ -196,9 +196,9 @@ def _documents(filename: str, formats: Any) -> list[Any]:
         settings.fail(f"{filename} is not YAML: {' '.join(str(error).split())}")
     for document in documents:
         if not isinstance(document, Mapping):
-            settings.fail(f"{filename} holds something that is not an object of Kubernetes: {type(document).__name__}")
+            settings.fail(f"{filename} contains something that is not a Kubernetes object: {type(document).__name__}")
     if not documents:
-        settings.fail(f"{filename} holds no object of Kubernetes")
+        settings.fail(f"{filename} contains no Kubernetes object")
     return documents
 
 
@@ -221,7 +221,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # one that others may read would stay theirs
+            path.unlink()  # an existing file that others may read would stay readable
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(content)
 

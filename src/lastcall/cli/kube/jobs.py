@@ -10,47 +10,49 @@ from typing import Any
 
 from lastcall import parsing
 from lastcall.cli import output
-from lastcall.kube.jobs import jobs, pausing, progress
+from lastcall.kube.jobs import jobs, progress, suspension
 from lastcall.kube.jobs.jobs import PodStatus, Status, Target
 from lastcall.kube.jobs.kubectl import Kubectl
 
-_JOB = "a TrainJob, RayJob or Job: trainjob/NAME, rayjob/NAME, job/NAME, or NAME where that is clear"
+_JOB = "a TrainJob, RayJob or Job: trainjob/NAME, rayjob/NAME, job/NAME, or NAME if unambiguous"
 
 
 def add(commands: Any) -> None:
-    """To the commands of `lastcall kube`."""
+    """Add these to the commands of `lastcall kube`."""
     parser = commands.add_parser(
         "status",
         help="show a job: pods, progress, checkpoints",
-        description="Shows a job in a cluster: its pods, their progress, and saves.",
+        description="Shows a job in a cluster: its pods, their progress and saves.",
     )
     _add_common(parser)
     parser.set_defaults(call=status)
     parser = commands.add_parser(
         "pause",
-        help="have a job save and stop, and stay stopped",
-        description="Suspends a job: its pods get SIGTERM, save, and are gone. Waits for that, and says what they saved. Exit code 1 "
-        "if they did not.",
+        help="save and stop a job, and keep it stopped",
+        description="Suspends a job: its pods get SIGTERM, save and exit. Waits until they are gone and reports what "
+        "they saved. Exits with 1 if they did not save.",
     )
     _add_common(parser)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the pods are gone")
-    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="give up waiting after so long (the job stays paused)")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=_seconds, help="stop waiting after this many seconds (the job stays paused)"
+    )
     parser.set_defaults(call=pause)
-    parser = commands.add_parser("resume", help="let a paused job go on", description="Lets a paused job go on from what it saved.")
+    parser = commands.add_parser("resume", help="resume a paused job", description="Resumes a paused job from what it saved.")
     _add_common(parser)
     parser.set_defaults(call=resume)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help=_JOB)
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="where it is (default: that of the context)")
-    parser.add_argument("--context", metavar="NAME", help="the cluster, as kubectl calls it (default: the current context)")
-    parser.add_argument("--kubectl", metavar="PATH", default="kubectl", help="the program to use (default: kubectl)")
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="its namespace (default: that of the context)")
+    parser.add_argument("--context", metavar="NAME", help="the kubectl context of the cluster (default: the current context)")
+    parser.add_argument("--kubectl", metavar="PATH", default="kubectl", help="the kubectl program to use (default: kubectl)")
     output.add_json(parser)
 
 
 def _seconds(text: str) -> float:
-    """The ValueError's sentence is the message of the parser of words."""
+    """A ValueError becomes argparse's message."""
     try:
         return parsing.seconds(text)
     except ValueError as error:
@@ -78,7 +80,7 @@ def pause(args: argparse.Namespace) -> int:
         sys.stderr.write(f"{output.printable(line)}\n")
         sys.stderr.flush()
 
-    done = pausing.pause(_kubectl(args), args.job, wait=not args.no_wait, timeout=args.timeout, tell=tell)
+    done = suspension.pause(_kubectl(args), args.job, wait=not args.no_wait, timeout=args.timeout, tell=tell)
     if args.json:
         endings = [{"pod": item.pod.name, "outcome": item.outcome, "words": item.words} for item in done.endings]
         output.document({**_identity(done.target), "paused": True, "new": done.new, "gone": done.gone, "pods": endings})
@@ -92,7 +94,7 @@ def resume(args: argparse.Namespace) -> int:
     if args.json:
         output.document({**_identity(target), "paused": False, "was_paused": was_paused})
     elif was_paused:
-        output.write(f"{target} may go on: see how it does with: lastcall kube status {target}{_where(target)}")
+        output.write(f"{target} is resumed. Follow it with: lastcall kube status {target}{_where(target)}")
     else:
         output.write(f"{target} was not paused")
     return 0
@@ -159,19 +161,19 @@ def _facts(run: progress.Run, now: float) -> Iterator[tuple[str, str]]:
 
 def _hint(found: Status) -> str:
     if found.state == "paused":
-        return f"It goes on after: lastcall kube resume {found.target}{_where(found.target)}"
+        return f"To resume: lastcall kube resume {found.target}{_where(found.target)}"
     return ""
 
 
-def _sentence(done: pausing.Paused) -> str:
+def _sentence(done: suspension.Paused) -> str:
     target = done.target
-    again = f"It goes on after: lastcall kube resume {target}{_where(target)}"
+    again = f"To resume: lastcall kube resume {target}{_where(target)}"
     if not done.waited:
-        return f"{target} is told to save and stop. See how it does with: lastcall kube status {target}{_where(target)}. {again}"
+        return f"{target} is asked to save and stop. Follow it with: lastcall kube status {target}{_where(target)}. {again}"
     if not done.gone:
-        return f"{target} is still there. It stays paused, and is gone when its pods have saved. {again}"
+        return f"{target} still has pods. It stays paused; they exit once they have saved. {again}"
     if not done.endings:
-        return f"{target} is paused{'' if done.new else ' already'}; no pod of it was running. {again}"
+        return f"{target} is paused{'' if done.new else ' already'}; none of its pods was running. {again}"
     saved = sorted({item.words for item in done.endings if item.outcome == "saved"})
     if saved:
         return f"{target} is paused: {output.printable('; '.join(saved))}. {again}"
@@ -179,5 +181,7 @@ def _sentence(done: pausing.Paused) -> str:
         return f"{target} finished before it could be paused."
     failed = sorted({item.words for item in done.endings if item.outcome == "not saved"})
     if not failed:
-        return f"{target} is paused. Its log does not say whether it saved: it goes elsewhere, or the job is not protected. {again}"
-    return f"{target} is paused, and has left WITHOUT saving: {output.printable('; '.join(failed))}. {again}"
+        return (
+            f"{target} is paused. Its log does not say whether it saved: the log goes elsewhere, or the job is not protected. {again}"
+        )
+    return f"{target} is paused, but exited WITHOUT saving: {output.printable('; '.join(failed))}. {again}"

@@ -1,1 +1,1 @@
-"""One module a subject that `lastcall doctor` looks at; each returns findings."""
+"""One module for each subject that `lastcall doctor` checks; each returns findings."""

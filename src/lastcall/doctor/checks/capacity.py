@@ -1,4 +1,5 @@
-"""Memory: the guardian's two copies in shared memory, the snapshot of periodic saves, and who dies when the limit is reached."""
+"""Memory: the guardian's two copies in shared memory, the snapshot of periodic saves, and which processes are killed when the limit
+is reached."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from lastcall.doctor import finding
 from lastcall.doctor.finding import Finding
 
 _COPIES = 2
-_SLACK = 4 * 1024 * 1024  # the description beside the tensors, twice
+_SLACK = 4 * 1024 * 1024  # two copies of the description beside the tensors
 _DOCKER = 64 * 1024 * 1024  # /dev/shm of a container, unless it asks for more
-_SHARE = 0.8  # of the available memory that a snapshot may take: core.snapshot
+_SHARE = 0.8  # the share of available memory that a snapshot may take: core.snapshot
 
 
 def check_shared(jit: settings.JITCheckpointConfig, state: int | None) -> Finding:
@@ -25,7 +26,7 @@ def check_shared(jit: settings.JITCheckpointConfig, state: int | None) -> Findin
     except OSError as error:
         return finding.risk(
             "shared-memory",
-            f"the guardian's folder {folder} cannot be used: {error.strerror}. The run is not guarded",
+            f"the guardian's folder {folder} cannot be used: {error.strerror}. The run will not be guarded",
             "unset LASTCALL_GUARD_FOLDER",
             folder=str(folder),
         )
@@ -35,7 +36,7 @@ def check_shared(jit: settings.JITCheckpointConfig, state: int | None) -> Findin
     docker = " (64 MB is what Docker gives unless asked)" if total <= _DOCKER else ""
     if needed is not None and needed > free:
         room = f"{amount(free)} are free{docker}"
-        says = f"two copies of the state need {amount(needed)} in {folder}, {room}: the run is not guarded"
+        says = f"two copies of the state need {amount(needed)} in {folder}, {room}: the run will not be guarded"
         return finding.risk("shared-memory", says, _more(needed), **facts)
     if needed is None and docker:
         says = f"{folder} has {amount(total)}{docker}: it holds states of up to {amount(free // _COPIES)}"
@@ -50,7 +51,7 @@ def _more(needed: int) -> str:
 
 
 def check_group(guarded: bool, group: Path | None = None) -> Iterator[Finding]:
-    """Kubernetes (1.28 and later, cgroup v2) has the kernel kill a container as a whole: the guardian dies along."""
+    """Kubernetes (1.28 and later, cgroup v2) makes the kernel kill a container as a whole, the guardian included."""
     folder = group or own_group()
     try:
         whole = (folder / "memory.oom.group").read_text().strip() == "1"
@@ -59,8 +60,8 @@ def check_group(guarded: bool, group: Path | None = None) -> Iterator[Finding]:
     if whole and guarded:
         yield finding.warning(
             "oom",
-            "memory.oom.group is 1: out of memory, the kernel kills the guardian along with the training. What is in shared "
-            "memory is saved when the container starts again on this machine",
+            "memory.oom.group is 1: when memory runs out, the kernel kills the guardian together with the "
+            "training. The copy in shared memory is saved only when the container restarts on this machine",
             "keep the copies where they outlive the container, in an emptyDir with medium: Memory: export LASTCALL_GUARD_FOLDER=/guard",
             group=str(folder),
         )
@@ -75,17 +76,17 @@ def own_group(root: Path = Path("/sys/fs/cgroup")) -> Path:
 
 
 def check_memory(state: int | None, periodic: bool) -> Finding:
-    """A periodic save copies the state, so that training goes on meanwhile; without room for the copy it waits for the disk."""
+    """A periodic save copies the state so that training can continue; without room for the copy, training waits for the disk."""
     left = snapshot.available_memory()
     facts = {"available": left, "state": state}
     if left is None:
-        return finding.ok("memory", "the available memory cannot be told", **facts)
+        return finding.ok("memory", "the available memory is unknown", **facts)
     if periodic and state is not None and state > _SHARE * left:
         return finding.warning(
             "memory",
-            f"periodic saves copy the state first ({amount(state)}), but only {amount(left)} of memory are left: "
-            "training waits for the disk at each of them",
+            f"periodic saves copy the state first ({amount(state)}), but only {amount(left)} of memory are "
+            "available: training will wait for the disk at each save",
             "raise the memory limit of the container, or save less often: export LASTCALL_SAVE_STEPS=1000",
             **facts,
         )
-    return finding.ok("memory", f"{amount(left)} of memory can still be used", **facts)
+    return finding.ok("memory", f"{amount(left)} of memory are available", **facts)

@@ -1,4 +1,4 @@
-"""Every setting with where it came from, and the versions of what is installed. A wrong value is a finding, not a crash."""
+"""Every setting with its origin, and the versions of installed packages. A wrong value is a finding, not a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONS = {"--grace": "LASTCALL_GRACE_SECONDS", "--exit-code": "LASTCALL_EXIT_C
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a session here would use; where a value is wrong, its default."""
+    """The settings that a session here would use; for a wrong value, its default."""
 
     jit: settings.JITCheckpointConfig
     periodic: settings.PeriodicCheckpointConfig
@@ -45,7 +45,7 @@ class Configuration:
 
 
 def check(environ: Mapping[str, str], launch: Launch) -> tuple[Configuration, list[Finding]]:
-    """The settings of the environment, with what `lastcall run` in the command adds to it."""
+    """The settings from the environment, with what `lastcall run` in the command adds."""
     seen = dict(environ)
     for option, variable in _OPTIONS.items():
         if option in launch.options:
@@ -64,7 +64,7 @@ def check(environ: Mapping[str, str], launch: Launch) -> tuple[Configuration, li
 
 
 def _wrong(environ: dict[str, str]) -> Iterator[Finding]:
-    """Each wrong value, one by one; it is taken out of `environ`."""
+    """Reports each wrong value and removes it from `environ`."""
     for row in settings.JIT + settings.PERIODIC:
         for name in filter(None, (row.variable, row.alias)):
             text = environ.get(name, "")
@@ -80,11 +80,11 @@ def _wrong(environ: dict[str, str]) -> Iterator[Finding]:
 
 def _as_finding(message: str, name: str | None = None) -> Finding:
     says, _, remedy = message.partition(". ")
-    return finding.risk("settings", f"{says}: a run would leave at once with exit code {errors.EXIT_CONFIG}", remedy, variable=name)
+    return finding.risk("settings", f"{says}: a run would exit at once with code {errors.EXIT_CONFIG}", remedy, variable=name)
 
 
 def _whole(kind: type[_Config], environ: Mapping[str, str]) -> tuple[_Config, list[Finding]]:
-    """All together: some contradict each other."""
+    """Checks all settings together: some contradict each other."""
     message = _refused(lambda: kind(environ=environ))
     if message is None:
         return kind(environ=environ), []
@@ -92,7 +92,7 @@ def _whole(kind: type[_Config], environ: Mapping[str, str]) -> tuple[_Config, li
 
 
 def _refused(make: Callable[[], object]) -> str | None:
-    """Why a configuration is refused. It says so on stderr as well, where nobody who reads the findings needs it twice."""
+    """Why a configuration is refused. Suppresses the message on stderr, which would repeat the finding."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             make()
@@ -110,7 +110,7 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
         if near:
             yield finding.risk(
                 "variables",
-                f"{says}: {near[0]}, which was probably meant, is not set by it",
+                f"{says}; {near[0]}, probably meant, is not set",
                 f'export {near[0]}="${name}"; unset {name}',
                 variable=name,
                 meant=near[0],
@@ -122,19 +122,17 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _switch(jit: settings.JITCheckpointConfig, launch: Launch, environ: Mapping[str, str]) -> Iterator[Finding]:
     if not jit.enabled:
         name = jit.origins()["enabled"]
-        yield finding.risk(
-            "enabled", f"lastcall is switched off by {name}={environ.get(name, '')}: nothing is saved", f"export {name}=1"
-        )
+        yield finding.risk("enabled", f"lastcall is disabled by {name}={environ.get(name, '')}: nothing is saved", f"export {name}=1")
     elif launch.given and not launch.wrapped and not any(environ.get(name, "").strip() for name in _SWITCHES) and not _asks(launch):
         yield finding.warning(
             "enabled",
-            "nothing switches lastcall on: the program does not name it, and neither lastcall run nor LASTCALL_ENABLED does",
+            "lastcall is not enabled: the program does not use it, and neither lastcall run nor LASTCALL_ENABLED enables it",
             f"lastcall run -- {launch.text}",
         )
 
 
 def _asks(launch: Launch) -> bool:
-    """Whether the program names lastcall itself. True where that cannot be seen."""
+    """Whether the program uses lastcall itself. True if that is unknown."""
     script = next((word for word in launch.words if word.endswith(".py")), None)
     try:
         return script is None or "lastcall" in Path(script).read_text(errors="replace")
@@ -161,14 +159,16 @@ def check_versions(found: Mapping[str, str | None]) -> Iterator[Finding]:
         problems.append(
             finding.warning(
                 "versions",
-                "xxhash is not installed: digests are made with blake2b, which is slower than a fast disk, so saves are slower",
+                "xxhash is not installed: digests use blake2b, which is slower than a fast disk, so saves take longer",
                 "pip install xxhash",
                 package="xxhash",
             )
         )
     torch = found["torch"]
     if torch is not None and _numbers(torch) < _LEAST_TORCH:
-        problems.append(finding.warning("versions", f"torch {torch} is older than any that lastcall knows", "pip install 'torch>=2.4'"))
+        problems.append(
+            finding.warning("versions", f"torch {torch} is older than the oldest supported version", "pip install 'torch>=2.4'")
+        )
     yield from problems
     if not problems:
         there = ", ".join(f"{name} {version}" for name, version in found.items() if version is not None)

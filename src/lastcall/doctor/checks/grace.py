@@ -1,4 +1,4 @@
-"""The time between a notice and the kill, against what a save needs: as lastcall is told, and as torchrun and the platform see it."""
+"""The time between a notice and the kill, compared with what a save needs: as configured in lastcall, torchrun and the platform."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lastcall.launch.shell.commandline import Launch
 
 KUBERNETES = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
 _DOCKER = 10.0  # docker stop, unless told otherwise
-_TORCHRUN = 30.0  # PContext.close, which most ways lead through whatever --shutdown-timeout says (torch 2.4 to 2.13)
+_TORCHRUN = 30.0  # PContext.close, which most shutdown paths use whatever --shutdown-timeout says (torch 2.4 to 2.13)
 _KILL_WAIT = 30.0  # Slurm's
 _MARGIN = 0.5  # what a session keeps back before the deadline
-_SAVES = 3  # how many of the newest checkpoints are looked at
+_SAVES = 3  # how many of the newest checkpoints are considered
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Expected:
 
 
 def expect(case: Case, known: Directory | None, speed: Speed | None) -> Expected:
-    """From the checkpoints that are there; from --size and the measured bandwidth, where a person knows better."""
+    """From the existing checkpoints; from --size and the measured bandwidth, if --size is given."""
     saves = [record for record in (known.records if known else ())[:_SAVES] if record.complete]
     guess = budget.Budget(clocks.Clock())
     how = f"at an assumed {budget.ASSUMED / 1e6:.0f} MB/s"
@@ -67,13 +67,15 @@ def check_grace(jit: settings.JITCheckpointConfig, expected: Expected, speed: Sp
             if speed is None
             else f"; about {amount(max(jit.grace - jit.kill_wait - 1, 0) * speed.bandwidth / budget.SAFETY)} fit into it"
         )
-        return finding.ok("grace", f"{grace}, of which the kill wait takes {wait}; what a save needs is not known yet{fits}", **facts)
+        return finding.ok(
+            "grace", f"{grace}, of which the kill wait takes {wait}; the time that a save needs is not known yet{fits}", **facts
+        )
     needs = finding.seconds(expected.seconds)
     enough = int(expected.seconds * budget.SAFETY + jit.kill_wait) + 2
     remedy = f"export LASTCALL_GRACE_SECONDS={enough}, and give the platform as much: terminationGracePeriodSeconds: {enough + 10}"
     if expected.seconds + _MARGIN > jit.grace:
         return finding.risk(
-            "grace", f"a save needs {needs} ({expected.because}), the grace is {grace}: it will not be complete", remedy, **facts
+            "grace", f"a save needs {needs} ({expected.because}), the grace is {grace}: the save will not complete", remedy, **facts
         )
     if expected.seconds + jit.kill_wait + _MARGIN > jit.grace:
         return finding.warning(
@@ -86,23 +88,23 @@ def check_grace(jit: settings.JITCheckpointConfig, expected: Expected, speed: Sp
 
 
 def check_platform(case: Case, jit: settings.JITCheckpointConfig, expected: Expected, platform: str) -> Iterator[Finding]:
-    """What the platform gives, which cannot be seen from inside a container: told, or assumed."""
+    """The platform's grace, which cannot be detected from inside a container: given with an option, or assumed."""
     if case.termination_grace is not None:
         limit, whose, told = case.termination_grace, "the platform", True
     elif platform in ("kubernetes", "runai"):
-        limit, whose, told = KUBERNETES, "Kubernetes (terminationGracePeriodSeconds cannot be seen from inside; assumed)", False
+        limit, whose, told = KUBERNETES, "Kubernetes (terminationGracePeriodSeconds cannot be detected from inside; assumed)", False
     elif platform == "plain" and os.path.exists("/.dockerenv"):
-        limit, whose, told = _DOCKER, "docker stop (its --stop-timeout cannot be seen from inside; assumed)", False
+        limit, whose, told = _DOCKER, "docker stop (its --stop-timeout cannot be detected from inside; assumed)", False
     else:
         return
     facts = {"limit": limit, "told": told, "grace": jit.grace}
-    says = f"{whose} kills after {finding.seconds(limit)}, but the grace is taken to be {finding.seconds(jit.grace)}"
+    says = f"{whose} kills after {finding.seconds(limit)}, but the configured grace is {finding.seconds(jit.grace)}"
     less = f"export LASTCALL_GRACE_SECONDS={max(limit - 2, 1):g}"
     remedy = f"terminationGracePeriodSeconds: {int(jit.grace) + 10} in the pod's spec, or: {less}"
     if whose.startswith("docker"):
         remedy = f"docker run --stop-timeout {int(jit.grace) + 10} ...; then tell the doctor: --termination-grace {int(jit.grace) + 10}"
     elif not told:
-        remedy += f"; where the pod has more already, tell the doctor: --termination-grace {int(jit.grace) + 10}"
+        remedy += f"; if the pod already has more, pass it to the doctor: --termination-grace {int(jit.grace) + 10}"
     if jit.grace <= limit:
         yield finding.ok("platform-grace", f"{whose} gives {finding.seconds(limit)}", **facts)
     elif told or (expected.seconds is not None and expected.seconds > limit):
@@ -114,7 +116,7 @@ def check_platform(case: Case, jit: settings.JITCheckpointConfig, expected: Expe
 def check_torchrun(
     launch: Launch, jit: settings.JITCheckpointConfig, expected: Expected, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """torchrun kills its workers itself, and turns every exit code into 1."""
+    """torchrun kills its workers itself and turns every exit code into 1."""
     if not launch.torchrun:
         return
     remedy = f"lastcall run -- {launch.text}"
@@ -122,10 +124,10 @@ def check_torchrun(
     facts = {"limit": _TORCHRUN, "shutdown_timeout": asked, "wrapped": launch.wrapped, "save_seconds": expected.seconds}
     if launch.wrapped:
         yield finding.ok(
-            "torchrun", "lastcall run is around torchrun: the workers get the whole grace, and the exit code is kept", **facts
+            "torchrun", "lastcall run is above torchrun: the workers get the whole grace, and the exit code is preserved", **facts
         )
         return
-    # With LASTCALL_ENABLED=1 the bootstrap lengthens the timeout inside torchrun (auto/torchrun.py); the exit code it cannot help.
+    # With LASTCALL_ENABLED=1 the bootstrap lengthens the timeout inside torchrun (auto/torchrun.py); it cannot fix the exit code.
     patched = environ.get("LASTCALL_ENABLED", "").strip().lower() in ("1", "true", "yes", "on")
     needs = None if expected.seconds is None else expected.seconds + min(jit.kill_wait, _TORCHRUN)
     if needs is not None and needs > _TORCHRUN and not patched:
@@ -167,17 +169,17 @@ def check_slurm(launch: Launch, expected: Expected, environ: Mapping[str, str], 
         yield finding.risk(
             "slurm",
             f"Slurm kills {finding.seconds(wait)} after SIGTERM (KillWait), a save needs {finding.seconds(expected.seconds)}",
-            f"lastcall run -- {launch.text or 'COMMAND'}, which begins two minutes before the end; "
-            f"or, with exec in front of the command: #SBATCH --signal=B:TERM@{int(expected.seconds) + 60}",
+            f"lastcall run -- {launch.text or 'COMMAND'}, which saves two minutes before the end; or, with exec "
+            f"in front of the command: #SBATCH --signal=B:TERM@{int(expected.seconds) + 60}",
             **facts,
         )
     else:
-        how = "KillWait" if asked else "KillWait cannot be asked for; the default"
+        how = "KillWait" if asked else "KillWait is unknown; the default"
         yield finding.ok("slurm", f"Slurm kills {finding.seconds(wait)} after SIGTERM ({how})", **facts)
 
 
 def ask(*words: str, environ: Mapping[str, str]) -> str | None:
-    """What scontrol answers; None where it is not there or does not answer."""
+    """scontrol's answer; None if it is missing or does not answer."""
     program = shutil.which("scontrol", path=environ.get("PATH"))
     if program is None:
         return None

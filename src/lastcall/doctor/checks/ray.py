@@ -1,6 +1,7 @@
-"""Ray Train: versions, the time that a node has before it goes, how often Ray looks, and whether a run that is submitted again goes on.
+"""Ray Train: versions, the time that a node has before it goes, how often Ray polls, and whether a resubmitted run resumes.
 
-Ray itself is not imported, and no cluster is asked: this is the environment of a pod or of a driver, and the script as it is written.
+Ray itself is not imported, and no cluster is contacted: these checks read the environment of a pod or a driver, and the script's
+source.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lastcall.launch.shell.commandline import Launch
 
 _SIGNS = ("RAY_TRAIN_JIT_CHECKPOINT_ENABLED", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_CLUSTER_NAME")
 _DRAIN, _DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30.0
-_LOOK, _LOOK_SECONDS = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", 1.0  # Ray's own is 5; lastcall sets 1 where nobody has set it
+_LOOK, _LOOK_SECONDS = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", 1.0  # Ray's default is 5; lastcall sets 1 unless it is set
 _POLL, _POLL_SECONDS = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", 2.0
 _WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 _DRAINS = (2, 57)  # the first version whose `ray start` drains its node when it gets SIGTERM; older ones kill at once
@@ -29,7 +30,7 @@ _OFF = ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Configured:
-    """What the script says in its RunConfig(...) calls; None where it says nothing, or nothing that can be read."""
+    """The arguments of the script's RunConfig(...) calls; None for one that is missing or cannot be read."""
 
     name: bool = False
     storage_path: ast.expr | None = None
@@ -40,7 +41,7 @@ def concerns(environ: Mapping[str, str], launch: Launch) -> bool:
 
 
 def check(case: Case, launch: Launch, jit: settings.JITCheckpointConfig, expected: Expected, version: str | None) -> Iterator[Finding]:
-    """Nothing at all where nothing here is Ray's."""
+    """No findings if nothing here uses Ray."""
     if not concerns(case.environ, launch):
         return
     yield check_version(version)
@@ -56,11 +57,11 @@ def check(case: Case, launch: Launch, jit: settings.JITCheckpointConfig, expecte
 def check_version(version: str | None) -> Finding:
     if version is None:
         return finding.risk(
-            "ray", "Ray is asked for, but not installed here: no script can be protected", "pip install 'ray[train]'", version=None
+            "ray", "Ray is used, but not installed here: no script can be protected", "pip install 'ray[train]'", version=None
         )
     remark = versions.remark(version)
     if remark is None:
-        return finding.ok("ray", f"Ray {version} is one that lastcall was tried with", version=version)
+        return finding.ok("ray", f"Ray {version} is a version that lastcall was tested with", version=version)
     level = finding.risk if versions.parse(version) < versions.OLDEST else finding.warning
     newest = ".".join(map(str, versions.NEWEST))
     return level("ray", remark, f"pip install 'ray[train]=={newest}.*'", version=version)
@@ -69,16 +70,16 @@ def check_version(version: str | None) -> Finding:
 def check_drain(case: Case, version: str) -> Finding:
     """A pod's SIGTERM goes to `ray start`, which drains its node for so long and then ends it. Train workers are not signalled."""
     limit = KUBERNETES if case.termination_grace is None else case.termination_grace
-    whose = "the platform" if case.termination_grace is not None else "Kubernetes (assumed; tell the doctor: --termination-grace)"
+    whose = "the platform" if case.termination_grace is not None else "Kubernetes (assumed; pass it to the doctor: --termination-grace)"
     drain = _number(case.environ, _DRAIN, _DRAIN_SECONDS)
     facts = {"drain": drain, "limit": limit, "told": case.termination_grace is not None}
     enough = max(int(limit), 120)
     remedy = f"in the pod: terminationGracePeriodSeconds: {enough}, and in its environment {_DRAIN}={enough - 10}"
     if versions.parse(version) < _DRAINS:
-        says = f"`ray start` of Ray {version} ends its node at once when its pod is deleted: no train worker hears of it"
+        says = f"`ray start` of Ray {version} ends its node at once when its pod is deleted: no train worker is notified"
         return finding.risk("ray-drain", says, f"pip install 'ray[train]>={'.'.join(map(str, _DRAINS))}'", **facts)
     if drain <= 0:
-        says = f"{_DRAIN}={drain:g}: `ray start` ends its node at once when its pod is deleted, and no train worker hears of it"
+        says = f"{_DRAIN}={drain:g}: `ray start` ends its node at once when its pod is deleted, and no train worker is notified"
         return finding.risk("ray-drain", says, remedy, **facts)
     if drain >= limit:
         race = "race" if drain == limit else "do not fit"
@@ -91,7 +92,7 @@ def check_drain(case: Case, version: str) -> Finding:
 
 
 def check_polls(environ: Mapping[str, str], jit: settings.JITCheckpointConfig, expected: Expected) -> Finding:
-    """A drain is seen at the next look, a report is committed when the controller has polled every rank: two polls at most."""
+    """A drain is seen at the next poll; a report is committed when the controller has polled every rank: two polls at most."""
     look, poll = _number(environ, _LOOK, _LOOK_SECONDS), _number(environ, _POLL, _POLL_SECONDS)
     drain = _number(environ, _DRAIN, _DRAIN_SECONDS)
     needs = look + jit.kill_wait + (expected.seconds or 0.0) + 2 * poll
@@ -102,7 +103,7 @@ def check_polls(environ: Mapping[str, str], jit: settings.JITCheckpointConfig, e
         f"{finding.seconds(poll)}"
     )
     if environ.get(_WATCHER, "").strip().lower() in _OFF:
-        return finding.risk("ray-polls", f"{_WATCHER} is off: no train worker hears of a drain", f"unset {_WATCHER}", **facts)
+        return finding.risk("ray-polls", f"{_WATCHER} is off: no train worker is notified of a drain", f"unset {_WATCHER}", **facts)
     if 0 < drain < needs:
         remedy = f"export {_LOOK}=1 {_POLL}=0.5 LASTCALL_KILL_WAIT_SECONDS=0, or give the pods more time: {_DRAIN}={int(needs) + 10}"
         return finding.risk("ray-polls", f"{sum_}: more than the drain of {finding.seconds(drain)}", remedy, **facts)
@@ -114,10 +115,10 @@ def check_name(configured: Configured, jit: settings.JITCheckpointConfig, enviro
     if configured.name:
         return finding.ok("ray-name", "the script gives its run a name")
     if jit.run_id is not None or job is not None:
-        return finding.ok("ray-name", f"the run is called {jit.run_id or job}: submitted again, it goes on")
+        return finding.ok("ray-name", f"the run is called {jit.run_id or job}: resubmitted, it resumes")
     return finding.warning(
         "ray-name",
-        "RunConfig has no name, so Ray makes one of the date: a job that is submitted again starts from scratch",
+        "RunConfig has no name, so Ray derives one from the date: a resubmitted job starts from scratch",
         "export LASTCALL_RUN_ID=exp1; or in the script: RunConfig(name='exp1', ...)",
     )
 
@@ -127,11 +128,11 @@ def check_storage(configured: Configured) -> Finding:
     if place is None:
         return finding.risk(
             "ray-storage",
-            "RunConfig has no storage_path: checkpoints go to ~/ray_results, gone with the pod and not seen by other nodes",
+            "RunConfig has no storage_path: checkpoints go to ~/ray_results, which is lost with the pod and invisible to other nodes",
             "RunConfig(storage_path='/mnt/shared', ...), or an object store: RunConfig(storage_path='s3://bucket/runs', ...)",
         )
     if not isinstance(place, ast.Constant) or not isinstance(place.value, str):
-        return finding.ok("ray-storage", f"storage_path={ast.unparse(place)}, which is known when the script runs")
+        return finding.ok("ray-storage", f"storage_path={ast.unparse(place)}, which is only known when the script runs")
     if "://" in place.value:
         return finding.ok("ray-storage", f"checkpoints go to {place.value}", path=place.value)
     path = Path(place.value).expanduser()
@@ -140,7 +141,7 @@ def check_storage(configured: Configured) -> Finding:
 
 
 def read(launch: Launch) -> Configured | None:
-    """What a script with a Ray trainer in it says; None if the command is no such script, or cannot be read."""
+    """The RunConfig of a script with a Ray trainer; None if the command is no such script, or cannot be read."""
     script = next((word for word in launch.words if word.endswith(".py")), None)
     try:
         tree = ast.parse(Path(script).read_text(errors="replace")) if script is not None else None
@@ -165,7 +166,7 @@ def _imports_train(node: ast.AST) -> bool:
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:
-    """As Ray reads it; what is no number is Ray's to complain about."""
+    """As Ray reads it; Ray itself reports what is not a number."""
     try:
         return float(environ.get(name, "") or default)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Does the run come back: the exit code that the platform gets, and what the platform does with it."""
+"""Is the run restarted: the exit code that the platform gets, and what the platform does with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lastcall.doctor.finding import Finding
 from lastcall.launch.platforms import Platform
 from lastcall.launch.shell.commandline import Launch
 
-_POLICY = "restartPolicy cannot be seen from inside: it must be OnFailure or Always, or the owner of the pod must replace it"
+_POLICY = "restartPolicy cannot be detected from inside: it must be OnFailure or Always, or the owner of the pod must replace it"
 
 
 def check_codes(launch: Launch) -> Iterator[Finding]:
@@ -27,7 +27,7 @@ def check_codes(launch: Launch) -> Iterator[Finding]:
         where = script.name if training is None or script.path is None else f"{script.path}, line {training.line}"
         yield finding.risk(
             "exit-code",
-            f"{where}: {why}. A run that was saved and stopped looks finished, and nothing brings it back",
+            f"{where}: {why}. A run that was saved and stopped looks finished, and is not restarted",
             f"lastcall run -- {launch.text}, which keeps the code; or end the script with the training itself: exec ...",
             script=script.path,
         )
@@ -46,16 +46,16 @@ def check_platform(
     if code != platform.exit_code and not launch.wrapped and platform.name == "htcondor":
         return finding.risk(
             "platform",
-            f"HTCondor runs a job again after exit code {platform.exit_code}, but a saved run leaves with {code}",
+            f"HTCondor runs a job again after exit code {platform.exit_code}, but a saved run exits with code {code}",
             f"export LASTCALL_EXIT_CODE={platform.exit_code}; and in the submit file: checkpoint_exit_code = {platform.exit_code}",
             **facts,
         )
-    after = f"{platform.name} ({why}); a saved run leaves with {code}"
+    after = f"{platform.name} ({why}); a saved run exits with code {code}"
     if platform.name in ("kubernetes", "runai"):
         return finding.ok("platform", f"{after}. {_POLICY}", **facts)
     if platform.name == "htcondor":
-        return finding.ok("platform", f"{after}, which HTCondor takes for a checkpoint", **facts)
-    return finding.ok("platform", f"no platform that restarts runs was found ({why}); a saved run leaves with {code}", **facts)
+        return finding.ok("platform", f"{after}, which HTCondor treats as a checkpoint", **facts)
+    return finding.ok("platform", f"no platform that restarts runs was detected ({why}); a saved run exits with code {code}", **facts)
 
 
 def _slurm(launch: Launch, environ: Mapping[str, str], facts: dict[str, object]) -> Finding:
@@ -66,16 +66,16 @@ def _slurm(launch: Launch, environ: Mapping[str, str], facts: dict[str, object])
     if requeue is not None and requeue[1] == "0":
         return finding.risk(
             "platform",
-            f"Slurm does not requeue job {job} (Requeue=0): a saved run does not come back",
+            f"Slurm does not requeue job {job} (Requeue=0): a saved run is not restarted",
             f"scontrol update JobId={job} Requeue=1; next time: #SBATCH --requeue",
             **facts,
         )
     if launch.given and not launch.wrapped:
         return finding.warning(
             "platform",
-            "Slurm does not run a job again because of its exit code: somebody has to requeue it",
+            "Slurm does not restart a job because of its exit code: it must be requeued",
             f"lastcall run -- {launch.text}, which requeues it",
             **facts,
         )
-    known = "allows it" if requeue is not None else "does not say whether it may (no scontrol here)"
+    known = "allows it" if requeue is not None else "does not say whether that is allowed (no scontrol here)"
     return finding.ok("platform", f"slurm, job {job}: lastcall run requeues it after a save; Slurm {known}", **facts)

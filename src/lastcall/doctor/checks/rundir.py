@@ -1,4 +1,4 @@
-"""The state of a run's directory: whose it is, what is damaged, and how its last incarnation ended."""
+"""The state of a run's directory: which process holds it, what is damaged, and how its last incarnation ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lastcall.doctor.checks import configuration
 from lastcall.doctor.finding import Finding
 from lastcall.types import Kind
 
-_READ_UP_TO = 4 * 10**9  # bytes of the newest checkpoint that are worth reading here; lastcall verify reads any size
+_READ_UP_TO = 4 * 10**9  # the largest checkpoint to read here, in bytes; lastcall verify reads any size
 _SKEW = 60.0  # seconds
 _THREADS = 4
 
@@ -24,24 +24,24 @@ _THREADS = 4
 @dataclass(frozen=True)
 class Checkpoint:
     path: Path
-    status: str  # as `lastcall ls` says it: valid, damaged, incomplete, set aside, foreign
+    status: str  # as in `lastcall ls`: valid, damaged, incomplete, set aside, foreign
     problem: str
     record: Record | None
 
 
 @dataclass(frozen=True)
 class Directory:
-    """What is known of a run's directory, from what the other commands read of it."""
+    """What is known about a run's directory from what the other commands read."""
 
     root: Path
     checkpoints: tuple[Checkpoint, ...] = ()  # the newest first
     active: bool = False  # a process is at work in it
     pid: int | None = None
     paused: bool = False
-    outcome: str | None = None  # how the last incarnation ended; "killed" where it left no word
+    outcome: str | None = None  # how the last incarnation ended; "killed" if it recorded none
     because: str = ""
-    periodic: bool = False  # the last incarnation was to save periodically, whether it came to that or not
-    spare: int = 0  # bytes kept ready for the next checkpoint
+    periodic: bool = False  # the last incarnation was configured to save periodically
+    spare: int = 0  # bytes of spare space for the next checkpoint
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -53,7 +53,7 @@ def check(known: Directory, starting: bool) -> list[Finding]:
     findings = [*_use(known, starting), *_damage(known), *_past(known), *_clock(known)]
     if all(item.level == "ok" for item in findings):
         newest = known.records[0] if known.records else None
-        what = "no checkpoint yet: a run begins from the beginning" if newest is None else f"a run goes on from step {newest.step}"
+        what = "no checkpoint yet: a run would start from scratch" if newest is None else f"a run would resume from step {newest.step}"
         findings.append(finding.ok("directory", f"{known.root}: {what}", step=newest.step if newest else None))
     return findings
 
@@ -63,12 +63,12 @@ def _use(known: Directory, starting: bool) -> Iterator[Finding]:
     if known.active and starting:
         yield finding.warning(
             "in-use",
-            f"{known.root} is in use by {who}: a second run in it is refused",
-            f"lastcall pause --wait {known.root}; or give this run a directory of its own",
+            f"{known.root} is in use by {who}: a second run in it would be refused",
+            f"lastcall pause --wait {known.root}; or use another directory for this run",
             pid=known.pid,
         )
     elif known.active:
-        yield finding.ok("in-use", f"a run is at work in {known.root} ({who})", pid=known.pid)
+        yield finding.ok("in-use", f"a run is active in {known.root} ({who})", pid=known.pid)
     if known.paused:
         yield finding.warning("paused", f"{known.root} is paused: a run that starts waits", f"lastcall resume {known.root}")
 
@@ -77,7 +77,7 @@ def _damage(known: Directory) -> Iterator[Finding]:
     ours = [item for item in known.checkpoints if item.status in ("valid", "damaged")]
     newest_valid = next((item for item in ours if item.status == "valid"), None)
     problem = _unreadable(newest_valid)
-    # A folder whose record is gone has no place in the order: then it may be the newest, and is taken to be.
+    # A folder without a record has no known order: it may be the newest, and is treated as such.
     lost = [item for item in ours if item.status == "damaged" and _newer(item, newest_valid)]
     if problem and newest_valid is not None:
         lost.append(Checkpoint(newest_valid.path, "damaged", problem, newest_valid.record))
@@ -85,12 +85,15 @@ def _damage(known: Directory) -> Iterator[Finding]:
     if lost:
         names = "; ".join(f"{item.path.name}: {item.problem}" for item in lost)
         instead = (
-            f"a run goes back to {newest_valid.path.name}" if newest_valid else "a run begins from the beginning: there is no valid one"
+            f"a run would resume from {newest_valid.path.name}"
+            if newest_valid
+            else "a run would start from scratch: there is no valid one"
         )
         yield finding.risk(
             "checkpoints",
             f"the newest checkpoint is damaged ({names}). {instead}",
-            f"lastcall verify {known.root}; restore the files from a copy if there is one, before the next start sets it aside",
+            f"lastcall verify {known.root}; if you have a copy of the files, restore them before the next start "
+            "sets the checkpoint aside",
             damaged=[item.path.name for item in lost],
         )
     older = [item for item in ours if item.status == "damaged" and item not in lost]
@@ -102,7 +105,7 @@ def _damage(known: Directory) -> Iterator[Finding]:
         names = ", ".join(item.path.name for item in incomplete)
         yield finding.warning(
             "incomplete",
-            f"{names}: never committed, its writer was killed before the end of the save. The next start removes it",
+            f"{names}: never committed, because its writer was killed during the save. The next start removes it",
             "give the save more time: export LASTCALL_GRACE_SECONDS=120, and as much from the platform",
             names=[i.path.name for i in incomplete],
         )
@@ -115,14 +118,14 @@ def _newer(item: Checkpoint, than: Checkpoint | None) -> bool:
 
 
 def _unreadable(newest: Checkpoint | None) -> str:
-    """Reads the newest checkpoint as a resume would. Empty where every digest holds, or where it is too large to be read in passing."""
+    """Reads the newest checkpoint as a resume would. Empty if every digest matches, or if it is too large to read here."""
     if newest is None or newest.record is None or newest.record.size > _READ_UP_TO:
         return ""
     engine = writer.Engine(_THREADS)
     try:
         restore.verify(Entry(newest.path, newest.record), engine)
     except errors.CheckpointError as error:
-        return str(error) if newest.path.exists() else ""  # a run may have pruned it meanwhile
+        return str(error) if newest.path.exists() else ""  # a run may have pruned it in the meantime
     except OSError as error:
         return f"it cannot be read: {error.strerror}" if newest.path.exists() else ""
     finally:
@@ -132,7 +135,7 @@ def _unreadable(newest: Checkpoint | None) -> str:
 
 def _past(known: Directory) -> Iterator[Finding]:
     if known.outcome == "not saved":
-        why = known.because or "the reason was not written down"
+        why = known.because or "the reason was not recorded"
         yield finding.risk(
             "last-end",
             f"the last incarnation got a notice and could not save: {why}",
@@ -144,12 +147,12 @@ def _past(known: Directory) -> Iterator[Finding]:
         if not guarded:
             yield finding.warning(
                 "last-end",
-                "the last incarnation was killed without a word (SIGKILL, out of memory, or the machine): what was done since "
-                "the last checkpoint is lost",
+                "the last incarnation was killed without a notice (SIGKILL, out of memory, or machine failure): the "
+                "steps since the last checkpoint are lost",
                 "lastcall run --guard -- COMMAND",
             )
     elif known.outcome == "failed":
-        yield finding.ok("last-end", "the last incarnation ended with an exception of the program")
+        yield finding.ok("last-end", "the last incarnation ended with an exception in the program")
 
 
 def _clock(known: Directory) -> Iterator[Finding]:
@@ -165,18 +168,18 @@ def _clock(known: Directory) -> Iterator[Finding]:
 
 
 def check_unannounced(config: configuration.Configuration, known: Directory | None, guard: bool) -> Finding:
-    """Against what comes without a notice: SIGKILL, out of memory, a power cut."""
+    """Protection against ends without a notice: SIGKILL, out of memory, a power cut."""
     done = known is not None and (known.periodic or any(record.kind is Kind.PERIODIC for record in known.records))
     periodic = config.periodic.save_strategy != "no" or done
     if guard and periodic:
-        return finding.ok("unannounced", "periodic saves and the guardian limit what a kill without a notice costs")
+        return finding.ok("unannounced", "periodic saves and the guardian limit the loss from a kill without a notice")
     if periodic:
-        return finding.ok("unannounced", "periodic saves limit what a kill without a notice costs")
+        return finding.ok("unannounced", "periodic saves limit the loss from a kill without a notice")
     if guard:
-        return finding.ok("unannounced", "the guardian keeps the last step through SIGKILL and out of memory (not through a power cut)")
+        return finding.ok("unannounced", "the guardian preserves the last step across SIGKILL and out of memory (not a power cut)")
     return finding.warning(
         "unannounced",
-        "neither periodic saves nor the guardian are on, as far as the environment and the directory say: a kill without a notice "
+        "neither periodic saves nor the guardian are enabled, judging by the environment and the directory: a kill without a notice "
         "(SIGKILL, out of memory, power) loses everything since the start",
         "export LASTCALL_SAVE_STEPS=500; or: lastcall run --guard -- COMMAND",
     )

@@ -1,4 +1,4 @@
-"""Where the checkpoints go: does it outlive the machine, can it be written to, is there room, and how fast is it?"""
+"""Where the checkpoints go: does it outlive the machine, is it writable, is there room, and how fast is it?"""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from lastcall.types import Extent, FileLayout
 
 TEST_BYTES = 256 * 1024 * 1024
 _PIECE = 64 * 1024 * 1024
-_LEAST = 4 * 1024 * 1024  # less says nothing about bandwidth
+_LEAST = 4 * 1024 * 1024  # smaller writes do not measure bandwidth
 _LONGEST = 20.0  # seconds for the write test
 _FEW_INODES = 1000
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs")
 _OF_A_CONTAINER = ("overlay", "aufs", "fuse-overlayfs", "fuse.fuse-overlayfs")
 _NO_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue")
 _OBJECT_STORES = ("gcsfuse", "s3fs", "goofys", "mountpoint-s3", "blobfuse", "blobfuse2", "rclone", "geesefs")
-_ELSEWHERE = (
-    "give the run a directory on a disk that outlives the machine, for example a mounted volume: protect('/data/runs/exp1', ...)"
-)
+_ELSEWHERE = "use a directory on a disk that outlives the machine, for example a mounted volume: protect('/data/runs/exp1', ...)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Speed:
 
 
 def nearest(directory: Path) -> Path:
-    """The directory, or what is there of its parents."""
+    """The directory, or its nearest existing parent."""
     path = Path(os.path.abspath(directory))
     while not path.is_dir() and path != path.parent:
         path = path.parent
@@ -79,30 +77,32 @@ def mount_of(path: Path, table: str | None = None) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Blanks and the like are written in octal."""
+    """Spaces and the like are written in octal."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def check_place(directory: Path, mount: Mount | None) -> Finding:
-    """Whether what is written there is there after the machine, or the container, is gone."""
+    """Whether the files survive the machine or the container."""
     path = nearest(directory)
     if mount is None:
-        return finding.ok("storage", f"the file system of {path} cannot be told")
+        return finding.ok("storage", f"the file system of {path} is unknown")
     facts = {"path": str(path), "mount": mount.point, "type": mount.kind}
     where = f"{directory} is on {mount.kind} ({mount.point})"
     if mount.kind in _NO_FILES:
-        return finding.risk("storage", f"{where}, which is no place for files", _ELSEWHERE, **facts)
+        return finding.risk("storage", f"{where}, which does not store files", _ELSEWHERE, **facts)
     if mount.kind in _IN_MEMORY:
-        return finding.risk("storage", f"{where}: this is memory, and gone with the machine", _ELSEWHERE, **facts)
+        return finding.risk("storage", f"{where}: this is memory, and is lost with the machine", _ELSEWHERE, **facts)
     if mount.kind in _OF_A_CONTAINER:
-        return finding.risk("storage", f"{where}: this is the container's own layer, and gone with the container", _ELSEWHERE, **facts)
+        return finding.risk(
+            "storage", f"{where}: this is the container's own layer, and is lost with the container", _ELSEWHERE, **facts
+        )
     if path.is_relative_to("/tmp") and mount.point in ("/", "/tmp"):
-        return finding.risk("storage", f"{directory} is in /tmp, which is emptied when the machine starts again", _ELSEWHERE, **facts)
+        return finding.risk("storage", f"{directory} is in /tmp, which is emptied when the machine restarts", _ELSEWHERE, **facts)
     if any(name in mount.kind for name in _OBJECT_STORES):
         return finding.warning(
             "storage",
             f"{where}: an object store behind FUSE renames by copying, so commits are slow and not atomic",
-            "write to a disk or a network file system, and copy to the object store from there",
+            "write to a disk or a network file system, and upload to the object store with LASTCALL_MIRROR",
             **facts,
         )
     return finding.ok("storage", where, **facts)
@@ -124,28 +124,29 @@ def check_writable(directory: Path, mount: Mount | None) -> Finding:
         )
     trial = path / f".lastcall-doctor-{storage.own_name()}"
     try:
-        trial.mkdir()  # what a save does first, and what the rights of a directory may forbid
+        trial.mkdir()  # what a save does first, and what the permissions of a directory may forbid
         trial.rmdir()
     except OSError as error:
         owner = f"chown -R $(id -u) {path}" if error.errno in (errno.EACCES, errno.EPERM) else _ELSEWHERE
-        return finding.risk("writable", f"{path} cannot be written to: {error.strerror}", owner, error=error.strerror)
-    return finding.ok("writable", f"{path} can be written to", path=str(path))
+        return finding.risk("writable", f"{path} is not writable: {error.strerror}", owner, error=error.strerror)
+    return finding.ok("writable", f"{path} is writable", path=str(path))
 
 
 def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Finding]:
-    """Against the next checkpoint. Spare files count as room; the previous one stays until the new one is committed."""
+    """The free space, compared with the next checkpoint. Spare files count as room; the previous one stays until the new one is
+    committed."""
     path = nearest(directory)
     try:
         info = os.statvfs(path)
     except OSError as error:
-        yield finding.warning("space", f"the free space of {path} cannot be told: {error.strerror}", f"df {path}")
+        yield finding.warning("space", f"the free space of {path} is unknown: {error.strerror}", f"df {path}")
         return
     free = info.f_bavail * info.f_frsize + spare
     facts = {"free": free, "needed": needed, "inodes_free": info.f_favail if info.f_files else None}
     if info.f_files and info.f_favail < _FEW_INODES:
         yield finding.risk(
             "inodes",
-            f"only {info.f_favail} files can still be made on the file system of {path}",
+            f"only {info.f_favail} more files can be created on the file system of {path}",
             f"df -i {path}; remove small files",
             **facts,
         )
@@ -159,7 +160,7 @@ def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Find
     elif needed is not None and 2 * needed > free:
         yield finding.warning(
             "space",
-            f"{amount(free)} are free in {directory}: room for one checkpoint of {amount(needed)}, not for two",
+            f"{amount(free)} are free in {directory}: enough for one checkpoint of {amount(needed)}, not for two",
             f"lastcall prune {directory} --keep 2",
             **facts,
         )
@@ -202,6 +203,6 @@ def check_speed(directory: Path, threads: int) -> tuple[Finding, Speed | None]:
     except OSError as error:
         return finding.risk("write-test", f"a test file in {nearest(directory)} failed: {error.strerror}", _ELSEWHERE), None
     if speed is None:
-        return finding.ok("write-test", f"not measured: too little room in {nearest(directory)}"), None
-    says = f"{amount(speed.nbytes)} written and made durable in {speed.seconds:.2f} s: {speed.bandwidth / 1e6:.0f} MB/s"
+        return finding.ok("write-test", f"not measured: too little space in {nearest(directory)}"), None
+    says = f"{amount(speed.nbytes)} written and synced in {speed.seconds:.2f} s: {speed.bandwidth / 1e6:.0f} MB/s"
     return finding.ok("write-test", says, bytes=speed.nbytes, seconds=speed.seconds, bandwidth=speed.bandwidth), speed

@@ -1,8 +1,8 @@
-"""What the annotations of an object and of its namespace ask for.
+"""The settings in the annotations of an object and of its namespace.
 
 The object's own annotation wins over its namespace's, name by name. `lastcall.dev/...` wins over `ray.io/jit-checkpoint-...`, which
-says something about Ray's kinds only. Values are checked as the variables of the same settings are, so that what is admitted here is
-not refused in the pod.
+applies only to Ray's kinds. Values are checked like the variables of the same settings, so that a value that is admitted here is not
+refused in the pod.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from lastcall import errors, parsing, settings
 
 PREFIX = "lastcall.dev/"
 RAY_PREFIX = "ray.io/jit-checkpoint-"
-PARALLELISM = PREFIX + "paused-parallelism"  # what a Job of an old cluster had before `lastcall kube pause`; asks for nothing
+PARALLELISM = PREFIX + "paused-parallelism"  # the parallelism of a Job in an old cluster before `lastcall kube pause`; not a setting
 DEFAULT_DIRECTORY = "/mnt/kubeflow-checkpoints"  # where the second seed mounts a claim
-LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a typing error beyond it, here or in a kill wait, would keep a node from being drained
+LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a larger value, probably a typing error, would block node drains
 _LONGEST_SHOWN = 80
 
 
@@ -36,7 +36,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was asked for; None where nothing was."""
+    """The settings that were given; None for the others."""
 
     enabled: bool = False
     kill_wait: float | None = None
@@ -44,14 +44,14 @@ class Wishes:
     directory: str | None = None
     storage: Claim | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
-    """The values as they were written, by their lastcall.dev names, for objects that others make from this one."""
+    """The values as written, by their lastcall.dev names, for objects that controllers make from this one."""
     idle: tuple[str, ...] = ()
-    """Annotations that are there and change nothing."""
+    """Annotations that have no effect."""
     beaten: tuple[str, ...] = ()
-    """Ray's that one of ours contradicts on the same object."""
+    """Ray's annotations that are overridden by one of ours on the same object."""
 
     def where(self) -> str | None:
-        """The run's directory: as asked, or the mount of the storage."""
+        """The run's directory: as given, or the mount of the storage."""
         return self.directory or (DEFAULT_DIRECTORY if self.storage is not None else None)
 
 
@@ -81,7 +81,7 @@ def _storage(value: str) -> Claim:
     if not parsing.is_object_name(name):
         raise ValueError("does not begin with the name of a PersistentVolumeClaim")
     if ".." in folder.split("/"):
-        raise ValueError("leads out of the volume")
+        raise ValueError("points outside the volume")
     return Claim(name, folder)
 
 
@@ -137,12 +137,12 @@ def wishes(own: object, namespace: object = None, *, ray: bool = False) -> Wishe
 
 
 def read(annotations: object) -> dict[str, Any]:
-    """The values of our annotations among these, by name. AnnotationError for a wrong value or a name that we do not know."""
+    """The values of our annotations among these, by name. AnnotationError for a wrong value or an unknown name."""
     return {name: _value(_known(name), value) for name, value in ours(annotations).items()}
 
 
 def ours(annotations: object) -> dict[str, object]:
-    """Those that ask us for something, as they are."""
+    """Our annotations among these, unchanged."""
     if not isinstance(annotations, Mapping):
         return {}
     names = [name for name in annotations if isinstance(name, str) and name.startswith((PREFIX, RAY_PREFIX)) and name != PARALLELISM]
@@ -154,7 +154,7 @@ def _known(name: str) -> _Annotation:
         if annotation.name == name:
             return annotation
     nearest = max(NAMES, key=lambda other: difflib.SequenceMatcher(None, name[:_LONGEST_SHOWN], other).ratio())
-    raise AnnotationError(f"{_shown(name)} is not an annotation of lastcall. Did you mean {nearest}? There are: {', '.join(NAMES)}.")
+    raise AnnotationError(f"{_shown(name)} is not a lastcall annotation. Did you mean {nearest}? Known ones: {', '.join(NAMES)}.")
 
 
 def _value(annotation: _Annotation, value: object) -> Any:

@@ -1,7 +1,7 @@
 """An object being changed, and the changes as a JSON patch (RFC 6902).
 
-A draft is changed and recorded in one call, so what is read from it is what the API server will have after the patch: a later change
-builds on an earlier one. The object that was given stays as it is.
+A change is applied and recorded in one call, so a draft reads as the object will be after the patch: a later change builds on an
+earlier one. The original object stays unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 class ShapeError(TypeError):
-    """The object does not have the shape of its kind: nothing is changed in it, and the API server says what is wrong."""
+    """The object does not have the shape of its kind: it is left unchanged, and the API server reports what is wrong."""
 
 
 class Draft:
@@ -23,25 +23,25 @@ class Draft:
         self.operations: list[Object] = []
 
     def get(self, path: Path) -> Any:
-        """What is there; None where there is nothing, as in a field that is null."""
+        """The value at a path; None if it is missing or null."""
         return at(self.object, path)
 
     def mapping(self, path: Path) -> Object:
-        """The mapping that is there, empty if there is none. For reading only."""
+        """The mapping at a path, empty if there is none. Read-only."""
         value = self.get(path)
         return value if isinstance(value, dict) else {}
 
     def items(self, path: Path) -> list[Any]:
-        """The list that is there, empty if there is none. For reading only."""
+        """The list at a path, empty if there is none. Read-only."""
         return items(self.object, path)
 
     def named(self, path: Path, name: str) -> int | None:
-        """Where in the list the item of this name stands; of two variables the later one counts."""
+        """The index of the item of this name in the list; of two variables the later one counts."""
         found = [index for index, item in enumerate(self.items(path)) if isinstance(item, dict) and item.get("name") == name]
         return found[-1] if found else None
 
     def put(self, path: Path, value: Any) -> None:
-        """Put it there, with the mappings above it where they are missing. A copy: later changes of it are changes of their own."""
+        """Set a value, creating missing mappings above it. The value is copied: later changes to it are not recorded."""
         *above, last = path
         parent = self._made(tuple(above))
         operation = "replace" if last in parent else "add"
@@ -49,7 +49,7 @@ class Draft:
         self._record(operation, path, value)
 
     def append(self, path: Path, item: Any) -> None:
-        """To the list there, which is made where it is missing."""
+        """Append to the list at a path, creating it if it is missing."""
         present = self.get(path)
         if present is None:
             self.put(path, [item])
@@ -74,14 +74,14 @@ class Draft:
 
 
 def copied(value: Any) -> Any:
-    """A copy in which no part stands twice, unlike copy.deepcopy's: YAML's anchors make one mapping of two pod templates."""
+    """A copy in which no part is shared, unlike copy.deepcopy's: YAML anchors turn two pod templates into one mapping."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
 def at(obj: Any, path: Path) -> Any:
-    """What stands at this path of an object that may be anything; None where there is nothing."""
+    """The value at this path of an unchecked object; None if there is none."""
     for key in path:
         if isinstance(obj, dict):
             obj = obj.get(key)
@@ -93,7 +93,7 @@ def at(obj: Any, path: Path) -> Any:
 
 
 def items(obj: Any, path: Path) -> list[Any]:
-    """The list at this path of an object that may be anything; empty where there is none."""
+    """The list at this path of an unchecked object; empty if there is none."""
     value = at(obj, path)
     return value if isinstance(value, list) else []
 
@@ -103,7 +103,7 @@ def pointer(path: Path) -> str:
 
 
 def replayed(obj: Object, operations: Sequence[Object]) -> list[Object]:
-    """Some of the operations of a patch of ours, as a patch of their own: what those made that are left out is made anew."""
+    """Some operations of one of our patches, as a patch of their own: mappings created by the omitted operations are created again."""
     draft = Draft(obj)
     for operation in operations:
         *above, last = _path(draft.object, operation["path"])

@@ -1,5 +1,5 @@
 """Whether the exit code of a run that has saved reaches Kubernetes: `bash -c "python train.py | tee log"` ends with that of tee, and
-the Job is Complete. Only what stands in the object is read: a script in the image cannot be seen from here."""
+the Job is Complete. Only the object itself is read: a script in the image is not visible here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from lastcall.kube.inject.draft import Path, items
 from lastcall.launch.shell import commandline
 
-_LONGEST = 120  # of the reason: the API server cuts what is longer than 256 in all
+_LONGEST = 120  # of the reason: the API server cuts warnings at 256 characters
 
 
 def lost(obj: Any, container: Path) -> str | None:
@@ -20,6 +20,6 @@ def lost(obj: Any, container: Path) -> str | None:
         why = script.swallows()
         if why is not None:
             why = why if len(why) <= _LONGEST else f"{why[: _LONGEST - 3]}..."
-            remedy = "begin it with: set -o pipefail;" if "pipe" in why else "let it end with: exec python ..."
-            return f"{script.name}: {why}. A run that has saved and left then looks finished, and nothing brings it back: {remedy}"
+            remedy = "start it with: set -o pipefail;" if "pipe" in why else "end it with: exec python ..."
+            return f"{script.name}: {why}. A run that saved and exited then looks finished and is not restarted: {remedy}"
     return None

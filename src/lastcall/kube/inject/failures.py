@@ -1,4 +1,4 @@
-"""What a Job makes of a pod that has saved and left, or was taken away: it must not count on `backoffLimit`, nor end the Job."""
+"""How a Job treats a pod that saved and exited, or was evicted: it must not count towards `backoffLimit`, nor end the Job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _FATAL = ("FailJob", "FailIndex")
 
 
 def spare(draft: Draft, template: Template) -> str | None:
-    """A policy where the Job has none, so that its successor waits until the pod is gone, too. A warning where the Job's own ends it.
+    """Adds a policy if the Job has none, which also makes the replacement wait until the pod is gone. Warns if the Job's own policy
+    would end it.
 
     Kubernetes allows one with restartPolicy Never and podReplacementPolicy Failed only.
     """
     if template.final:
         return (
-            "restartPolicy Never of a PyTorchJob's replicas: the job fails with the first pod that leaves, saved or not. "
-            "Set it to ExitCode or OnFailure"
+            "restartPolicy Never of a PyTorchJob's replicas: the job fails when its first pod exits, saved or "
+            "not. Set it to ExitCode or OnFailure"
         )
     if template.job is None or draft.get((*template.spec, "restartPolicy")) != "Never":
         return None
@@ -39,13 +40,13 @@ def _warning(rules: list[Any], container: object, code: int) -> str | None:
     if action not in _FATAL:
         return None
     return (
-        f"podFailurePolicy takes exit code {code} of a run that has saved for the end ({action}). Put this rule first: "
+        f"podFailurePolicy ends the Job ({action}) on exit code {code} of a saved run. Put this rule first: "
         f"{{action: Ignore, onExitCodes: {{containerName: {container}, operator: In, values: [{code}]}}}}"
     )
 
 
 def _matches(rule: Any, container: object, code: int) -> bool:
-    """Whether a container that leaves with this code is meant. Of the conditions of a pod nothing is known yet."""
+    """Whether the rule matches a container that exits with this code. The conditions of a pod are not known yet."""
     if at(rule, ("onExitCodes", "containerName")) not in (None, container):
         return False
     listed = code in items(rule, ("onExitCodes", "values"))
@@ -53,13 +54,13 @@ def _matches(rule: Any, container: object, code: int) -> bool:
 
 
 def _exit_code(draft: Draft, template: Template) -> int:
-    """Of a run that has saved: the user's variable, else the default."""
+    """The exit code of a saved run: the user's variable, else the default."""
     (setting,) = (setting for setting in settings.JIT if setting.field == "exit_code")
     env: Path = (*template.trainer, "env")
     index = draft.named(env, setting.variable)
     try:
         code = setting.parse(draft.get((*env, index, "value"))) if index is not None else setting.default
-    except ValueError:  # the pod itself will say so
+    except ValueError:  # the pod itself will report it
         code = setting.default
     assert isinstance(code, int)
     return code

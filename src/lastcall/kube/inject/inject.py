@@ -1,7 +1,7 @@
 """From an object to the JSON patch that protects it: a pure function, used by the webhook and by `lastcall kube inject`.
 
-Nothing that the user has set is changed but two things: terminationGracePeriodSeconds is raised, never lowered, and our folder is put
-in front of PYTHONPATH. The patch of a patched object is empty.
+Only two of the user's own values are changed: terminationGracePeriodSeconds is raised, never lowered, and our folder is put in front
+of PYTHONPATH. The patch of a patched object is empty.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from lastcall.kube.inject.annotations import Wishes
 from lastcall.kube.inject.draft import Draft, Object, Path, ShapeError, at, pointer
 from lastcall.kube.inject.kinds import Kind, Template
 
-DEFAULT_GRACE = 120  # seconds, where none was asked for; Kubernetes' own default of 30 holds few saves
+DEFAULT_GRACE = 120  # seconds, if none is given; Kubernetes' default of 30 is too short for most saves
 _KUBERNETES_GRACE = 30
-_NO_TEMPLATE = "this {} has no pod template, so nothing of it is protected: annotate the object that makes its pods"
-_AFTER_WAIT = 60  # seconds that a default grace leaves after the kill wait
+_NO_TEMPLATE = "this {} has no pod template, so nothing of it is protected: annotate the object that creates its pods"
+_AFTER_WAIT = 60  # seconds that the default grace leaves after the kill wait
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the webhook's administrator decides."""
+    """The settings of the webhook's administrator."""
 
     image: str | None = None
-    """An image with lastcall in it, which the init container copies to the pod; None: the user's images have it."""
+    """An image with lastcall, from which the init container copies the package; None: the users' images have it."""
     pull_policy: str = "IfNotPresent"
 
 
@@ -36,7 +36,7 @@ class Injection:
     operations: tuple[Object, ...]
     because: str
     warnings: tuple[str, ...] = ()
-    left: bool = False  # of a kind that lastcall protects, and not protected
+    left: bool = False  # of a supported kind, but not protected
 
 
 def patch(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> list[Object]:
@@ -45,7 +45,7 @@ def patch(obj: Object, *, options: Options, namespace: Mapping[str, str] | None 
 
 
 def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> Injection:
-    """The patch with its reason. `namespace`: the annotations of the object's namespace."""
+    """The patch and the reason. `namespace`: the annotations of the object's namespace."""
     kind = kinds.of(obj)
     if kind is None:
         return _of_another_kind(obj)
@@ -54,7 +54,7 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     wishes = asked(obj, kind, namespace)
     idle = tuple(_idle(name, kind) for name in wishes.idle) + tuple(_beaten(name) for name in wishes.beaten)
     if not wishes.enabled:
-        return Injection((), "no annotation asks for it", idle, left=True)
+        return Injection((), "not enabled by an annotation", idle, left=True)
     draft = Draft(obj)
     try:
         warnings = _changed(draft, obj, kind, wishes, options)
@@ -62,29 +62,29 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
         return Injection((), f"left alone: {error}", idle, left=True)
     if kinds.runs_ray(obj, kind) and wishes.directory is not None and wishes.storage is None:
         warnings.append(f"{noted.PREFIX}directory has no effect on Ray's kinds without {noted.PREFIX}storage: see Ray's storage_path")
-    because = "asked for by annotation" if draft.operations else "nothing is missing"
+    because = "enabled by annotation" if draft.operations else "nothing to change"
     return Injection(tuple(draft.operations), because, idle + tuple(warnings))
 
 
 def asked(obj: Object, kind: Kind, namespace: Mapping[str, str] | None) -> Wishes:
-    """What a controller makes of an object that was asked itself is not asked again by way of the namespace."""
+    """An object that a controller creates from an annotated one is not enabled again by the namespace."""
     default = None if kinds.owned(obj) else namespace
     return noted.wishes(at(obj, ("metadata", "annotations")), default, ray=kinds.runs_ray(obj, kind))
 
 
 def _of_another_kind(obj: Object) -> Injection:
-    """A namespace's annotations are checked where they are made; on what is no kind of ours, they would be of no effect unnoticed."""
+    """A namespace's annotations are checked when they are set; on an unsupported kind, they would silently have no effect."""
     found = at(obj, ("metadata", "annotations"))
     if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace"):
         noted.wishes(found, ray=True)
-        return Injection((), "a namespace's annotations are right")
+        return Injection((), "the namespace's annotations are valid")
     because = "not a kind that lastcall protects"
-    ignored = f"{at(obj, ('kind',))} is {because}: its annotations have no effect. Those are: {', '.join(kinds.names())}"
+    ignored = f"{at(obj, ('kind',))} is {because}: its annotations have no effect. Supported kinds: {', '.join(kinds.names())}"
     return Injection((), because, (ignored,) if noted.ours(found) else ())
 
 
 def annotated(obj: Object) -> list[Object]:
-    """The annotations of the object and of its templates: those are the pods' own, and are refused here rather than there."""
+    """The annotations of the object and of its templates: the latter become the pods' own, and are refused here rather than there."""
     kind = kinds.of(obj)
     found = list(kind.find(obj)) if kind is not None else []
     around = [template.job[:-1] for template in found if template.job]  # of the Jobs that a CronJob or a JobSet makes
@@ -99,16 +99,16 @@ def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Opt
     found: list[str | None] = [] if templates else [_NO_TEMPLATE.format(kind.name)]
     for template in templates:
         if template.windows:
-            found.append(f"{_place(template)}: pods on Windows are left alone: lastcall runs on Linux")
+            found.append(f"{_place(template)}: skipping pods on Windows: lastcall runs on Linux only")
         else:
             found += _template(draft, template, kinds.runs_ray(obj, kind), wishes, options)
-            if not kinds.runs_ray(obj, kind) and not _comes_back(obj, kind, template):  # of Ray's pods, KubeRay makes the command
+            if not kinds.runs_ray(obj, kind) and not _comes_back(obj, kind, template):  # KubeRay generates the command of Ray's pods
                 found.append(exit_codes.lost(obj, template.trainer))
     return list(dict.fromkeys(warning for warning in found if warning))
 
 
 def _comes_back(obj: Object, kind: Kind, template: Template) -> bool:
-    """Whether its pods are restarted whatever they leave with."""
+    """Whether its pods are restarted whatever their exit code."""
     ends = template.job is not None or kind.name == "PyTorchJob"
     return not ends and at(obj, (*template.spec, "restartPolicy")) in (None, "Always")
 
@@ -130,7 +130,7 @@ def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, optio
 
 
 def _raised(draft: Draft, template: Template, wishes: Wishes) -> int:
-    """The seconds that the pod has from now on between SIGTERM and the kill: what the user's hook sleeps away comes on top."""
+    """The seconds between SIGTERM and the kill that the pod gets: the time that the user's hook sleeps is added."""
     path = (*template.spec, "terminationGracePeriodSeconds")
     present = draft.get(path)
     if present is not None and type(present) is not int:
@@ -149,12 +149,12 @@ def default_grace(wishes: Wishes) -> int:
 
 def _idle(name: str, kind: Kind) -> str:
     if name.startswith(noted.RAY_PREFIX) and not kind.ray:
-        return f'{name} is read on kinds of ray.io only. Use {noted.PREFIX}enabled: "true"'
+        return f'{name} only applies to kinds of ray.io. Use {noted.PREFIX}enabled: "true"'
     return f'{name} has no effect without {noted.PREFIX}enabled: "true"'
 
 
 def _beaten(name: str) -> str:
-    return f"{name} has no effect: the annotation of {noted.PREFIX} for the same thing says something else, and wins"
+    return f"{name} has no effect: the {noted.PREFIX} annotation for the same setting differs and wins"
 
 
 def _place(template: Template) -> str:

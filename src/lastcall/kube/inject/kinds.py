@@ -1,6 +1,6 @@
 """The kinds of objects that hold pod templates, where they hold them, and which container trains.
 
-Everything is looked for with care: what does not have the shape of its kind has no template here, and is the API server's to refuse.
+Objects are not trusted: one without the shape of its kind has no template here, and the API server will refuse it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lastcall.kube.inject.draft import Object, Path, at, items
 Update = Literal["never", "rolls", "free"]
 VOLUME = "lastcall"  # of the package and the stop file
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # what a job of a TrainJob's JobSet is for: trainer, or an initializer
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # the role of a job in a TrainJob's JobSet: trainer, or an initializer
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Template:
     container: int  # its index
     job: Path | None = None  # of the spec of the Job around it
     windows: bool = False  # its pods run there
-    exit_codes: bool = False  # only exit codes from 128 on are tried again by its controller
-    final: bool = False  # its controller takes the first pod that leaves for the end, saved or not
+    exit_codes: bool = False  # its controller only retries exit codes from 128 on
+    final: bool = False  # its controller treats the first pod that exits as the end, saved or not
 
     @property
     def spec(self) -> Path:
@@ -44,15 +44,15 @@ class Kind:
     plural: str
     find: Callable[[Object], Iterator[Template]]
     update: Update
-    """What a change of the template does to an object that exists: it is refused ("never"), it replaces the running pods ("rolls"),
-    or it concerns later pods only ("free")."""
+    """The effect of a template change on an existing object: it is refused ("never"), it replaces the running pods ("rolls"), or it
+    affects later pods only ("free")."""
     ray: bool = False
 
 
 def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
-    """The one that trains: of this name, else the one that kubectl takes by default, else the first.
+    """The container that trains: the one of this name, else kubectl's default, else the first.
 
-    One that has our volume trains: another webhook may have put a sidecar in front of it since.
+    A container that mounts our volume trains: another webhook may since have inserted a sidecar before it.
     """
     containers = items(obj, (*path, "spec", "containers"))
     names = [at(item, ("name",)) for item in containers]
@@ -68,7 +68,7 @@ def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
 
 
 def _windows(obj: Object, path: Path) -> bool:
-    """Whether these pods run on Windows: the API server refuses rights of Linux in them, and nothing of ours runs there."""
+    """Whether these pods run on Windows: the API server refuses Linux security settings in them, and lastcall does not run there."""
     selected = at(obj, (*path, "spec", "nodeSelector", "kubernetes.io/os"))
     return "windows" in (at(obj, (*path, "spec", "os", "name")), selected)
 
@@ -141,7 +141,7 @@ _OWNERS = {(kind.group, kind.name) for kind in KINDS} | {("apps", "ReplicaSet")}
 
 
 def of(obj: Any) -> Kind | None:
-    """The kind of an object; None where it is none of ours."""
+    """The kind of an object; None if it is not supported."""
     group, name = _group(at(obj, ("apiVersion",))), at(obj, ("kind",))
     return next((kind for kind in KINDS if (kind.group, kind.name) == (group, name)), None)
 
@@ -151,12 +151,12 @@ def names() -> list[str]:
 
 
 def owned(obj: Object) -> bool:
-    """Whether it was made by the controller of an object that was, or will be, asked itself."""
+    """Whether it was created by the controller of an object that is reviewed itself."""
     return any(owner in _OWNERS for owner in _owners(obj))
 
 
 def made_by_controller(obj: Object) -> bool:
-    """Whether nobody sits at a terminal to be told what is wrong with it."""
+    """Whether a controller created it, so that no user sees an error message about it."""
     return bool(_owners(obj))
 
 

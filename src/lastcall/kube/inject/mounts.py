@@ -1,4 +1,4 @@
-"""What a pod gets besides variables: the package, a place for the stop file, the hook that writes it, and the storage."""
+"""What a pod gets besides variables: the package, the stop file's folder, the hook that writes the file, and the storage."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ STORAGE = "lastcall-storage"
 _RIGHTS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
 _COUNTED = ("cpu", "memory", "ephemeral-storage")  # of the resources; no accelerators
 _SLEEP = re.compile(r"(?:exec\s+)?(?:/bin/|/usr/bin/)?sleep\s+([0-9]{1,9})s?")
-_LONGEST_HOOK = 600  # seconds; a longer one counts on being cut short, and would keep a node from being drained
+_LONGEST_HOOK = 600  # seconds; a longer sleep expects to be cut short, and would block node drains
 
 
 def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
-    """The volume at tree.MOUNT, and the init container that copies the package there. A warning where it cannot be."""
+    """The volume at MOUNT, and the init container that copies the package there. A warning if that is impossible."""
     volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
     volume = draft.named(volumes, VOLUME)
     taken = mounted(draft.get(template.trainer), package_volume.MOUNT)
     if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
         return (
-            f"the volume {VOLUME}, or the mount at {package_volume.MOUNT}, is not ours: "
-            "neither package nor stop file can be put there. Rename it"
+            f"the volume {VOLUME}, or the mount at {package_volume.MOUNT}, is in use: "
+            "neither the package nor the stop file can be placed there. Rename it"
         )
     if volume is None:
         draft.append(volumes, {"name": VOLUME, "emptyDir": {}})
@@ -37,12 +37,12 @@ def package(draft: Draft, template: Template, image: str | None, pull_policy: st
 
 
 def hook(draft: Draft, template: Template) -> str | None:
-    """The preStop hook reaches processes that no signal does, below a shell that is PID 1. A warning where the user has one."""
+    """The preStop hook reaches processes that signals do not, below a shell that is PID 1. A warning if the user has a hook."""
     present = draft.get((*template.trainer, "lifecycle", "preStop"))
     if present is None:
         draft.put((*template.trainer, "lifecycle", "preStop"), {"exec": {"command": list(package_volume.PRE_STOP)}})
     elif present != {"exec": {"command": list(package_volume.PRE_STOP)}}:
-        return f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is left as it is: {_meaning(present)}"
+        return f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is kept: {_meaning(present)}"
     return None
 
 
@@ -58,14 +58,15 @@ def hook_seconds(draft: Draft, template: Template) -> int:
 
 
 def _meaning(present: object) -> str:
-    """Of a hook of the user's."""
+    """The effect of the user's own hook."""
     if "ray stop" in " ".join(word for word in items(present, ("exec", "command")) if isinstance(word, str)):
-        return "`ray stop` ends the node before anybody is told, and little is saved. Remove it"  # KubeRay's older samples have it
-    return "what it takes comes off the grace, and a training process below a shell without exec gets no notice"
+        # KubeRay's older samples have it.
+        return "`ray stop` ends the node before the workers are notified, and little is saved. Remove it"
+    return "its duration is taken from the grace, and a training process below a shell without exec gets no notice"
 
 
 def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
-    """The claim at the run's directory, unless the user mounts something there. A warning where the run saves elsewhere."""
+    """The claim at the run's directory, unless the user mounts something there. A warning if the run saves elsewhere."""
     where = wishes.where()
     if wishes.storage is None or where is None:
         return None
@@ -78,8 +79,8 @@ def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
     if index is None or (isinstance(said, str) and f"{said}/".startswith(f"{where}/")):
         return None
     return (
-        f"container {draft.get((*template.trainer, 'name'))} has a LASTCALL_DIRECTORY of its own ({said}), which stays: "
-        f"the storage at {where} is not what it saves to. Remove one of the two"
+        f"container {draft.get((*template.trainer, 'name'))} sets LASTCALL_DIRECTORY itself ({said}), which is kept: "
+        f"it will not save to the storage at {where}. Remove one of the two"
     )
 
 
@@ -104,10 +105,10 @@ def mounted(container: object, where: str | None) -> object:
 
 
 def _install(image: str, pull_policy: str, trainer: Object) -> Object:
-    """Any user may write to an emptyDir, so it runs as the training does: a policy that admits the one admits the other.
+    """Any user may write to an emptyDir, so the init container runs as the training does: a policy that admits one admits the other.
 
-    It asks for what the training asks for, too. That costs nothing, since it is gone before; any other numbers may be refused by a
-    LimitRange or a quota, and take the pod's Guaranteed class, and with it its exclusive cores, away.
+    It requests the same resources as the training. That costs nothing, since it ends before; other numbers may be refused by a
+    LimitRange or a quota, and would lose the pod its Guaranteed class, and with it its exclusive cores.
     """
     rights = _mapping(trainer, "securityContext")
     return {

@@ -1,14 +1,14 @@
-"""What brings lastcall into a container whose image does not have it: a tree of Python files on a volume of the pod.
+"""Provides lastcall in a container whose image lacks it: a tree of Python files on a volume of the pod.
 
     /opt/lastcall/                     the mount
-      0.1.0-1f3c.../lastcall/...       the package, as it is installed where it was copied from, without anything compiled
+      0.1.0-1f3c.../lastcall/...       a copy of the installed package, without compiled files
       lib -> 0.1.0-1f3c...             for a PYTHONPATH of one's own
       site -> 0.1.0-1f3c.../lastcall/auto/site      what a container's PYTHONPATH names: the sitecustomize of `lastcall run`
       stop-<container>                 written by the preStop hook
 
-An init container copies it before the training starts. Everything is readable by everybody, since the training runs as whatever user
-its image says; nothing is ever written there by it. Any Python from 3.11 on can use it, an older one leaves it alone. Digests are those
-of the standard library then, unless the image has the xxhash package.
+An init container copies it before the training starts. Everything is world-readable, since the training runs as any user that its image
+sets; it never writes there. Any Python from 3.11 on can use it, an older one ignores it. Digests then come from the standard library,
+unless the image has the xxhash package.
 
 Discarded: a zip file (sitecustomize must be found without one); links to the installed package (it is in another image).
 """
@@ -27,7 +27,7 @@ from lastcall import errors
 from lastcall.auto import environment
 
 MOUNT = "/opt/lastcall"
-SITE = f"{MOUNT}/site"  # belongs onto PYTHONPATH, in front of what is there: it hands on to a sitecustomize behind it
+SITE = f"{MOUNT}/site"  # goes onto PYTHONPATH, in front of its entries: it forwards to a sitecustomize behind it
 # sh does not have to be there: the kubelet then reports FailedPreStopHook and sends SIGTERM as always. The pod's grace begins before
 # the hook does, so the file says all of it. The hook ends at once, and SIGTERM follows.
 PRE_STOP = [
@@ -41,12 +41,12 @@ _SUFFIXES = (".py", ".typed")
 
 
 def stop_file(container: str) -> str:
-    """What LASTCALL_STOP_FILE is in a container. One for each: a kubelet that restarts one of them must not stop the others."""
+    """The LASTCALL_STOP_FILE of a container. One for each: a kubelet that restarts one of them must not stop the others."""
     return f"{MOUNT}/stop-{container}"
 
 
 def copy(target: Path) -> None:
-    """Bring the package there. Harmless where it is there already; who reads meanwhile finds all of it or nothing."""
+    """Copy the package there. Harmless if it exists already; a concurrent reader finds all of it or nothing."""
     source = Path(environment.SITE).parent.parent
     files = sorted(_files(source))
     name = f"{lastcall.__version__}-{_digest(source, files)[:16]}"
@@ -58,8 +58,8 @@ def copy(target: Path) -> None:
             _point(target / link, os.path.normpath(f"{name}/{place}"))
     except OSError as error:
         raise errors.LastcallError(
-            f"{error.filename or target} cannot be written: {error.strerror}. Give a directory that this user ({os.getuid()}) may "
-            "write to, for example the mount of an emptyDir volume."
+            f"{error.filename or target} cannot be written: {error.strerror}. Use a directory that this user "
+            f"({os.getuid()}) may write to, for example the mount of an emptyDir volume."
         ) from error
 
 
@@ -71,7 +71,7 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _digest(source: Path, files: list[Path]) -> str:
-    """Two trees of one name are the same: a release in the making has one version for many states."""
+    """Two trees of one name are the same: a development version covers many states."""
     hasher = hashlib.sha256()
     for path in files:
         data = (source / path).read_bytes()
@@ -91,14 +91,14 @@ def _build(source: Path, files: list[Path], target: Path, name: str) -> None:
         try:
             os.rename(under, target / name)
         except OSError:
-            if not (target / name).is_dir():  # otherwise somebody else was faster, with the same content
+            if not (target / name).is_dir():  # otherwise another process was faster, with the same content
                 raise
     finally:
         shutil.rmtree(under, ignore_errors=True)
 
 
 def _make(folder: Path, top: Path) -> None:
-    """With the rights that everybody needs, whatever the umask is."""
+    """World-readable, whatever the umask is."""
     if folder != top and not folder.is_dir():
         _make(folder.parent, top)
         folder.mkdir()
@@ -106,7 +106,7 @@ def _make(folder: Path, top: Path) -> None:
 
 
 def _point(link: Path, place: str) -> None:
-    """In one step, also where it pointed to another tree before."""
+    """Atomically, also if it pointed to another tree before."""
     if link.is_symlink() and os.readlink(link) == place:
         return
     under = link.with_name(f".{link.name}-{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The variables that a training container gets, each only where the user has none of that name."""
+"""The variables that a training container gets, each only if the user has none of that name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastcall.kube.inject.draft import Draft, Path, ShapeError, at
 from lastcall.kube.inject.package_volume import SITE
 
 RETRIED_EXIT_CODE = 138  # the training operator's "retryable, defined by the user": with restartPolicy ExitCode it gives up below 128
-_DRAIN_MARGIN = 10  # seconds that Ray needs for its own end after the drain, before the kubelet's SIGKILL
+_DRAIN_MARGIN = 10  # seconds that Ray needs to exit after the drain, before the kubelet's SIGKILL
 _OTHER_NAME = {setting.variable: setting.alias for setting in settings.JIT if setting.alias} | {
     setting.alias: setting.variable for setting in settings.JIT if setting.alias
 }
@@ -19,16 +19,16 @@ _OTHER_NAME = {setting.variable: setting.alias for setting in settings.JIT if se
 
 @dataclass(frozen=True)
 class Facts:
-    """What the variables are made from."""
+    """The inputs for the variables."""
 
     wishes: Wishes
     ray: bool
-    grace: int | None  # seconds that the pod has; None where it is not known
+    grace: int | None  # the pod's grace in seconds; None if it is unknown
     exit_codes: bool = False
 
 
 def wanted(facts: Facts) -> dict[str, str]:
-    """Ray's kinds get the seeds' own variables: with those, nothing but Ray Train is touched in their processes."""
+    """Ray's kinds get the seeds' own variables: with those, only Ray Train is patched in their processes."""
     wishes, grace = facts.wishes, facts.grace
     wait = wishes.texts.get("lastcall.dev/kill-wait-seconds")
     made: dict[str, str | None] = {}
@@ -57,20 +57,21 @@ def add(draft: Draft, env: Path, variables: dict[str, str]) -> None:
 
 
 def missing(draft: Draft, env: Path, variables: dict[str, str]) -> dict[str, str]:
-    """Those that are not in the list at `env`. A setting that the user has given by its other name is given."""
-    there = [at(item, ("name",)) for item in draft.items(env)]  # of any type: nobody has looked at them yet
+    """The variables that are not in the list at `env`. A setting given by its other name counts as given."""
+    there = [at(item, ("name",)) for item in draft.items(env)]  # of any type: they are not checked yet
     return {name: value for name, value in variables.items() if name not in there and _OTHER_NAME.get(name) not in there}
 
 
 def add_to_python_path(draft: Draft, env: Path, container: object) -> str | None:
-    """In front of what is there: our sitecustomize goes on to the user's, theirs not to ours. A warning where it cannot be."""
+    """In front of the existing entries: our sitecustomize forwards to the user's, theirs not to ours. A warning if that is
+    impossible."""
     index = draft.named(env, "PYTHONPATH")
     if index is None:
         draft.append(env, {"name": "PYTHONPATH", "value": SITE})
         return None
     if draft.get((*env, index, "valueFrom")) is not None:
         return (
-            f"container {container}: PYTHONPATH has a valueFrom and is left alone: the mounted lastcall is not found. "
+            f"container {container}: PYTHONPATH has a valueFrom and is left unchanged: the mounted lastcall will not be found. "
             f"Add {SITE} to it, or install lastcall in the image"
         )
     given = draft.get((*env, index, "value")) or ""
@@ -82,5 +83,5 @@ def add_to_python_path(draft: Draft, env: Path, container: object) -> str | None
 
 
 def drain(grace: int) -> int:
-    """How long Ray may drain a node, so that it has ended by itself when the grace has."""
+    """How long Ray may drain a node, so that it has exited when the grace ends."""
     return max(grace - _DRAIN_MARGIN, math.ceil(grace / 2))

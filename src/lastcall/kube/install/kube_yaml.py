@@ -1,7 +1,7 @@
-"""YAML as kubectl reads and writes it. PyYAML does otherwise, and an object that went through it is another one: 22:22 becomes 1342, a
-date is written in another way, and "1e-5" comes back as a number, for which the API server refuses the whole object.
+"""YAML as kubectl reads and writes it. PyYAML differs and would change objects: 22:22 becomes 1342, a date is written in another way,
+and "1e-5" is read as a number, for which the API server refuses the whole object.
 
-What is here was compared with kubectl 1.32, text by text.
+This module was compared with kubectl 1.32, text by text.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ DEFAULT_NAMESPACE = "lastcall"
 AUTHORITY = "lastcall-webhook-ca"  # the Secret with the authority
 _SERVED = "lastcall-webhook-tls"  # the Secret that cert-manager fills
 _PORT = 8443
-_USER = 65532  # nobody in particular
+_USER = 65532  # an arbitrary unprivileged user
 _FOLDER = "/etc/lastcall"
 _LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "lastcall"}
 _OPT_OUT = "lastcall.dev/webhook"  # a label: namespaces with the value "disabled" are left out
-_SECONDS = 5  # that an admission waits for the webhook at most
+_SECONDS = 5  # how long an admission waits for the webhook
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Installation:
 
     @property
     def host(self) -> str:
-        """By which the API server reaches the service."""
+        """The host name by which the API server reaches the service."""
         return f"{NAME}.{self.namespace}.svc"
 
 
 def objects(installation: Installation) -> list[Object]:
-    """In the order in which they are to be applied."""
+    """In the order in which they must be applied."""
     certificate = [_secret(installation)] if installation.authority is not None else _cert_manager(installation)
     return [
         _namespace(installation),
@@ -64,11 +64,11 @@ def configuration(installation: Installation, url: str | None = None) -> Object:
         "name": "webhook.lastcall.dev",
         "clientConfig": client,
         "rules": _rules(),
-        "failurePolicy": "Ignore",  # training goes on being admitted where the webhook is gone
+        "failurePolicy": "Ignore",  # jobs are still admitted if the webhook is down
         "timeoutSeconds": _SECONDS,
         "sideEffects": "None",
         "matchPolicy": "Equivalent",
-        "reinvocationPolicy": "IfNeeded",  # a container that a later webhook puts first is no reason to miss ours
+        "reinvocationPolicy": "IfNeeded",  # also works if a later webhook inserts a container first
         "admissionReviewVersions": ["v1"],
         "namespaceSelector": {
             "matchExpressions": [
@@ -102,7 +102,7 @@ def _namespace(installation: Installation) -> Object:
 
 
 def _account(installation: Installation) -> list[Object]:
-    """It may read namespaces, for the annotations that are defaults there, and nothing else."""
+    """It may only read namespaces, for the annotations that are defaults there."""
     rule = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list", "watch"]}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": installation.namespace}
@@ -188,7 +188,7 @@ def _container(installation: Installation) -> Object:
         "ports": [{"name": "https", "containerPort": _PORT, "protocol": "TCP"}],
         "livenessProbe": _probe("/healthz", 20),
         "readinessProbe": _probe("/readyz", 5),
-        # The API server may go on sending for a moment after the end has begun.
+        # The API server may continue to send requests for a moment after the shutdown starts.
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-c", "import time; time.sleep(5)"]}}},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {

@@ -1,8 +1,8 @@
 """`lastcall kube status|pause|resume`: the jobs that a user has in a cluster.
 
 A Job, a TrainJob and a RayJob all have `spec.suspend`: their controllers then delete the pods, the kubelet sends SIGTERM, and the run
-saves. Where Kueue decides what runs, its Workload is told instead: see queues.py. Kubernetes before 1.21 knows the field for no Job and
-drops it without a word; there `parallelism: 0` does the same, and the former number is kept in an annotation.
+saves. Where Kueue decides what runs, its Workload is deactivated instead: see queues.py. Kubernetes before 1.21 does not know the field
+of a Job and drops it silently; there `parallelism: 0` does the same, and the former number is kept in an annotation.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Target:
     kind: Kind
     name: str
     body: Mapping[str, Any]
-    workload: Mapping[str, Any] | None = None  # Kueue's, which has the last word on whether it runs
-    unseen: str | None = None  # why that cannot be seen, though the job stands in a queue
+    workload: Mapping[str, Any] | None = None  # Kueue's, which decides whether it runs
+    unseen: str | None = None  # why that is unknown although the job is in a queue
 
     def __str__(self) -> str:
         return f"{self.kind.name}/{self.name}"
@@ -70,23 +70,23 @@ class Target:
 
     @property
     def unpausable(self) -> str | None:
-        """Why its controller would not suspend it, or would take it for wrong and let it be."""
+        """Why its controller would not suspend it, or would treat it as invalid and ignore it."""
         spec = _map(self.body, "spec")
         if self.unseen is not None:
-            return f"it stands in a queue of Kueue, whose Workload says whether it runs: {self.unseen}"
+            return f"it is in a Kueue queue, whose Workload decides whether it runs: {self.unseen}"
         if self.kind.title == "RayJob" and spec.get("clusterSelector"):
-            return "it runs on a RayCluster of others, and KubeRay suspends only those that it makes itself"
+            return "it runs on an existing RayCluster, and KubeRay suspends only clusters that it creates itself"
         if self.kind.title == "RayJob" and spec.get("shutdownAfterJobFinishes") is not True:
             change = '{"spec": {"shutdownAfterJobFinishes": true}}'
             return (
-                "KubeRay suspends no RayJob without shutdownAfterJobFinishes. Set it, and pause again: "
+                "KubeRay only suspends a RayJob with shutdownAfterJobFinishes. Set it, and pause again: "
                 f"kubectl patch {self.kind.resource} {self.name} --type=merge -p '{change}'"
             )
         return None
 
     @property
     def ended(self) -> str | None:
-        """How, where it is over for good: its controller starts nothing any more."""
+        """How it ended, if it ended for good: its controller starts nothing more."""
         status = _map(self.body, "status")
         for condition in status.get("conditions") or []:
             if isinstance(condition, dict) and condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
@@ -95,7 +95,7 @@ class Target:
 
     @property
     def owner(self) -> str | None:
-        """Whoever would undo what is done to it: "RayJob x"."""
+        """The owner that would undo a change to it: "RayJob x"."""
         for reference in _map(self.body, "metadata").get("ownerReferences") or []:
             if (
                 isinstance(reference, dict)
@@ -127,7 +127,7 @@ class Pod:
 
     @property
     def gone(self) -> bool:
-        """Nothing of it runs any more, and nobody is about to remove it: what is being deleted is there until it is not listed."""
+        """Nothing of it runs any more, and it is not being removed: an object in deletion exists until it is no longer listed."""
         return self.phase in ("Succeeded", "Failed") and not self.leaving
 
 
@@ -135,7 +135,7 @@ class Pod:
 class PodStatus:
     pod: Pod
     runs: Sequence[progress.Run] = ()
-    because: str = ""  # why nothing is known of its runs
+    because: str = ""  # why its runs are unknown
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,12 @@ def find(kubectl: Kubectl, name: str) -> Target:
             found.append(Target(kind, rest, kubectl.read("get", kind.resource, rest)))
         except NotFound:
             continue
-        except Forbidden as error:  # another kind may be meant, and the user may not even know of this one
+        except Forbidden as error:  # another kind may be meant; the user may not be aware of this one
             refused = error
     owned = {f"{target.kind.title} {target.name}" for target in found}
     found = [target for target in found if target.owner not in owned]  # the Job by which a RayJob submits has its name
     if len(found) > 1:
-        raise errors.LastcallError(f"{name!r} may be {' or '.join(map(str, found))}: say which.")
+        raise errors.LastcallError(f"{name!r} is ambiguous: {' or '.join(map(str, found))}.")
     if found:
         return _queued(kubectl, found[0])
     if refused is not None:
@@ -197,7 +197,7 @@ def status(kubectl: Kubectl, name: str) -> Status:
 
 
 def suspend(kubectl: Kubectl, target: Target) -> Target:
-    """Have its pods deleted, and none made, until resume(). The job as it is then."""
+    """Have its pods deleted, and none created, until resume(). Returns the updated job."""
     if target.workload is not None:
         return replace(target, workload=queues.activate(kubectl, target.workload, False))
     body = kubectl.patch(target.kind.resource, target.name, {"spec": {"suspend": True}})
@@ -211,7 +211,7 @@ def suspend(kubectl: Kubectl, target: Target) -> Target:
 
 
 def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
-    """Let it go on. The job, and whether it was paused."""
+    """Resume it. Returns the job, and whether it was paused."""
     target = find(kubectl, name)
     change: dict[str, Any] = {}
     if target.unseen is not None:
@@ -230,7 +230,7 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
 
 
 def _queued(kubectl: Kubectl, target: Target) -> Target:
-    """With what Kueue says of it."""
+    """With its Kueue Workload."""
     try:
         return replace(target, workload=queues.workload(kubectl, target.body))
     except Forbidden as error:
@@ -245,7 +245,7 @@ def _look(kubectl: Kubectl, pod: Pod) -> PodStatus:
         runs = progress.parse(kubectl.run(*words, seconds=_EXEC_SECONDS))
     except KubectlError as error:
         return PodStatus(pod, because=str(error))
-    return PodStatus(pod, runs, "" if runs else "no run of lastcall holds a directory in this pod (yet)")
+    return PodStatus(pod, runs, "" if runs else "no lastcall run holds a directory in this pod (yet)")
 
 
 def _pod(body: Mapping[str, Any]) -> Pod:

@@ -1,4 +1,4 @@
-"""The user's own kubectl: its contexts, credentials and proxies, and so nothing that a user could not do without us."""
+"""Runs the user's own kubectl, with its contexts, credentials and proxies, and so only what the user is allowed to do."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from lastcall import errors
 
-SECONDS = 60.0  # that an answer may take
-_LONGEST = 500  # characters of what it says that are handed on
+SECONDS = 60.0  # seconds to wait for an answer
+_LONGEST = 500  # characters of its error message that are shown
 _LOGGED = re.compile(r"[EWI][0-9]{4} [0-9:.]+ ")  # a line of its log: the same error five times over, before the one for people
 
 
 class KubectlError(errors.LastcallError):
-    """kubectl cannot be asked, or has refused; the message is its own."""
+    """kubectl could not run, or refused; the message is its own."""
 
 
 class NotFound(KubectlError):
@@ -37,14 +37,14 @@ class Kubectl:
     """None: that of the context."""
 
     def run(self, *words: str, seconds: float = SECONDS) -> str:
-        """What it prints."""
+        """The output of a command."""
         command = self.command(*words)
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
         except subprocess.TimeoutExpired as error:
-            raise KubectlError(f"`{_shown(command)}` has not answered in {seconds:.0f} s") from error
+            raise KubectlError(f"`{_shown(command)}` did not answer within {seconds:.0f} s") from error
         except OSError as error:
-            raise KubectlError(f"{command[0]} cannot be started: {error.strerror}") from error
+            raise KubectlError(f"cannot start {command[0]}: {error.strerror}") from error
         if done.returncode != 0:
             raise _refusal(command, done.stderr or done.stdout, done.returncode)
         return done.stdout
@@ -55,13 +55,13 @@ class Kubectl:
         try:
             body = json.loads(text)
         except ValueError as error:
-            raise KubectlError(f"`{_shown(self.command(*words))}` has not answered with JSON: {text[:100]!r}") from error
+            raise KubectlError(f"`{_shown(self.command(*words))}` did not return JSON: {text[:100]!r}") from error
         if not isinstance(body, dict):
-            raise KubectlError(f"`{_shown(self.command(*words))}` has not answered with an object: {text[:100]!r}")
+            raise KubectlError(f"`{_shown(self.command(*words))}` did not return an object: {text[:100]!r}")
         return body
 
     def patch(self, resource: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A merge patch; the object as it is then."""
+        """Apply a merge patch; returns the updated object."""
         return self.read("patch", resource, name, "--type=merge", "-p", json.dumps(body))
 
     def pods(self, selector: str) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ class Kubectl:
         return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
     def following(self, *words: str) -> subprocess.Popen[str]:
-        """One that prints for as long as there is something; its errors are nobody's."""
+        """Start a command that streams its output; its errors are ignored."""
         return subprocess.Popen(
             self.command(*words),
             stdin=subprocess.DEVNULL,
@@ -83,7 +83,7 @@ class Kubectl:
         path = shutil.which(self.program)
         if path is None:
             raise KubectlError(
-                f"there is no {self.program} here. Install kubectl (https://kubernetes.io/docs/tasks/tools/), or say where it is: "
+                f"cannot find {self.program}. Install kubectl (https://kubernetes.io/docs/tasks/tools/), or give its path: "
                 "--kubectl /path/to/kubectl"
             )
         chosen = [f"--context={self.context}"] if self.context else []
@@ -96,9 +96,7 @@ def _refusal(command: Sequence[str], said: str, code: int) -> KubectlError:
     lines = said.splitlines()
     text = " ".join(" ".join([line for line in lines if not _LOGGED.match(line)] or lines).split())[:_LONGEST] or f"exit code {code}"
     if "(Forbidden)" in said:
-        return Forbidden(
-            f"{text}. Ask whoever runs this cluster for the right to do so; to see what you may do: kubectl auth can-i --list"
-        )
+        return Forbidden(f"{text}. Ask the administrator of this cluster for the permission; to list yours: kubectl auth can-i --list")
     if "(NotFound)" in said or "the server doesn't have a resource type" in said:
         return NotFound(text)
     return KubectlError(f"`{_shown(command)}` failed: {text}")

@@ -1,12 +1,12 @@
-"""How far a run in a pod is, and how it ended, without a word of ours in the pod's image.
+"""The progress of a run in a pod, and how it ended, without lastcall's command in the pod's image.
 
-While it runs, what every run writes down is read with `kubectl exec`: the shell script below finds the directories that processes of
-the container hold (their locks are open files) and prints what lies in them. An image without sh, or a user who may not exec, has the
-object's and the pods' own state all the same.
+While it runs, the files that every run writes are read with `kubectl exec`: the shell script below finds the directories that processes
+of the container hold (their locks are open files) and prints what lies in them. Without sh in the image, or without the permission to
+exec, the state of the object and its pods is still shown.
 
-How a run ended that was told to stop is in its log, which is followed while it ends: its pod is deleted afterwards.
+How a stopped run ended is in its log, which is followed while it ends: its pod is deleted afterwards.
 
-Discarded: the progress page (nobody listens on it unless LASTCALL_PROGRESS_PORT was set); `lastcall watch` in the pod (the image may
+Discarded: the progress page (it is only served if LASTCALL_PROGRESS_PORT was set); `lastcall watch` in the pod (the image may
 not have the package, and may call its Python anything).
 """
 
@@ -25,7 +25,7 @@ ls -l /proc/[0-9]*/fd 2>/dev/null | sed -n 's|^.* -> \(/.*\)/\.lastcall/lock$|\1
 done 2>/dev/null
 true
 """
-_ENDINGS = (  # what the log of a run says when it ends, and what that means
+_ENDINGS = (  # the log lines of a run that ends, and what they mean
     ("saved", re.compile(r"Notice answered: (.*)")),
     ("saved", re.compile(r"(JIT checkpoint completed.*)")),
     ("not saved", re.compile(r"(.*\bnothing (?:is|was|could be) saved.*)", re.IGNORECASE)),
@@ -36,7 +36,7 @@ _ENDINGS = (  # what the log of a run says when it ends, and what that means
 
 @dataclass
 class Run:
-    """A run that is at work in a pod."""
+    """A run that is active in a pod."""
 
     directory: str
     progress: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Run:
 
 
 def parse(text: str) -> list[Run]:
-    """What the script has printed. Whatever makes no sense is left out: it comes out of a container."""
+    """Parses the script's output. Invalid lines are skipped: they come out of a container."""
     runs: list[Run] = []
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
@@ -69,7 +69,7 @@ def parse(text: str) -> list[Run]:
 
 
 def ending(line: str) -> tuple[str, str] | None:
-    """How a run has ended ("saved", "not saved", "finished"), if this line of its log says so, and in which words."""
+    """How a run ended ("saved", "not saved", "finished") and the message, if this line of its log tells."""
     for outcome, words in _ENDINGS:
         if found := words.search(line):
             return outcome, found[1].strip()

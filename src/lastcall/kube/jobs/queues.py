@@ -1,7 +1,7 @@
-"""Kueue: whether a job that stands in a queue may run is said by its Workload.
+"""Kueue: the Workload of a job in a queue decides whether the job may run.
 
-Kueue starts what it has admitted: a job that is suspended by hand runs again at once, and its pods have lost a minute for nothing. A
-Workload that is not active is evicted, which suspends the job, and does not come back into the queue until it is active again.
+Kueue starts what it has admitted: a job that is suspended manually runs again at once, and its pods lose a minute for nothing. An
+inactive Workload is evicted, which suspends the job, and is not queued again until it is active.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _JOB = "kueue.x-k8s.io/job-uid"
 
 
 def workload(kubectl: Kubectl, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of a job as the API server has it; None where no queue is asked for, or Kueue has made nothing of it. Forbidden goes through."""
+    """The Workload of a job; None if the job has no queue label or Kueue has created none. Forbidden is raised to the caller."""
     metadata = body.get("metadata")
     uid = at(metadata, ("uid",))
     if not at(metadata, ("labels", _QUEUE)) or not isinstance(uid, str):
@@ -35,7 +35,7 @@ def active(body: Mapping[str, Any]) -> bool:
 
 
 def activate(kubectl: Kubectl, body: Mapping[str, Any], value: bool) -> Mapping[str, Any]:
-    """The Workload as it is then."""
+    """Returns the updated Workload."""
     return kubectl.patch(RESOURCE, str(at(body, ("metadata", "name"))), {"spec": {"active": value}})
 
 

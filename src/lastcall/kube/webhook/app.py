@@ -20,9 +20,9 @@ from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.namespaces import Namespaces
 
 log = logging.getLogger("lastcall.kube")
-MOST_BYTES = 8 * 1024 * 1024  # an update holds two objects, and the API server takes none of more than 3 MiB
+MOST_BYTES = 8 * 1024 * 1024  # an update holds two objects, and the API server accepts none of more than 3 MiB
 READ_SECONDS = 5.0
-_LARGE_BYTES = 256 * 1024  # such a body is worked on beside the event loop: probes are answered meanwhile
+_LARGE_BYTES = 256 * 1024  # such a body is processed on a thread, so that probes are still answered
 
 
 class TooLarge(ValueError):
@@ -55,7 +55,7 @@ class Webhook:
         except TimeoutError:
             return self._unreadable(408, f"the body did not come within {READ_SECONDS:g} s", began)
         except (review.Unreadable, ClientDisconnect) as error:
-            return self._unreadable(400, str(error) or "the client has gone", began)
+            return self._unreadable(400, str(error) or "the client has disconnected", began)
         seconds = time.perf_counter() - began
         self.metrics.count(answer.result, seconds)
         told = {**request.told(), "result": answer.result, "operations": answer.operations, "ms": round(seconds * 1000, 3)}
@@ -67,7 +67,7 @@ class Webhook:
         return PlainTextResponse("ok\n")
 
     async def ready(self, http: Request) -> Response:
-        """Without the namespaces, too, once they were asked for: the objects' own annotations are served all the same."""
+        """Ready even without the namespaces, once they were requested: the objects' own annotations still work."""
         return PlainTextResponse("ok\n") if self.namespaces.tried else PlainTextResponse("namespaces are being read\n", 503)
 
     async def page(self, http: Request) -> Response:
@@ -92,7 +92,7 @@ class Webhook:
 
     def _unreadable(self, status: int, because: str, began: float) -> Response:
         self.metrics.count("unreadable", time.perf_counter() - began)
-        log.warning("a request could not be read: %s", because)
+        log.warning("could not read a request: %s", because)
         return PlainTextResponse(f"{because}\n", status)
 
 

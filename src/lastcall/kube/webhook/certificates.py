@@ -1,7 +1,7 @@
 """The certificates of the webhook: an authority of its own, and short-lived serving certificates signed by it.
 
-The API server trusts the authority (caBundle), so a serving certificate can be made anew at any time by whoever has the authority's
-key: each replica makes its own, in memory, and nothing has to be written to the API. With cert-manager, its files are used instead.
+The API server trusts the authority (caBundle), so a new serving certificate can be issued at any time with the authority's key: each
+replica issues its own, in memory, and nothing has to be written to the API. With cert-manager, its files are used instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def ends(self) -> float:
-        """When it is no longer valid, in seconds since 1970."""
+        """When it expires, in seconds since 1970."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc.timestamp()
 
 
@@ -48,7 +48,7 @@ def authority(name: str = "lastcall webhook") -> Pair:
 
 
 def serving(ca: Pair, names: Sequence[str], hours: float = SERVING_HOURS) -> Pair:
-    """For a server that is reached by these names and addresses."""
+    """Issue a certificate for a server with these names and addresses."""
     signer = serialization.load_pem_private_key(ca.key, None)
     issuer = x509.load_pem_x509_certificate(ca.certificate)
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
@@ -68,7 +68,7 @@ def read(certificate: Path, key: Path) -> Pair:
 
 
 def load(context: ssl.SSLContext, pair: Pair) -> None:
-    """Into a context that may be in use: connections from now on get it. By way of memory, so that the key is on no disk."""
+    """Load it into a context that may be in use: new connections get it. Through memory, so that the key is on no disk."""
     with _in_memory(pair.certificate) as certificate, _in_memory(pair.key) as key:
         context.load_cert_chain(certificate, key)
 

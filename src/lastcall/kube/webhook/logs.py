@@ -1,4 +1,4 @@
-"""Log lines as JSON, one a line, for whatever collects the logs of a cluster."""
+"""Log records as JSON, one a line, for a cluster's log collector."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Metrics:
     def page(self) -> str:
         requests, seconds = "lastcall_webhook_requests_total", "lastcall_webhook_request_seconds"
         total = self._results.total()
-        lines = [f"# HELP {requests} Admission requests by what became of them.", f"# TYPE {requests} counter"]
+        lines = [f"# HELP {requests} Admission requests by result.", f"# TYPE {requests} counter"]
         lines += [f'{requests}{{result="{result}"}} {count}' for result, count in self._results.items()]
         lines += [f"# HELP {seconds} Time to answer, without TLS.", f"# TYPE {seconds} histogram"]
         lines += [f'{seconds}_bucket{{le="{bucket:g}"}} {self._buckets[bucket]}' for bucket in _BUCKETS]

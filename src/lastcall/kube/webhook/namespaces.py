@@ -1,7 +1,7 @@
 """The annotations of namespaces, followed through the API server: a list, then a watch, on a thread of its own.
 
-The service account may get, list and watch namespaces and nothing else. Where the API server cannot be reached, what was last seen
-stays; where it never could, objects are judged by their own annotations.
+The service account may get, list and watch namespaces and nothing else. While the API server is unreachable, the last known annotations
+apply; before the first answer, only the objects' own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("lastcall.kube")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PATH = "/api/v1/namespaces"
 _WATCH_SECONDS = 240
-_ANSWER_SECONDS = 2.0  # a webhook has few seconds in all
+_ANSWER_SECONDS = 2.0  # a webhook has only a few seconds in all
 _BACKOFF_SECONDS = (1.0, 30.0)
 
 
@@ -36,7 +36,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Api:
-    """How the API server is reached. The token is read anew each time: the kubelet renews it."""
+    """Address and credentials of the API server. The token is reread each time: the kubelet renews it."""
 
     url: str
     token: Path | None = None
@@ -63,7 +63,7 @@ class Api:
 
 
 def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> Api | None:
-    """From what the kubelet puts into every pod; None outside of one."""
+    """From the files that the kubelet puts into every pod; None outside of a pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (account / "token").exists():
         return None
@@ -73,7 +73,7 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> Api | Non
 class Namespaces:
     def __init__(self, api: Api | None) -> None:
         self.api = api
-        self.synced = False  # whether the watch stands
+        self.synced = False  # whether the watch is established
         self._known: dict[str, dict[str, Any]] = {}
         self._tried = threading.Event()
 
@@ -85,22 +85,22 @@ class Namespaces:
 
     @property
     def tried(self) -> bool:
-        """Whether the first list has come, or has failed."""
+        """Whether the first list has arrived or failed."""
         return self._tried.is_set()
 
     def known(self, name: str) -> Mapping[str, Any] | None:
-        """Its annotations that concern us; None if this namespace was never seen."""
+        """Its lastcall annotations; None if this namespace was never seen."""
         return self._known.get(name)
 
     def ask(self, name: str) -> Mapping[str, Any]:
-        """Of one that the watch has not told yet, because it is a moment old. Nothing where there is no answer."""
+        """Reads a namespace that is too new for the watch. Empty if there is no answer."""
         if self.api is None or not name:
             return {}
         try:
             with self.api.get(f"{_PATH}/{urllib.parse.quote(name, safe='')}", _ANSWER_SECONDS) as response:
                 return self._take(json.load(response))
         except (OSError, ValueError, ApiError, http.client.HTTPException) as error:
-            log.warning("the namespace %r could not be read: only the object's own annotations count: %s", name, error)
+            log.warning("could not read namespace %r: using only the object's own annotations: %s", name, error)
             return {}
 
     def _follow(self) -> None:
@@ -113,7 +113,7 @@ class Namespaces:
                 self._watch(version)
             except Exception as error:
                 if self.synced or not self._tried.is_set():
-                    log.warning("namespaces cannot be followed: what is known of them stays: %s: %s", type(error).__name__, error)
+                    log.warning("could not watch namespaces: keeping their last known annotations: %s: %s", type(error).__name__, error)
                 self.synced = False
                 self._tried.set()
                 time.sleep(pause)
@@ -132,7 +132,7 @@ class Namespaces:
         return str(at(found, ("metadata", "resourceVersion")))
 
     def _watch(self, version: str) -> None:
-        """Until the API server ends it, which it does after the time that it was asked for."""
+        """Watches until the API server ends the request after the requested time."""
         assert self.api is not None
         query = urllib.parse.urlencode({"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)})
         with self.api.get(f"{_PATH}?{query}", _WATCH_SECONDS + 30.0) as response:

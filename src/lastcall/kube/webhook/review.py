@@ -1,7 +1,7 @@
 """An AdmissionReview (admission.k8s.io/v1) and the answer to it.
 
 Whatever is in the request: the answer admits the object as it is, admits it with a patch, or refuses an annotation that is wrong.
-What cannot be understood is admitted; a webhook that refuses what it does not know stands in the way of a whole cluster.
+An unknown object is admitted: a webhook that refuses what it does not know blocks a whole cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Request:
     subresource: bool
 
     def told(self) -> dict[str, object]:
-        """What a log line says of it. The object itself is left out: its variables may be secret."""
+        """The fields of its log line. The object itself is left out: its variables may be secret."""
         name = at(self.obj, ("metadata", "name")) or at(self.obj, ("metadata", "generateName"))
         kind = at(self.obj, ("kind",))
         return {"uid": self.uid, "operation": self.operation, "kind": kind, "namespace": self.namespace, "name": name}
@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to tell anybody. A warning may go to a controller, which shows it to nobody."""
+        """Whether there is nothing to log. A warning may go to a controller, which does not show it to a user."""
         return self.result == "unchanged" and "warnings" not in self.document["response"]
 
 
@@ -79,7 +79,7 @@ def parse(body: bytes) -> Request:
 
 
 def answer(request: Request, *, options: Options, namespace: Mapping[str, str] | None = None, warnings: tuple[str, ...] = ()) -> Answer:
-    """`namespace`: the annotations of the namespace; `warnings`: what is to be said whatever comes out."""
+    """`namespace`: the annotations of the namespace; `warnings`: always part of the answer."""
     try:
         namespace, wrong = _checked(namespace)
         injection = _injection(request, options, namespace)
@@ -94,21 +94,21 @@ def answer(request: Request, *, options: Options, namespace: Mapping[str, str] |
 
 
 def _spared(request: Request) -> str | None:
-    """Why an object with a wrong annotation is admitted all the same, as it is: refusing it would help nobody."""
+    """Why an object with a wrong annotation is admitted unchanged: refusing it would not help."""
     if request.operation == "UPDATE" and not updates.asks_anew(request.old, request.obj):
-        return "It was so before this update"
+        return "It was wrong before this update"
     if kinds.made_by_controller(request.obj):
-        return "It was made by a controller, which would try for ever: the job runs unprotected"
+        return "It was created by a controller, which would retry forever: the job runs unprotected"
     return None
 
 
 def _checked(namespace: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
-    """A namespace with a wrong annotation asks for nothing: refusing all that is created in it would be too much."""
+    """A namespace with a wrong annotation enables nothing: refusing everything created in it would be too much."""
     try:
         noted.read(namespace)
         return namespace, ()
     except AnnotationError as error:
-        return None, (f"the namespace's annotations are left out: {error}",)
+        return None, (f"ignoring the namespace's annotations: {error}",)
 
 
 def _injection(request: Request, options: Options, namespace: Mapping[str, str] | None) -> Injection:
@@ -126,13 +126,13 @@ def _injection(request: Request, options: Options, namespace: Mapping[str, str] 
 def _updated(new: Object, old: Any, made: Injection, options: Options, namespace: Mapping[str, str] | None) -> Injection:
     kind = kinds.of(new)
     if kind is None or not isinstance(old, dict):
-        return Injection((), "left alone: what it was before is not known")
+        return Injection((), "left alone: its previous state is unknown")
     put_back = updates.lost(old, new, options=options, namespace=namespace)
     if updates.replaces_pods(kind, old, new, put_back):
         return made
-    late = f"lastcall protects this {kind.name} as it is annotated now when it is created anew: it runs already"
+    late = f"lastcall will apply these annotations only when this {kind.name} is recreated: it is already running"
     warnings = (late,) if updates.asks_anew(old, new) else ()
-    return Injection(put_back, "put back what the update has lost" if put_back else "left alone: it runs already", warnings)
+    return Injection(put_back, "restored what the update removed" if put_back else "left alone: it is already running", warnings)
 
 
 def _admitted(request: Request, injection: Injection, warnings: tuple[str, ...]) -> Answer:

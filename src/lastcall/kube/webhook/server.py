@@ -1,4 +1,4 @@
-"""The webhook as a process: a socket, TLS whose certificate is renewed while connections are served, and the end by SIGTERM."""
+"""The webhook as a process: a socket, TLS whose certificate is renewed while connections are served, and the shutdown on SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.tls import LOOK_SECONDS, Serving
 
 log = logging.getLogger("lastcall.kube")
-_END_SECONDS = 5  # for requests that are under way when it is told to end
+_END_SECONDS = 5  # for requests that are in progress at the shutdown
 _KEEP_ALIVE_SECONDS = 120  # longer than the API server keeps a connection that it does not use
 
 
@@ -38,7 +38,7 @@ def run(options: Options, serving: Serving, api: namespaces.Api | None, address:
     """Serve until a signal ends it."""
     known = namespaces.Namespaces(api)
     metrics = Metrics()
-    metrics.gauge("lastcall_webhook_certificate_ends_seconds", "When the served certificate ends.", lambda: serving.served.ends)
+    metrics.gauge("lastcall_webhook_certificate_ends_seconds", "When the served certificate expires.", lambda: serving.served.ends)
     metrics.gauge("lastcall_webhook_namespaces_synced", "Whether the annotations of namespaces are followed.", lambda: known.synced)
     webhook = app.Webhook(options, known, metrics)
     with address.bound() as bound:
@@ -76,8 +76,8 @@ async def _look(serving: Serving) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         try:
             why = await asyncio.to_thread(serving.look)
-        except (OSError, ValueError) as error:  # files that are being replaced: the old certificate serves on
-            log.warning("the certificate could not be renewed: %s", error)
+        except (OSError, ValueError) as error:  # files that are being replaced: the old certificate stays in use
+            log.warning("could not renew the certificate: %s", error)
             continue
         if why is not None:
-            log.info("the certificate was renewed: %s", why, extra={"told": {"ends": serving.served.ends}})
+            log.info("renewed the certificate: %s", why, extra={"told": {"ends": serving.served.ends}})

@@ -1,4 +1,4 @@
-"""The certificate that the webhook serves, and when it becomes another one."""
+"""The certificate that the webhook serves, and its renewal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from lastcall.kube.webhook import certificates
 from lastcall.kube.webhook.certificates import Pair
 
-LOOK_SECONDS = 10.0  # how often the files are looked at; the kubelet itself takes a minute to bring a changed Secret
-_SPENT = 1 / 3  # of its life must be left
+LOOK_SECONDS = 10.0  # how often the files are checked; the kubelet itself takes a minute to update a changed Secret
+_SPENT = 1 / 3  # the share of its lifetime that must be left
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Given:
-    """Made and renewed by others, cert-manager for one."""
+    """Issued and renewed by another program, such as cert-manager."""
 
     certificate: Path
     key: Path
@@ -48,7 +48,7 @@ class Given:
         return pair
 
     def worn(self, served: Pair, now: float) -> bool:
-        return False  # whoever made it makes the next one
+        return False  # its issuer also issues the next one
 
 
 class Serving:
@@ -63,16 +63,16 @@ class Serving:
         self.served = self._renewed()
 
     def look(self) -> str | None:
-        """Renew it where its files have changed or its time runs out; what was done."""
+        """Renew it if its files have changed or it expires soon; returns what was done."""
         found = self.source.read()
         if found == self._read and not self.source.worn(self.served, self.clock()):
             return None
-        why = "its time ran out" if found == self._read else "its files have changed"
+        why = "it was about to expire" if found == self._read else "its files have changed"
         before, self._read = self._read, found
         try:
             self.served = self._renewed()
         except BaseException:
-            self._read = before  # half of a change: the certificate is there, its key not yet
+            self._read = before  # half of a change: the certificate is new, its key not yet
             raise
         return why
 

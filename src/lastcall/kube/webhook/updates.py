@@ -1,8 +1,8 @@
-"""What may be changed in an object that exists, by the way of its update.
+"""What may be changed in an existing object during its update.
 
-`kubectl apply` of a custom resource replaces lists, and with them what was injected: that is put back, as it was. What the object has
-not had so far is another matter: a new template is refused by the API server, or replaces running pods. So it is left alone, unless
-the user's own change does that anyway.
+`kubectl apply` of a custom resource replaces lists, and with them what was injected: that is restored. What the object did not have
+before is not added: a changed template is refused by the API server, or replaces running pods. So it is left alone, unless the user's
+own change does that anyway.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lastcall.kube.inject.kinds import Kind
 
 
 def replaces_pods(kind: Kind, old: Object, new: Object, put_back: Sequence[Object]) -> bool:
-    """Whether the update is one that a change of ours makes no worse. What it has lost is not a change of the user's."""
+    """Whether our change makes this update no worse. What the update removed is not a change by the user."""
     before, after = ([at(obj, template.path) for template in kind.find(obj)] for obj in (old, applied(new, put_back)))
     return kind.update == "free" or (kind.update == "rolls" and before != after)
 
 
 def lost(old: Object, new: Object, *, options: Options, namespace: Mapping[str, str] | None) -> tuple[Object, ...]:
-    """The operations that put back what the update has removed: those that the new object needs, as it was annotated, and the old
-    one does not. A field that an older API server drops is missing in both, and is not asked for again and again."""
+    """The operations that restore what the update removed: those that the new object needs, as it was annotated, and the old one does
+    not. A field that an older API server drops is missing in both, and is not added again and again."""
     metadata = at(new, ("metadata",))
     as_before = {**(metadata if isinstance(metadata, dict) else {}), "annotations": at(old, ("metadata", "annotations"))}
     try:
@@ -42,10 +42,10 @@ def asks_anew(old: Object, new: Object) -> bool:
 
 
 def stays(old: object, new: Object) -> tuple[str, ...]:
-    """A warning where protection is asked for no longer: what it has brought is the user's by now, and is not taken away."""
+    """A warning if protection is no longer enabled: what it added is the user's by now and is not removed."""
     if not isinstance(old, dict) or not _asks(old) or _asks(new):
         return ()
-    return ("what lastcall has put into this object stays. Without it: delete the object, and create it anew",)
+    return ("what lastcall added to this object stays. To remove it, delete and recreate the object",)
 
 
 def _asks(obj: Object) -> bool:

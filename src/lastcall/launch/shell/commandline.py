@@ -21,9 +21,9 @@ class Launch:
 
     given: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # the innermost program
-    wrapped: bool = False  # `lastcall run` is around it: in the command, or above the doctor
-    options: Mapping[str, str] = field(default_factory=dict)  # what `lastcall run` in the command was told
-    shells: tuple[scripts.Script, ...] = ()  # those that no `lastcall run` is around, from the outside in
+    wrapped: bool = False  # `lastcall run` is its ancestor: in the command, or above the doctor
+    options: Mapping[str, str] = field(default_factory=dict)  # the options of `lastcall run` in the command
+    shells: tuple[scripts.Script, ...] = ()  # the shells without a `lastcall run` above them, outermost first
 
     @property
     def torchrun(self) -> bool:

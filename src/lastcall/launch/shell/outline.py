@@ -14,7 +14,7 @@ TRAINS = re.compile(
 )
 _OPENERS = frozenset(
     {"then", "else", "do", "{", "time", "command", "nohup"}
-)  # what may stand before a command and changes nothing here
+)  # words that may precede a command and change nothing here
 _CONDITIONS = frozenset({"if", "elif", "while", "until", "!", "for", "case", "select"})
 _CLOSERS = frozenset({"fi", "done", "esac", "}"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)

@@ -1,6 +1,6 @@
-"""Shell scripts around a training: does the shell stay in the way of signals, and does the exit code reach the platform?
+"""Shell scripts around a training: does the shell block signals, and does the exit code reach the platform?
 
-What is not sure is not claimed: commands whose result a condition takes, and programs that are not known to train, are left alone.
+Doubtful cases are not reported: commands whose result a condition uses, and programs that are not known to train.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Script:
 
     @property
     def stays(self) -> bool:
-        """Whether the shell is still there while the training runs, where signals reach it instead."""
+        """Whether the shell still runs during training, so that signals reach it instead."""
         training = self.training
         if training is None or training.words[0] == "exec":
             return False
-        # bash -c becomes its last command by itself; dash does not, and no shell does for a script.
+        # bash -c execs its last command automatically; dash does not, and no shell does so for a script.
         last = self.statements[-1] is training and training.joined == ";" and not training.conditional
         return not (self.path is None and last and not self.traps and _is_bash(self.shell))
 
     @property
     def traps(self) -> bool:
-        """Whether it does something of its own about SIGTERM."""
+        """Whether it handles SIGTERM itself."""
         return any(item.words[0] == "trap" and {"TERM", "SIGTERM", "15"} & set(item.words) for item in self.statements)
 
     def _set(self, letter: str, name: str) -> bool:
@@ -64,7 +64,7 @@ class Script:
         return False
 
     def swallows(self) -> str | None:
-        """Why the training's exit code gets lost; None where it does not, or where that cannot be told."""
+        """Why the training's exit code gets lost; None if it does not, or if that is unknown."""
         start = self._place
         if start is None or self.statements[start].conditional:
             return None
@@ -87,7 +87,7 @@ class Script:
             item, rest = rest[0], rest[1:]
         if not rest or leaves or self._set("e", "errexit"):
             return None
-        return f"the script goes on afterwards and ends with the exit code of `{shlex.join(rest[-1].words)}`"
+        return f"the script continues afterwards and ends with the exit code of `{shlex.join(rest[-1].words)}`"
 
     def _lost_in_background(self, index: int, rest: Sequence[Statement]) -> str | None:
         for offset, other in enumerate(rest, index + 1):

@@ -1,1 +1,1 @@
-"""What the clouds tell the machines that they are about to take away."""
+"""Announcements of the clouds to machines that they are about to preempt."""

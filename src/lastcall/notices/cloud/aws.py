@@ -1,7 +1,7 @@
 """EC2: spot interruptions, Auto Scaling, rebalance recommendations, through the metadata service in its version 2 (IMDSv2).
 
-EC2 sends no signal to anybody. A spot interruption is announced two minutes ahead, on a best effort basis, and Amazon recommends
-to look every 5 seconds; a hibernation begins at once.
+EC2 sends no signals. A spot interruption is announced two minutes ahead, on a best-effort basis, and Amazon recommends polling every
+5 seconds; a hibernation begins at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BASE = "http://169.254.169.254"
 BASE_IPV6 = "http://[fd00:ec2::254]"
 
 _TOKEN = "/latest/api/token"
-_TOKEN_SECONDS = 21600  # six hours, the most there is
+_TOKEN_SECONDS = 21600  # six hours, the maximum
 _SPOT = "/latest/meta-data/spot/instance-action"
 _SPOT_LEAD = 120.0
 _ACTIONS = ("terminate", "stop", "hibernate")
@@ -52,12 +52,12 @@ class Aws(Metadata):
         body = answer.mapping()
         action, time = body.get("action"), body.get("time")
         if action not in _ACTIONS:
-            raise Trouble("garbage", f"announced a spot action that is none of {', '.join(_ACTIONS)}: {action!r}")
+            raise Trouble("garbage", f"announced an unknown spot action, not one of {', '.join(_ACTIONS)}: {action!r}")
         if not self.new((action, str(time))):
             return
         moment = polling.instant(time)
         if moment is None:
-            self.warn("time", "%s announced a spot interruption with a time that is none: %r", self.title, time)
+            self.warn("time", "%s announced a spot interruption with an invalid time: %r", self.title, time)
             self.tell(f"EC2 spot interruption ({action})", None)
             return
         # A time further ahead than two minutes means that the clock of this machine is wrong.
@@ -65,7 +65,7 @@ class Aws(Metadata):
         self.tell(f"EC2 spot interruption ({action} at {time})", deadline)
 
     def _look_for_scaling(self) -> None:
-        """How long there is then only the group's lifecycle hook knows: no deadline, so the grace of the settings holds."""
+        """Only the group's lifecycle hook knows how long there is then: no deadline, so the configured grace applies."""
         answer = self._get(_LIFECYCLE)
         state = answer.text() if answer is not None else ""
         if state in _OUT_OF_SERVICE and self.new(state):
@@ -85,11 +85,11 @@ class Aws(Metadata):
             log.info("EC2 recommends to move away from this instance (rebalance, %s). To stop for this: LASTCALL_AWS_REBALANCE=1", time)
 
     def _get(self, path: str) -> Answer | None:
-        """None where there is nothing of that name (404), which is how this service says: no news."""
+        """None if there is nothing of that name (404), which means no news."""
         if self._token is None:
             self._token = self._new_token()
         answer = self._ask(path, self._token)
-        if answer.status == 401:  # it has run out
+        if answer.status == 401:  # it has expired
             self._token = None
             self._token = self._new_token()
             answer = self._ask(path, self._token)
@@ -112,5 +112,5 @@ class Aws(Metadata):
                 "--instance-id ID --http-put-response-hop-limit 2",
             ) from None
         if not (token.isascii() and token.isprintable() and 0 < len(token) <= 4096):
-            raise Trouble("garbage", "answered with a token that is none")
+            raise Trouble("garbage", "returned an invalid token")
         return token

@@ -1,8 +1,8 @@
 """Azure: Scheduled Events.
 
 Each is announced ahead: Preempt at least 30 seconds, Redeploy 10 minutes, Reboot 15 minutes, Terminate 5 to 15 minutes as configured,
-and a machine on failing hardware up to a week. A stop far ahead is waited for, so that the time until then is used. Events are never
-approved by us: that would bring the end forward.
+and a machine on failing hardware up to a week. The notice of a distant event is delayed, so that the time until then is used. lastcall
+never approves events: that would bring the end forward.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from lastcall.notices.cloud.metadata import PROBE_SECONDS, Metadata
 from lastcall.notices.polling import Trouble, log
 
 BASE = "http://169.254.169.254"
-LEAD = 300.0  # seconds before an event that its notice is given, where the event is further ahead
+LEAD = 300.0  # how long before a more distant event its notice is given, in seconds
 
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
 _STOPS = ("Preempt", "Terminate", "Reboot", "Redeploy")
-_SLOW_START = 150.0  # the service is switched on by its first question, whose answer may take two minutes
+_SLOW_START = 150.0  # the service is enabled by its first request, whose answer may take two minutes
 
 
 class Azure(Metadata):
@@ -51,10 +51,10 @@ class Azure(Metadata):
         self._patient_until = 0.0
         events = body.get("Events")
         if not isinstance(events, list):
-            raise Trouble("garbage", "answered without a list of events")
+            raise Trouble("garbage", "returned no list of events")
         for event in events:
             if not isinstance(event, dict):
-                raise Trouble("garbage", f"announced an event that is none: {str(event)[:60]!r}")
+                raise Trouble("garbage", f"announced an invalid event: {str(event)[:60]!r}")
             self._consider(event)
         return self.interval
 
@@ -68,7 +68,7 @@ class Azure(Metadata):
         if news in self._told or not self._concerns_us(event):
             return
         if kind not in _STOPS:
-            if self.new(news):  # Freeze: a pause of seconds, after which everything goes on
+            if self.new(news):  # Freeze: a pause of seconds, after which everything continues
                 log.debug("Azure announced %s: nothing to do", kind)
             return
         started = event.get("EventStatus") == "Started"
@@ -76,7 +76,7 @@ class Azure(Metadata):
         if moment is not None and kind != "Preempt" and moment - self.clock.wall() > self._lead:
             if self.new(("ahead", *news)):
                 log.warning(
-                    "Azure announced %s for %s: training goes on until %.0f s before (LASTCALL_AZURE_LEAD_SECONDS)",
+                    "Azure announced %s for %s: training continues until %.0f s before (LASTCALL_AZURE_LEAD_SECONDS)",
                     kind, polling.shown(moment), self._lead,
                 )  # fmt: skip
             return
@@ -86,7 +86,7 @@ class Azure(Metadata):
         self.tell(f"Azure {kind} ({when})", deadline)
 
     def _concerns_us(self, event: Mapping[str, object]) -> bool:
-        """Every machine of a set hears of the events of all. Where our name cannot be found out, each one is taken for ours."""
+        """Every machine of a set gets the events of all. If our name is unknown, each event is treated as ours."""
         resources = event.get("Resources")
         if not isinstance(resources, list) or not resources:
             return True
@@ -94,7 +94,7 @@ class Azure(Metadata):
             try:
                 self._machine = self._get(_NAME).text()
             except Trouble as error:
-                self.warn("name", "%s %s, so the name of this machine is unknown: every event is taken as ours", self.title, error)
+                self.warn("name", "%s %s, so the name of this machine is unknown: every event is treated as ours", self.title, error)
                 return True
         return not self._machine or any(str(resource).lower() == self._machine.lower() for resource in resources)
 

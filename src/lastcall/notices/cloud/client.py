@@ -1,8 +1,8 @@
-"""HTTP to a metadata server that may be broken in any way, or not be one at all.
+"""HTTP to a metadata server that may be broken in any way, or may be some other server.
 
-Of the standard library, `http.client` and not `urllib.request`: it follows no redirect and reads no proxy from the environment (a
-proxy would answer for its own machine), and it lets the whole exchange be bounded. A timeout of a socket bounds one read only: a
-server that sends a byte a second would hold us for hours.
+Of the standard library, `http.client` and not `urllib.request`: it follows no redirect and reads no proxy from the environment (a proxy
+would answer for its own machine), and it lets the whole exchange be bounded. A timeout of a socket bounds one read only: a server that
+sends a byte a second would block for hours.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Answer:
         try:
             return self.body.decode().strip()
         except ValueError:
-            raise Trouble("garbage", "answered with something that is not text") from None
+            raise Trouble("garbage", "returned something that is not text") from None
 
     def mapping(self) -> dict[str, object]:
         try:
             value = json.loads(self.text())
         except (ValueError, RecursionError):
-            raise Trouble("garbage", f"answered with something that is not JSON: {self.body[:60]!r}") from None
+            raise Trouble("garbage", f"returned something that is not JSON: {self.body[:60]!r}") from None
         if not isinstance(value, dict):
-            raise Trouble("garbage", f"answered with JSON that is not an object: {self.body[:60]!r}")
+            raise Trouble("garbage", f"returned JSON that is not an object: {self.body[:60]!r}")
         return value
 
     def expect(self) -> Answer:
         """This answer, if it is one with status 200."""
         if self.status != 200:
-            raise Trouble(f"status {self.status}", f"answered with HTTP status {self.status}")
+            raise Trouble(f"status {self.status}", f"returned HTTP status {self.status}")
         return self
 
 
@@ -72,7 +72,7 @@ class Client:
         except (ValueError, http.client.InvalidURL):
             host = None
         if not host or parts.scheme != "http":
-            raise Trouble("address", f"cannot be asked: {self.base!r} is not an address like http://169.254.169.254")
+            raise Trouble("address", f"cannot be queried: {self.base!r} is not an address like http://169.254.169.254")
         try:
             connection.request(method, parts.path + path, headers=dict(headers))
             return _answer(connection.getresponse())
@@ -103,7 +103,7 @@ class Client:
         with self._lock:
             if self._closed:
                 sock.close()
-                raise Trouble("closed", "is not asked any more")
+                raise Trouble("closed", "is no longer queried")
             self._socket = sock
 
     def _leave(self) -> None:
@@ -116,12 +116,12 @@ class Client:
 def _answer(response: http.client.HTTPResponse) -> Answer:
     body = response.read(_MOST_BYTES + 1)
     if len(body) > _MOST_BYTES:
-        raise Trouble("huge", f"answered with more than {_MOST_BYTES // 1024} KB")
+        raise Trouble("huge", f"returned more than {_MOST_BYTES // 1024} KB")
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection that is over at a moment in time, whatever it is doing."""
+    """A connection that ends at a fixed time, whatever it is doing."""
 
     def __init__(self, client: Client, host: str, port: int, deadline: float) -> None:
         super().__init__(host, port)
@@ -142,7 +142,7 @@ class _Bounded:
         self._deadline = deadline
 
     def close(self) -> None:
-        """Not yet: http.client closes before it has read the body, where the server is not going to keep the connection."""
+        """Not yet: http.client closes before it has read the body if the server will not keep the connection."""
 
     def sendall(self, data: bytes) -> None:
         self._hurry()

@@ -1,4 +1,5 @@
-"""Which cloud this machine is in. The firmware knows, and asking it costs nothing; only where it is silent is the network asked."""
+"""Which cloud this machine is in. The firmware knows, and reading it is cheap; only if it is inconclusive are the metadata servers
+queried."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from lastcall.notices.cloud.metadata import Metadata
 from lastcall.notices.polling import log
 
 DMI = Path("/sys/class/dmi/id")
-_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"  # tells Azure from any other Hyper-V
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"  # distinguishes Azure from any other Hyper-V
 
 
 def by_firmware(folder: Path = DMI) -> str | None:
-    """The name of the cloud; "" for a machine in none of the three; None where the firmware cannot be asked (some sandboxes)."""
+    """The name of the cloud; "" for a machine in none of the three; None if the firmware cannot be read (some sandboxes)."""
     vendor, product = _read(folder / "sys_vendor"), _read(folder / "product_name")
     if not vendor and not product:
         return None
     if "Amazon EC2" in (vendor, _read(folder / "board_vendor")) or "amazon" in _read(folder / "bios_version"):  # the last one: Xen
         return "aws"
-    if product.startswith("Google"):  # the vendor alone is no proof: Google makes laptops, too
+    if product.startswith("Google"):  # the vendor alone is no proof: Google also makes laptops
         return "gcp"
     if vendor == "Microsoft Corporation" and _read(folder / "chassis_asset_tag") == _AZURE_TAG:
         return "azure"
@@ -37,9 +38,9 @@ def _read(path: Path) -> str:
 
 
 class Detecting(polling.Poller):
-    """Asks each candidate once, on a thread of its own since nobody may answer, and leaves the rest to the one that does.
+    """Queries each candidate once, on a thread of its own since none may answer, and then uses the one that does.
 
-    Where nobody answers, `otherwise` is listened to: the cloud of the firmware, on a machine with the endpoint of another one set.
+    If none answers, `otherwise` is used: the firmware's cloud, on a machine where another one's endpoint is set.
     """
 
     name = "detect"
@@ -62,7 +63,7 @@ class Detecting(polling.Poller):
             return polling.DONE
         self.found = found
         found.start(self._notify)
-        if stopping.is_set():  # stop() came in between
+        if stopping.is_set():  # stop() was called in between
             found.stop()
         return polling.DONE
 
@@ -71,7 +72,7 @@ class Detecting(polling.Poller):
             if stopping.is_set():
                 return None
             if candidate.probe():
-                log.info("%s answers: listening to it", candidate.title)
+                log.info("%s answers: watching it", candidate.title)
                 return candidate
         log.debug("no metadata server answered: this machine is in %s", self.otherwise.name if self.otherwise else "none of the clouds")
         return self.otherwise

@@ -1,7 +1,7 @@
 """Compute Engine: preemption, and host maintenance that stops the machine.
 
 A preempted VM has up to 30 seconds until it is off. Maintenance that stops a VM is announced 60 seconds ahead, or an hour where the
-VM has GPUs; the key does not say which of the two, nor since when it has been there, so the shorter one is assumed.
+VM has GPUs; the key does not tell which of the two, nor since when it is set, so the shorter one is assumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lastcall.notices.cloud.metadata import PROBE_SECONDS, Metadata
 from lastcall.notices.polling import Trouble, log
 
 HOST = "metadata.google.internal"
-ADDRESS = "169.254.169.254"  # the same server; asking for it by name off-cloud would ask the name servers of a stranger
+ADDRESS = "169.254.169.254"  # the same server; resolving its name off-cloud would query somebody else's name servers
 
 _PREEMPTED = "/computeMetadata/v1/instance/preempted"
 _PREEMPTION_LEAD = 30.0
@@ -28,7 +28,7 @@ class Gcp(Metadata):
     name = "gcp"
     title = "The Compute Engine metadata server"
     interval = 1.0
-    hold = 5.0  # seconds that the server holds a question for a change of `preempted`; then `maintenance-event` has its turn
+    hold = 5.0  # seconds that the server holds a request for a change of `preempted`; then `maintenance-event` is read
 
     def __init__(self, host: str = HOST, clock: clocks.Clock | None = None) -> None:
         super().__init__(f"http://{host}", clock)
@@ -43,7 +43,7 @@ class Gcp(Metadata):
         held = bool(self._etag)
         self._look_for_preemption()
         self._look_for_maintenance()
-        # A server that did not hold the question would be asked without a pause.
+        # A server that did not hold the request would be polled without a pause.
         return 0.0 if held and self.clock.now() - began >= self.interval else self.interval
 
     def ask_who(self) -> bool:
@@ -54,11 +54,11 @@ class Gcp(Metadata):
         if self._etag:
             query = {"wait_for_change": "true", "timeout_sec": f"{self.hold:g}", "last_etag": self._etag}
             path, seconds = f"{path}?{urllib.parse.urlencode(query)}", self.client.seconds + self.hold
-        self._etag = ""  # after a failure: ask without waiting
+        self._etag = ""  # after a failure: query without waiting
         answer = self._get(path, seconds).expect()
         value = answer.text()
         if value not in ("TRUE", "FALSE"):
-            raise Trouble("garbage", f"answered neither TRUE nor FALSE: {value[:60]!r}")
+            raise Trouble("garbage", f"returned neither TRUE nor FALSE: {value[:60]!r}")
         self._etag = answer.headers.get("etag", "")
         if value == "TRUE" and self.new(_PREEMPTED):
             self.tell("Compute Engine preemption", self.clock.now() + _PREEMPTION_LEAD)
@@ -66,17 +66,17 @@ class Gcp(Metadata):
     def _look_for_maintenance(self) -> None:
         event = self._get(_MAINTENANCE).expect().text()
         if event not in _EVENTS:
-            raise Trouble("garbage", f"announced a maintenance event that is none of {', '.join(_EVENTS)}: {event[:60]!r}")
+            raise Trouble("garbage", f"announced an unknown maintenance event, not one of {', '.join(_EVENTS)}: {event[:60]!r}")
         if event == "NONE":
             self._told.difference_update(_EVENTS)  # the next one is news again
         elif self.new(event):
             if event.startswith("TERMINATE"):
                 self.tell(f"Compute Engine host maintenance ({event})", self.clock.now() + _MAINTENANCE_LEAD)
             else:
-                log.debug("Compute Engine moves this machine while it runs (%s): nothing to do", event)
+                log.debug("Compute Engine live-migrates this machine (%s): nothing to do", event)
 
     def _get(self, path: str, seconds: float | None = None) -> Answer:
         answer = self.client.request("GET", path, _HEADERS, seconds=seconds)
         if answer.status == 200 and answer.headers.get("metadata-flavor") != "Google":
-            raise Trouble("flavor", "answered without Metadata-Flavor: Google, so it is some other server")
+            raise Trouble("flavor", "returned no Metadata-Flavor: Google, so it is some other server")
         return answer

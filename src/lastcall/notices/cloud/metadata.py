@@ -1,4 +1,4 @@
-"""What the three clouds have in common: a metadata server that is asked again and again."""
+"""Common code for the three clouds: a metadata server that is polled."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Metadata(polling.Poller):
         self.client.close()
 
     def new(self, news: Hashable) -> bool:
-        """Whether this is heard for the first time. A server repeats its news for as long as they are true."""
+        """Whether this is new. A server repeats an announcement for as long as it is valid."""
         if news in self._told:
             return False
         self._told.add(news)
         return True
 
     def probe(self) -> bool:
-        """One short question: is this machine in this cloud?"""
+        """One short request: is this machine in this cloud?"""
         try:
             return self.ask_who()
         except polling.Trouble as error:

@@ -1,1 +1,1 @@
-"""Entering a save of the script where it stands: jumping into it."""
+"""Entering a save of the script in place: jumping into it."""

@@ -1,4 +1,4 @@
-"""Conditions as a trace function meets them: lines, what is asked all the same, and where the frame goes from there."""
+"""Conditions as a trace function sees them: lines, expressions that are still evaluated, and where the frame continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lastcall.script.find.points import Point
-from lastcall.script.source import rewriting
+from lastcall.script.source import rewrite
 from lastcall.script.source.conditions import Need
 from lastcall.script.source.scopes import Scope
 
@@ -35,7 +35,7 @@ class Force:
         try:
             return bool(eval(self.test, frame.f_globals, {**frame.f_locals, **written})) is self.want  # the script's own expression
         except Exception:
-            log.debug("%s:%d cannot be asked", self.code.co_filename, self.lines.start, exc_info=True)
+            log.debug("%s:%d cannot be evaluated", self.code.co_filename, self.lines.start, exc_info=True)
             return False
 
     def lead(self, frame: FrameType, written: dict[str, Any]) -> int | None:
@@ -43,7 +43,7 @@ class Force:
         if self.program is None:
             return _jump(frame, self.target)
         own = {**frame.f_locals, **written}
-        space = rewriting.run(self.program, frame, written)
+        space = rewrite.run(self.program, frame, written)
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
         if frame.f_locals is frame.f_globals:
             known = set(self.program.co_names)
@@ -52,7 +52,7 @@ class Force:
 
 
 class _Refused(Exception):
-    """Python does not let the frame go there."""
+    """Python does not let the frame jump there."""
 
 
 def _jump(frame: FrameType, line: int | None) -> int | None:
@@ -62,13 +62,13 @@ def _jump(frame: FrameType, line: int | None) -> int | None:
                 warnings.simplefilter("ignore", RuntimeWarning)  # variables that have no value yet get None, Python 3.12 says
                 frame.f_lineno = line  # type: ignore[misc]  # a trace function may
         except ValueError as error:
-            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be taken for true: {error}") from None
+            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be treated as true: {error}") from None
         _ = frame.f_locals  # Python 3.12 warns again, in the script, of variables that are not in the copy it made before the jump
     return line
 
 
 def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]:
-    """As far as conditions follow upon each other: there is no event for a line that was jumped to. Returns whether any was met, and
+    """Handles conditions that follow each other: there is no event for a line that was jumped to. Returns whether any was met, and
     the line where the frame is now (None: it has done all there is to do)."""
     line: int | None = frame.f_lineno
     met, written = False, dict[str, Any]()
@@ -87,7 +87,7 @@ def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]
 
 
 def of(points: Iterable[Point]) -> Iterator[Force]:
-    """The first point in which a condition plays a part decides."""
+    """The first point with a condition decides."""
     seen: set[tuple[CodeType, int]] = set()
     for point in points:
         for force in of_needs(point.needs):
@@ -103,16 +103,16 @@ def of_needs(needs: Sequence[Need]) -> Iterator[Force]:
         if assumed is None:
             continue
         target = _target(need)
-        if target is not None and not need.metric:  # a jump would have the script say that this was the best
-            yield Force(need.scope.code, _lines(need), rewriting.expression(assumed, need.scope), need.want, target)
+        if target is not None and not need.metric:  # a jump would make the script report that this was the best
+            yield Force(need.scope.code, _lines(need), rewrite.expression(assumed, need.scope), need.want, target)
         else:
             yield _run(need, needs)
 
 
 def _run(need: Need, needs: Iterable[Need]) -> Force:
     statement, scope = need.statement, need.scope
-    program = rewriting.program([statement], needs, scope)
-    always = rewriting.expression(ast.Constant(True), scope)
+    program = rewrite.program([statement], needs, scope)
+    always = rewrite.expression(ast.Constant(True), scope)
     return Force(
         scope.code, range(statement.lineno, _header_end(statement) + 1), always, True, None, program, _behind(statement, scope)
     )

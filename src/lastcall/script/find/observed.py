@@ -1,4 +1,4 @@
-"""The way to a save as it was seen. Where the source does not tell what a call runs (a registry of handlers), the stack does."""
+"""The observed call path to a save. If the source does not show what a call runs (a registry of handlers), the stack does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Learned:
         return bool(seen)
 
     def ways(self, scope: Scope) -> Iterator[Way]:
-        """From a function that runs now, if it was on the way."""
+        """From a running function, if it was on the path."""
         index = next((index for index, seen in enumerate(self._seen) if seen.code == scope.code), None)
         if index is not None and self._seen[index].source is scope.source:
             yield self._way(scope, index)

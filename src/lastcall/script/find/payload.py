@@ -1,4 +1,5 @@
-"""Where what is saved comes from: a checkpoint that is None unless the period has come is made under a condition of the save, too."""
+"""Where what is saved comes from: a checkpoint that is None unless the period has come is created under a condition that also belongs
+to the save."""
 
 from __future__ import annotations
 

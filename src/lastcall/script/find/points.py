@@ -146,7 +146,7 @@ def _run(around: list[ast.stmt], holder: ast.stmt, current: ast.stmt | None, wan
 
 
 def _once(needs: Iterable[Need]) -> Iterator[Need]:
-    """The first word on each condition."""
+    """The first occurrence of each condition."""
     seen: set[int] = set()
     for need in needs:
         if id(need.test) not in seen:

@@ -33,7 +33,7 @@ def _first(code: CodeType) -> str:
 
 
 def _plain(own: Mapping[str, Any], first: str) -> Iterator[tuple[str, Any]]:
-    """Of other objects nothing is kept: a scheduler of the script's own must be saved as it is."""
+    """Other objects are not adjusted: the script's own scheduler must be saved as it is."""
     for name, value in own.items():
         if isinstance(value, PLAIN):
             yield name, value

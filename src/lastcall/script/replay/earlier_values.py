@@ -49,7 +49,7 @@ class Past:
         return (id(owner), key) in self._owned
 
     def step(self, scope: Scope, loop: Loop | None, statements: list[ast.stmt], remembered: Mapping[str, Any]) -> None:
-        """`loop` has gone on by a pass, and these statements have run."""
+        """`loop` has advanced by a pass, and these statements have run."""
         known = self._values.setdefault(scope.code, {})
         for name, (caller, argument) in scope.bound.items():
             value = self._computed(argument, caller)
@@ -86,7 +86,7 @@ class Past:
             self._set(target, remembered[text], scope)
 
     def _hidden(self, statement: ast.stmt, scope: Scope, remembered: Mapping[str, Any]) -> None:
-        """Under a condition: nobody knows whether it was done."""
+        """Under a condition: it is unknown whether it ran."""
         for node in below(statement):
             for target, _ in assignments(node):
                 text = ast.unparse(target)

@@ -12,7 +12,7 @@ from lastcall.script.source.scopes import Loop, Scope, below, spans
 
 @dataclass(frozen=True)
 class Since:
-    """`loop`: the one that has gone on by a pass since then; `anew`: there is none, the function has been called again."""
+    """`loop`: the one that has advanced by a pass since then; `anew`: there is none, the function was called again."""
 
     statements: list[ast.stmt]
     loop: Loop | None = None

@@ -1,4 +1,5 @@
-"""What a condition is about. A period (steps, epochs, time) may be taken for true; a rank or an option is asked; a metric is not."""
+"""What a condition is about. A period (steps, epochs, time) may be treated as true; a rank or an option is evaluated; a metric is
+not."""
 
 from __future__ import annotations
 

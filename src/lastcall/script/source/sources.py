@@ -1,4 +1,4 @@
-"""The source behind running code. It is only believed when it compiles to that very code: a file may have been edited since."""
+"""The source of running code. It is only trusted if it compiles to that very code: a file may have been edited since."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source:
         if code.co_name == "<module>":
             return self.tree
         found = [node for node in ast.walk(self.tree) if isinstance(node, Function) and _starts(node, code)]
-        return found[0] if len(found) == 1 else None  # two lambdas in a line cannot be told apart
+        return found[0] if len(found) == 1 else None  # two lambdas in a line are indistinguishable
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
         """The class whose body defines this function."""

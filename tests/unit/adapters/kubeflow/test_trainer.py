@@ -9,7 +9,7 @@ from kubeflow.trainer.backends.container.backend import ContainerBackend
 
 import lastcall
 from helpers import kubeflow_functions
-from lastcall.adapters.kubeflow import patch, places, submission
+from lastcall.adapters.kubeflow import locations, patch, submission
 from lastcall.kubeflow import PeriodicCheckpointConfig, TransformersTrainer
 
 DIRECTORY = "pvc://shared/a/b"
@@ -33,7 +33,7 @@ def trainer(**said: Any) -> TransformersTrainer:
     ],
 )
 def test_a_directory_is_a_claim_or_a_path(output_dir: str, claim: str | None, in_pod: str) -> None:
-    place = places.parse(output_dir)
+    place = locations.parse(output_dir)
     assert (place.claim, place.in_pod()) == (claim, in_pod)
 
 
@@ -43,13 +43,13 @@ def test_a_directory_is_a_claim_or_a_path(output_dir: str, claim: str | None, in
         ("gs://bucket", "does not save to gs://"),
         ("s3://", "is neither a bucket nor a folder"),
         ("s3:///prefix", "is neither a bucket nor a folder"),
-        ("s3://bucket/../other", "leads out"),
+        ("s3://bucket/../other", "points outside"),
         ("pvc://", "not the name of a claim"),
         ("pvc:///checkpoints", "not the name of a claim"),
         ("pvc://Shared/x", "not the name of a claim"),
         ("pvc://a b/x", "not the name of a claim"),
         ("pvc://a..b/x", "not the name of a claim"),
-        ("pvc://shared/../other", "leads out of the claim"),
+        ("pvc://shared/../other", "points outside the claim"),
         ("/", "not the path of a folder"),
         ("/a\0b", "not the path of a folder"),
         (5, "is not text"),
@@ -66,22 +66,22 @@ def test_what_is_neither_is_refused_before_anything_is_submitted(output_dir: Any
 def test_without_a_cluster_a_claim_is_a_folder_at_home_which_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ValueError, match=f"mkdir -p {tmp_path}/shared"):
-        places.parse(DIRECTORY).here()
+        locations.parse(DIRECTORY).here()
     (tmp_path / "shared").mkdir()
-    assert places.parse(DIRECTORY).here() == str(tmp_path / "shared" / "a" / "b")
-    assert places.parse("/runs/exp1").here() == "/runs/exp1"
+    assert locations.parse(DIRECTORY).here() == str(tmp_path / "shared" / "a" / "b")
+    assert locations.parse("/runs/exp1").here() == "/runs/exp1"
 
 
 def test_a_container_without_a_cluster_has_no_claims() -> None:
     assert patch._directory(None, ContainerBackend) is None
-    assert patch._directory(places.parse("/runs/exp1"), ContainerBackend) == "/runs/exp1"
+    assert patch._directory(locations.parse("/runs/exp1"), ContainerBackend) == "/runs/exp1"
     with pytest.raises(ValueError, match="no claims without a cluster"):
-        patch._directory(places.parse(DIRECTORY), ContainerBackend)
+        patch._directory(locations.parse(DIRECTORY), ContainerBackend)
 
 
 def test_a_bucket_is_a_folder_that_may_go_and_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    place = places.parse("S3://bucket/exp1/")
+    place = locations.parse("S3://bucket/exp1/")
     assert (place.claim, place.mirror, place.in_pod()) == (None, "s3://bucket/exp1", "/mnt/kubeflow-checkpoints")
     assert place.here() == str(tmp_path / ".cache/lastcall/mirrored/bucket/exp1")
     assert patch._directory(place, ContainerBackend) == "/mnt/kubeflow-checkpoints"
@@ -200,7 +200,7 @@ def test_without_jit_no_signal_is_answered_and_the_grace_stays_the_clusters() ->
     without = trainer(enable_jit_checkpoint=False)
     sent = submission.variables(without, "/x")
     assert (sent["LASTCALL_ENABLED"], sent["LASTCALL_SIGNALS"]) == ("1", "none") and "LASTCALL_GRACE_SECONDS" not in sent
-    patch = submission.runtime_patch(without, places.parse(DIRECTORY))
+    patch = submission.runtime_patch(without, locations.parse(DIRECTORY))
     assert patch is not None and "terminationGracePeriodSeconds" not in str(patch)
 
 

@@ -196,7 +196,7 @@ def test_a_later_incarnation_keeps_an_older_one_from_committing(tmp_path: Path) 
 def test_pieces_that_make_no_whole_are_not_committed(tmp_path: Path) -> None:
     with company(tmp_path, 3) as run:
         order = dataclasses.replace(run.order(), writers=(0, 1))  # rank 2 held the only copy of its shard
-        refused(run.save(order, ranks=[0, 1]), "what the ranks wrote makes no whole")
+        refused(run.save(order, ranks=[0, 1]), "the ranks' pieces do not form a whole")
         assert run.entries() == []
 
 

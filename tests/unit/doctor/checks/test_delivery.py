@@ -114,7 +114,9 @@ def test_the_masks_of_a_process_are_read() -> None:
 def test_a_notice_that_cannot_arrive_is_a_risk_and_below_lastcall_run_a_warning() -> None:
     deaf = list(delivery.check_signals(("SIGTERM", "SIGUSR1"), set(), {signal.SIGTERM}, NOTHING))
     assert (
-        [item.level for item in deaf] == ["risk"] and "SIGTERM is ignored" in deaf[0].says and "--default-signal=TERM" in deaf[0].remedy
+        [item.level for item in deaf] == ["risk"]
+        and "SIGTERM is inherited as ignored" in deaf[0].says
+        and "--default-signal=TERM" in deaf[0].remedy
     )
     blocked = list(delivery.check_signals(("SIGTERM",), {signal.SIGTERM}, set(), NOTHING))
     assert [item.level for item in blocked] == ["risk"] and "blocked" in blocked[0].says

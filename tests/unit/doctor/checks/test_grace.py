@@ -93,7 +93,7 @@ def test_the_platforms_grace_is_told_or_assumed() -> None:
 
     assert levels(found(30, None)) == ["ok"]
     assert levels(found(120, None)) == ["warning"]
-    assert "cannot be seen" in found(120, None)[0].says and "--termination-grace" in found(120, None)[0].remedy
+    assert "cannot be detected" in found(120, None)[0].says and "--termination-grace" in found(120, None)[0].remedy
     assert levels(found(120, None, seconds=60)) == ["risk"]
     assert levels(found(120, 130)) == ["ok"]
     assert levels(found(120, 60)) == levels(found(120, 60, platform="plain")) == ["risk"]

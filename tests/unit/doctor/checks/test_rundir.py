@@ -55,7 +55,7 @@ def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_the_newest_is_a_risk_that_says_what_serves_instead(root: Path) -> None:
     flip(root / "checkpoint-20" / "optimizer.safetensors", -1)
     found = look(root)["checkpoints"]
-    assert found.level == "risk" and "checkpoint-20" in found.says and "goes back to checkpoint-10" in found.says
+    assert found.level == "risk" and "checkpoint-20" in found.says and "would resume from checkpoint-10" in found.says
 
 
 def test_a_short_file_in_the_newest_is_a_risk(root: Path) -> None:
@@ -75,7 +75,7 @@ def test_where_all_are_damaged_the_run_begins_anew(root: Path) -> None:
     found = look(root)["checkpoints"]
     assert (
         found.level == "risk"
-        and "begins from the beginning" in found.says
+        and "would start from scratch" in found.says
         and found.facts["damaged"] == ["checkpoint-20", "checkpoint-10"]
     )
 

@@ -66,7 +66,7 @@ def test_tmp_is_a_risk_but_not_a_volume_that_is_mounted_in_it(tmp_path: Path) ->
 
 def test_a_place_where_nothing_can_be_made_is_found() -> None:
     found = storage.check_writable(Path("/proc/runs"), None)
-    assert found.level == "risk" and "cannot be written to" in found.says and found.remedy
+    assert found.level == "risk" and "is not writable" in found.says and found.remedy
 
 
 def test_rights_are_tried_and_not_guessed(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_write_test_takes_a_quarter_of_the_room_at_most(tmp_path: Path) -> N
         assert speed is not None and speed.nbytes == 8 * 1024 * 1024
     with mounted("tmpfs", "size=8m", tmp_path / "tiny") as place:
         found, none = storage.check_speed(place, 2)
-        assert found.level == "ok" and "too little room" in found.says and none is None
+        assert found.level == "ok" and "too little space" in found.says and none is None
 
 
 def test_a_write_test_that_fails_is_a_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_ours_wins_over_rays_name_on_one_object_but_not_from_the_namespace() -> 
         ("directory", "/a:b", "cannot be mounted"),
         ("storage", "My_Claim", "does not begin with the name"),
         ("storage", "", "does not begin with the name"),
-        ("storage", "shared/../secret", "leads out of the volume"),
+        ("storage", "shared/../secret", "points outside the volume"),
     ],
 )
 def test_a_wrong_value_is_refused_and_the_annotation_named(name: str, value: str, said: str) -> None:

@@ -143,7 +143,7 @@ def test_a_volume_of_our_name_that_is_not_ours_is_not_written_to() -> None:
     after = protected(obj)
     assert "initContainers" not in after["spec"]["template"]["spec"] and not {"volumeMounts", "lifecycle"} & set(trainer(after))
     assert "LASTCALL_STOP_FILE" not in variables(trainer(after)) and "LASTCALL_ENABLED" in variables(trainer(after))
-    assert "is not ours" in inject.inject(obj, options=Options(image="lastcall:1")).warnings[0]
+    assert "is in use: neither the package nor the stop file" in inject.inject(obj, options=Options(image="lastcall:1")).warnings[0]
 
 
 def test_a_mount_of_the_user_at_our_place_stays() -> None:
@@ -239,7 +239,7 @@ def test_an_annotation_without_effect_is_warned_of() -> None:
         'lastcall.dev/grace-seconds has no effect without lastcall.dev/enabled: "true"',
     )
     (warning,) = inject.inject(job({**ON, "ray.io/jit-checkpoint-enabled": "true"}), options=Options()).warnings
-    assert "on kinds of ray.io only" in warning
+    assert "only applies to kinds of ray.io" in warning
 
 
 @pytest.mark.parametrize("spec", [{"terminationGracePeriodSeconds": "5"}, {"volumes": "x"}, {"initContainers": {}}])

@@ -82,7 +82,7 @@ def test_a_trainjob_that_is_full_is_not_made_one_that_the_api_server_refuses() -
     item = trainjob(runtimePatches=[{"manager": f"example.com/{number}"} for number in range(16)])
     made = inject.inject(item, options=Options())
     assert patches(applied(item, made.operations)) == patches(item)
-    assert [warning for warning in made.warnings if "spec.runtimePatches has 16" in warning]
+    assert [warning for warning in made.warnings if "spec.runtimePatches is full (16 entries)" in warning]
 
 
 def test_what_a_patch_of_the_users_mounts_there_stays_however_its_path_is_written() -> None:

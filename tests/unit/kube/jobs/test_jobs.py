@@ -14,16 +14,16 @@ import pytest
 from helpers.nursery import PATIENCE, environment
 from lastcall import errors
 from lastcall.kube.inject.annotations import PARALLELISM
-from lastcall.kube.jobs import jobs, pausing, progress
+from lastcall.kube.jobs import jobs, progress, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl, KubectlError, NotFound
 from unit.kube.cluster import Cluster
 
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 
-def paused(kubectl: Kubectl, name: str, **more: Any) -> tuple[pausing.Paused, list[str]]:
+def paused(kubectl: Kubectl, name: str, **more: Any) -> tuple[suspension.Paused, list[str]]:
     said: list[str] = []
-    return pausing.pause(kubectl, name, tell=said.append, interval=0.05, **more), said
+    return suspension.pause(kubectl, name, tell=said.append, interval=0.05, **more), said
 
 
 # ---- which one is meant ---------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_a_job_is_found_by_its_kind_and_name_or_by_its_name(
 def test_a_name_that_two_have_is_not_guessed_at(cluster: Cluster, kubectl: Kubectl) -> None:
     cluster.add("jobs.batch", "x")
     cluster.add("trainjobs.trainer.kubeflow.org", "x")
-    with pytest.raises(errors.LastcallError, match="'x' may be job/x or trainjob/x: say which"):
+    with pytest.raises(errors.LastcallError, match="'x' is ambiguous: job/x or trainjob/x"):
         jobs.find(kubectl, "x")
 
 
@@ -59,8 +59,8 @@ def test_the_job_by_which_a_rayjob_submits_is_not_meant(cluster: Cluster, kubect
     cluster.add("jobs.batch", "x", metadata=owner)
     cluster.add("rayjobs.ray.io", "x")
     assert str(jobs.find(kubectl, "x")) == "rayjob/x"
-    with pytest.raises(errors.LastcallError, match="job/x belongs to RayJob x, which would start it again"):
-        pausing.pause(kubectl, "job/x")
+    with pytest.raises(errors.LastcallError, match="job/x belongs to RayJob x, which would restart it"):
+        suspension.pause(kubectl, "job/x")
 
 
 @pytest.mark.parametrize("name", ["x", "job/x", "rayjob/x"])
@@ -125,7 +125,7 @@ def test_a_kind_that_cannot_be_suspended_is_refused(cluster: Cluster, kubectl: K
     cluster.add("trainjobs.trainer.kubeflow.org", "x")
     monkeypatch.setattr(Kubectl, "patch", lambda *_: cluster.get("trainjobs.trainer.kubeflow.org", "x"))
     with pytest.raises(KubectlError, match="trainjob/x cannot be paused: this cluster's TrainJob has no spec.suspend"):
-        pausing.pause(kubectl, "x")
+        suspension.pause(kubectl, "x")
 
 
 @pytest.mark.parametrize(("suspended", "was_paused"), [(True, True), (False, False)])
@@ -137,8 +137,8 @@ def test_resuming_is_the_opposite_and_harmless_otherwise(cluster: Cluster, kubec
 
 def test_a_job_that_is_over_cannot_be_paused(cluster: Cluster, kubectl: Kubectl) -> None:
     cluster.add("jobs.batch", "x", status=COMPLETE)
-    with pytest.raises(errors.LastcallError, match="job/x has finished already: there is nothing to pause"):
-        pausing.pause(kubectl, "x")
+    with pytest.raises(errors.LastcallError, match="job/x has already finished: there is nothing to pause"):
+        suspension.pause(kubectl, "x")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_the_commands_say_what_was_done_and_what_to_do_next(cluster: Cluster) ->
     cluster.pod("x-0", "job-name=x", says="INFO lastcall: Notice answered: saved checkpoint-12")
     done = lastcall(cluster, "pause", "job/x", "-n", "team")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "job/x is paused: saved checkpoint-12. It goes on after: lastcall kube resume job/x -n team\n"
+    assert done.stdout == "job/x is paused: saved checkpoint-12. To resume: lastcall kube resume job/x -n team\n"
     assert "x-0: saved checkpoint-12" in done.stderr
     done = lastcall(cluster, "status", "x", "--json")
     body = json.loads(done.stdout)

@@ -8,7 +8,7 @@ import pytest
 
 from lastcall import errors
 from lastcall.cli import main
-from lastcall.kube.jobs import jobs, pausing, queues
+from lastcall.kube.jobs import jobs, queues, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl
 from unit.kube.cluster import Cluster
 
@@ -34,7 +34,7 @@ def test_a_job_in_a_queue_is_paused_by_its_workload(cluster: Cluster, kubectl: K
     """Kueue would start one that is suspended by hand again at once."""
     queue(cluster)
     cluster.pod("x-0", "job-name=x", says=SAVED)
-    done = pausing.pause(kubectl, "x", interval=0.01)
+    done = suspension.pause(kubectl, "x", interval=0.01)
     assert (done.new, done.gone, done.lost) == (True, True, False)
     assert active(cluster) is False
     assert cluster.get("jobs.batch", "x")["spec"] == {"suspend": False}  # that is Kueue's to do
@@ -66,16 +66,16 @@ def test_a_queue_that_nobody_serves_leaves_the_job_as_any_other(cluster: Cluster
         for file in (cluster.home / queues.RESOURCE).iterdir():
             file.unlink()
         (cluster.home / queues.RESOURCE).rmdir()
-    assert pausing.pause(kubectl, "x", interval=0.01).new
+    assert suspension.pause(kubectl, "x", interval=0.01).new
     assert cluster.get("jobs.batch", "x")["spec"]["suspend"] is True
 
 
 def test_one_whose_workload_may_not_be_seen_is_not_touched(cluster: Cluster, kubectl: Kubectl) -> None:
     queue(cluster)
     (cluster.home / f"forbidden-{queues.RESOURCE}").touch()
-    with pytest.raises(errors.LastcallError, match="job/x cannot be paused: it stands in a queue of Kueue"):
-        pausing.pause(kubectl, "x")
-    with pytest.raises(Forbidden, match="job/x cannot be resumed: it stands in a queue of Kueue"):
+    with pytest.raises(errors.LastcallError, match="job/x cannot be paused: it is in a Kueue queue"):
+        suspension.pause(kubectl, "x")
+    with pytest.raises(Forbidden, match="job/x cannot be resumed: it is in a Kueue queue"):
         jobs.resume(kubectl, "x")
     assert cluster.get("jobs.batch", "x")["spec"] == {"suspend": False}
     assert jobs.status(kubectl, "x").state == "waiting"
@@ -84,9 +84,9 @@ def test_one_whose_workload_may_not_be_seen_is_not_touched(cluster: Cluster, kub
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ({}, "suspends no RayJob without shutdownAfterJobFinishes"),
-        ({"shutdownAfterJobFinishes": False}, "suspends no RayJob without shutdownAfterJobFinishes"),
-        ({"shutdownAfterJobFinishes": True, "clusterSelector": {"ray.io/cluster": "shared"}}, "a RayCluster of others"),
+        ({}, "only suspends a RayJob with shutdownAfterJobFinishes"),
+        ({"shutdownAfterJobFinishes": False}, "only suspends a RayJob with shutdownAfterJobFinishes"),
+        ({"shutdownAfterJobFinishes": True, "clusterSelector": {"ray.io/cluster": "shared"}}, "an existing RayCluster"),
     ],
 )
 def test_a_rayjob_that_kuberay_would_not_suspend_is_not_touched(
@@ -95,7 +95,7 @@ def test_a_rayjob_that_kuberay_would_not_suspend_is_not_touched(
     """KubeRay takes it for wrong, and looks after it no longer; its pods are never told."""
     cluster.add("rayjobs.ray.io", "x", spec=spec)
     with pytest.raises(errors.LastcallError, match=why):
-        pausing.pause(kubectl, "rayjob/x")
+        suspension.pause(kubectl, "rayjob/x")
     assert cluster.get("rayjobs.ray.io", "x")["spec"] == spec
 
 

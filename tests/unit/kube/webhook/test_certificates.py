@@ -67,7 +67,7 @@ def test_the_certificate_is_renewed_in_time_under_connections(tmp_path: Path) ->
     clock = held.clock = Clock(held.served.ends - 3700)
     assert held.look() is None and shaken(held.context, authority, "hook") == first
     clock.now += 200
-    assert held.look() == "its time ran out"
+    assert held.look() == "it was about to expire"
     assert shaken(held.context, authority, "hook") != first
 
 

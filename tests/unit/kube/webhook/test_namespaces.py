@@ -122,7 +122,7 @@ def test_an_api_server_that_cannot_be_reached_leaves_it_ready(caplog: pytest.Log
     known.start()
     until(lambda: known.tried, "the first try")
     assert not known.synced and known.ask("a") == {}
-    assert "cannot be followed" in caplog.text and "only the object's own annotations count" in caplog.text
+    assert "could not watch namespaces" in caplog.text and "using only the object's own annotations" in caplog.text
 
 
 def test_a_pod_knows_its_api_server(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_namespace_gives_the_default() -> None:
 def test_a_wrong_annotation_of_the_namespace_is_left_out_with_a_warning() -> None:
     said = response(objects.review(job({})), namespace={"lastcall.dev/enabled": "sure"})
     assert said["allowed"] is True and "patch" not in said
-    assert said["warnings"][0].startswith("the namespace's annotations are left out: lastcall.dev/enabled: 'sure'")
+    assert said["warnings"][0].startswith("ignoring the namespace's annotations: lastcall.dev/enabled: 'sure'")
 
 
 def test_a_namespace_is_refused_when_its_own_annotation_is_wrong() -> None:
@@ -134,7 +134,7 @@ def test_a_change_that_replaces_the_pods_anyway_protects_them(obj: dict[str, Any
 def test_an_annotation_that_comes_too_late_is_warned_of() -> None:
     said = response(objects.review(job(), "UPDATE", job({})))
     assert "patch" not in said and said["warnings"] == [
-        "lastcall protects this Job as it is annotated now when it is created anew: it runs already"
+        "lastcall will apply these annotations only when this Job is recreated: it is already running"
     ]
 
 
@@ -160,10 +160,10 @@ def test_other_annotations_put_back_what_was_there_and_warn() -> None:
     later = {**cluster, "metadata": {**cluster["metadata"], "annotations": {**ON, "lastcall.dev/grace-seconds": "500"}}}
     answer = answered(objects.review(later, "UPDATE", protected(cluster)))
     assert draft.applied(later, operations(answer.document))["spec"] == protected(cluster)["spec"]
-    assert "as it is annotated now when it is created anew" in answer.document["response"]["warnings"][0]
+    assert "lastcall will apply these annotations only when this" in answer.document["response"]["warnings"][0]
     stays = {**protected(cluster), "metadata": later["metadata"]}
     said = response(objects.review(stays, "UPDATE", protected(cluster)))
-    assert "patch" not in said and "as it is annotated now when it is created anew" in said["warnings"][0]
+    assert "patch" not in said and "lastcall will apply these annotations only when this" in said["warnings"][0]
 
 
 def test_an_update_with_a_new_wrong_value_is_refused() -> None:

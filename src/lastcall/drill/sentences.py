@@ -1,14 +1,14 @@
-"""The lines that are shown while a drill goes on."""
+"""The lines that are shown during a drill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lastcall.drill.life import Life
+from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.report import Gone, Part, Round
 from lastcall.launch import processes
 
-_NOT_PROTECTED = "this run is not protected: it would lose everything since the last checkpoint that it writes by itself"
+_NOT_PROTECTED = "this run is not protected: it would lose everything since the last checkpoint of its own"
 _REMEDY = (
     "Wrap the training loop in lastcall.protect() (see examples/plain.py), make sure that LASTCALL_ENABLED is not 0, and drill a "
     "command whose training processes run on this machine, below it"
@@ -33,27 +33,27 @@ def ending(gone: Gone, parts: Sequence[Part]) -> str:
 
 
 def back(round: Round) -> str:
-    """How the next one came up."""
+    """How the next incarnation started."""
     if not round.back.came:
-        return f"did not come back: {round.back.because}"
-    origins = {item.resumed.name if item.resumed else "the beginning" for item in round.parts}
+        return f"did not resume: {round.back.because}"
+    origins = {item.resumed.name if item.resumed else "scratch" for item in round.parts}
     first = "finished at once" if round.back.first_step is None else f"first new step after {round.back.first_step:.1f} s"
-    return f"back from {', '.join(sorted(origins))}, {first}; {'nothing lost' if round.ok else '; '.join(round.reasons)}"
+    return f"resumed from {', '.join(sorted(origins))}, {first}; {'nothing lost' if round.ok else '; '.join(round.reasons)}"
 
 
-def last_words(life: Life) -> str:
-    """What the command said at the end, to be put behind a sentence."""
+def last_words(life: Incarnation) -> str:
+    """The last lines of the command's output, to append to a sentence."""
     lines = [line for line in life.tail() if line.strip()]
-    return f". Its last words: {' | '.join(lines)}" if lines else ""
+    return f". Last lines of its output: {' | '.join(lines)}" if lines else ""
 
 
-def no_step(life: Life, patience: float) -> str:
+def no_step(life: Incarnation, patience: float) -> str:
     """Why an incarnation does not train."""
     code = life.process.poll()
     if code == 0 and not life.members:
         return f"the command ended, and no process below it has used lastcall: {_NOT_PROTECTED}. {_REMEDY}{last_words(life)}"
     if code is not None:
-        return f"it left by itself with {processes.described(code)} before a first step{last_words(life)}"
+        return f"it exited with {processes.described(code)} before a first step{last_words(life)}"
     if not life.members:
         return (
             f"in {patience:g} s no process below the command has used lastcall: {_NOT_PROTECTED}. {_REMEDY}. "
@@ -69,6 +69,6 @@ def finished_early(number: int) -> str:
     )
 
 
-def left_early(number: int, life: Life) -> str:
+def left_early(number: int, life: Incarnation) -> str:
     code = life.process.returncode
-    return f"the run left by itself before the notice of round {number}, with {processes.described(code)}{last_words(life)}"
+    return f"the run exited before the notice of round {number}, with {processes.described(code)}{last_words(life)}"

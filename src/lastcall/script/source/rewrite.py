@@ -1,4 +1,4 @@
-"""Statements of a function, compiled to be run outside of it, in a copy of its variables."""
+"""Compiles statements of a function to run outside of it, in a copy of its variables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Outside(ast.NodeTransformer):
     """What means something else outside of its class or function."""
 
     def __init__(self, scope: Scope, measured: Set[str] = frozenset()) -> None:
-        self._measured = measured  # what was best stays what it was
+        self._measured = measured  # the recorded best value stays unchanged
         owner = scope.source.owner(scope.node)
         self._prefix = f"_{owner.name.lstrip('_')}" if owner is not None else ""
         self._first = _first_parameter(scope.node)

@@ -1,7 +1,7 @@
-"""Runs the statements of the script that save at a completed step, far from the place where they stand.
+"""Runs the statements of the script that save at a completed step, away from their place in the source.
 
-What is saved of tensors is live. Counts are those of the last time that the save point was passed (scalars.py): after resuming,
-batches may be repeated, never left out.
+What is saved of tensors is live. Counts are those of the last time that the save point was passed (counters.py): after resuming,
+batches may be repeated, never skipped.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from lastcall.script.enter import jumps
 from lastcall.script.enter.jumps import Force
-from lastcall.script.find.finding import Found
 from lastcall.script.find.points import Point, Saves
+from lastcall.script.find.search import Found
 from lastcall.script.replay import counters, metrics
-from lastcall.script.source import rewriting
+from lastcall.script.source import rewrite
 from lastcall.script.source.scopes import assignments, below
 
 log = logging.getLogger("lastcall")
@@ -42,9 +42,9 @@ class Replay:
             statements = _statements(point)
             changes = counters.Changes() if point.near else counters.back(point, found.chain, self._memory)
             instead = metrics.left_out(point, statements, saves)
-            program = rewriting.program(statements, point.needs, point.scope, instead)
+            program = rewrite.program(statements, point.needs, point.scope, instead)
         except (SyntaxError, ValueError) as error:
-            return f"{point.place} cannot be run by itself: {error}"
+            return f"{point.place} cannot be run separately: {error}"
         log.info("Running the script's own save of %s%s", point.place, f", with {changes}" if changes else "")
         return self._execute(program, frame, point, changes)
 
@@ -55,7 +55,7 @@ class Replay:
         changes.apply()
         try:
             with_others.begin()
-            rewriting.run(program, frame, changes.names)
+            rewrite.run(program, frame, changes.names)
         except Exception as error:
             log.debug("the script's own save failed", exc_info=True)
             return f"{point.place} cannot be run here: {error!r}"
@@ -109,7 +109,7 @@ def _statements(point: Point) -> list[ast.stmt]:
 
 
 def _missing(name: str, point: Point) -> bool:
-    """Whether it must be made anew: what is no plain value holds tensors, or a folder that is gone."""
+    """Whether it must be computed again: a value that is not plain may hold tensors, or a folder that is gone."""
     value = point.scope.value(ast.parse(name, mode="eval").body)
     return value is None or not isinstance(value, counters.PLAIN)
 

@@ -12,7 +12,7 @@ import pytest
 
 import processes
 from helpers.nursery import until
-from lastcall.drill.life import Life
+from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.options import Options
 
 JOIN = """
@@ -27,27 +27,27 @@ time.sleep(600)
 
 
 @pytest.fixture
-def lives() -> Iterator[list[Life]]:
-    started: list[Life] = []
+def lives() -> Iterator[list[Incarnation]]:
+    started: list[Incarnation] = []
     yield started
     for life in started:
         life.kill_rest()
 
 
-def start(lives: list[Life], folder: Path, *command: str) -> Life:
+def start(lives: list[Incarnation], folder: Path, *command: str) -> Incarnation:
     """A life with a registry and a log of its own."""
     book = folder / f"life-{len(lives)}"
     book.mkdir()
-    lives.append(Life(Options(command), "/bin/sh" if command[0] == "sh" else command[0], book, folder / "log"))
+    lives.append(Incarnation(Options(command), "/bin/sh" if command[0] == "sh" else command[0], book, folder / "log"))
     return lives[-1]
 
 
-def watched(life: Life) -> bool:
+def watched(life: Incarnation) -> bool:
     life.look()
     return bool(life.members)
 
 
-def test_a_training_process_is_known_by_its_word(lives: list[Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_process_is_known_by_its_word(lives: list[Incarnation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(processes.SOURCES))
     life = start(lives, tmp_path, sys.executable, "-c", JOIN)
     assert life.step() is None and not life.stepping and not life.finished
@@ -57,7 +57,7 @@ def test_a_training_process_is_known_by_its_word(lives: list[Life], tmp_path: Pa
 
 
 def test_the_registry_of_a_launcher_in_between_is_found_in_the_environment(
-    lives: list[Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lives: list[Incarnation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(processes.SOURCES))
     other = tmp_path / "launcher"
@@ -72,7 +72,7 @@ def test_the_registry_of_a_launcher_in_between_is_found_in_the_environment(
     assert life.step() == 4 and life.members[0].pid != life.process.pid
 
 
-def test_the_last_lines_are_those_of_this_life_only(lives: list[Life], tmp_path: Path) -> None:
+def test_the_last_lines_are_those_of_this_life_only(lives: list[Incarnation], tmp_path: Path) -> None:
     (tmp_path / "log").write_text("from before\n")
     quiet = start(lives, tmp_path, "sh", "-c", "true")
     quiet.process.wait()
@@ -84,7 +84,7 @@ def test_the_last_lines_are_those_of_this_life_only(lives: list[Life], tmp_path:
     assert life.tail() == [] and not life.has_spoken
 
 
-def test_what_hides_in_a_session_of_its_own_is_killed_too(lives: list[Life], tmp_path: Path) -> None:
+def test_what_hides_in_a_session_of_its_own_is_killed_too(lives: list[Incarnation], tmp_path: Path) -> None:
     life = start(lives, tmp_path, "sh", "-c", "setsid sh -c 'trap : TERM; sleep 600; true' & wait")
     until(lambda: len(life.tree()) >= 3, "the tree")
     pids = set(life.tree())
@@ -92,14 +92,14 @@ def test_what_hides_in_a_session_of_its_own_is_killed_too(lives: list[Life], tmp
     assert all(processes.gone(pid) for pid in pids) and life.process.returncode == -signal.SIGKILL
 
 
-def test_processes_that_were_there_before_are_left_alone(lives: list[Life], tmp_path: Path) -> None:
+def test_processes_that_were_there_before_are_left_alone(lives: list[Incarnation], tmp_path: Path) -> None:
     first = start(lives, tmp_path, "sh", "-c", "sleep 600")
     second = start(lives, tmp_path, "sh", "-c", "sleep 600")
     second.kill_rest()
     assert first.process.poll() is None and not processes.gone(first.process.pid)
 
 
-def test_it_is_told_once(lives: list[Life], tmp_path: Path) -> None:
+def test_it_is_told_once(lives: list[Incarnation], tmp_path: Path) -> None:
     life = start(lives, tmp_path, "sh", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done")
     until(lambda: "ready" in life.tail(), "the trap")
     first = life.tell(signal.SIGTERM, "child")
@@ -110,7 +110,7 @@ def test_it_is_told_once(lives: list[Life], tmp_path: Path) -> None:
     until(lambda: life.tail().count("told") == 2, "the other signal: one of the drill's was all there was before")
 
 
-def test_who_is_told_where_no_training_has_joined_is_the_command(lives: list[Life], tmp_path: Path) -> None:
+def test_who_is_told_where_no_training_has_joined_is_the_command(lives: list[Incarnation], tmp_path: Path) -> None:
     life = start(lives, tmp_path, "sh", "-c", "sleep 600")
     assert life.tell(signal.SIGTERM, "training")[2] == [life.process.pid]
     assert life.process.wait() == -signal.SIGTERM

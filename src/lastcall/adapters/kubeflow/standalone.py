@@ -1,4 +1,4 @@
-"""Whether a function can stand alone: only its text travels, and a name that is missing in the pod is found out an hour later."""
+"""Whether a function can run on its own: only its text reaches the pod, where a missing name would be noticed an hour later."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _WRITES = ("STORE_GLOBAL", "STORE_NAME")
 
 
 def check_kind(func: Any) -> None:
-    """ValueError where it is no function, or where calling it would not run it."""
+    """ValueError if it is not a function, or if calling it would not run it."""
     name = getattr(func, "__name__", "")
     if not inspect.isfunction(func) or not name.isidentifier():
-        raise ValueError(f"func={func!r} is not a function with a name. It travels as text: write it with def")
+        raise ValueError(f"func={func!r} is not a named function. It is sent as text: write it with def")
     if inspect.unwrap(func) is not func:
-        raise ValueError(f"{name}() is decorated, and the decorator does not travel with it. Use it inside of the function")
+        raise ValueError(f"{name}() is decorated, and the decorator is not sent with it. Apply it inside the function")
     if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise ValueError(f"{name}() does nothing when it is called: it is async, or has a yield. Write one that trains and returns")
+        raise ValueError(f"{name}() does nothing when it is called: it is async, or a generator. Write one that trains and returns")
     if func.__code__.co_freevars:
         names = ", ".join(func.__code__.co_freevars)
-        raise ValueError(f"{name}() uses {names} of the function around it, which does not travel with it. Pass it in func_args")
+        raise ValueError(f"{name}() uses {names} of the enclosing function, which is not sent with it. Pass it in func_args")
 
 
 def check_names(func: Callable[..., Any], source: str) -> None:
-    """ValueError where it uses names of its module: in its body, as the default of an argument, or as a decorator.
+    """ValueError if it uses names of its module: in its body, as the default of an argument, or as a decorator.
 
-    Annotations may: in the pod nobody looks at them.
+    Annotations may: they are not evaluated in the pod.
     """
     flags = annotations.compiler_flag  # what the import above has brought
     names = _Names(compile(source, "<func>", "exec", flags=flags, dont_inherit=True))
@@ -38,17 +38,19 @@ def check_names(func: Callable[..., Any], source: str) -> None:
     missing = sorted(name for name in names.read - names.written if name in known and not _everywhere(name))
     if missing:
         raise ValueError(
-            f"{func.__name__}() uses {', '.join(missing)} of the module or notebook around it, which does not travel. Import or "
-            "define it inside of the function, or pass it in func_args"
+            f"{func.__name__}() uses {', '.join(missing)} of its module or notebook, which is not sent. Import or "
+            "define it inside the function, or pass it in func_args"
         )
 
 
 def check_call(func: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """ValueError where it cannot be called with these arguments, by name."""
+    """ValueError if it cannot be called with these keyword arguments."""
     try:
         inspect.signature(func).bind(**args)
     except TypeError as error:
-        raise ValueError(f"func_args={dict(args)!r}: {func.__name__}{inspect.signature(func)} cannot be called so: {error}") from None
+        raise ValueError(
+            f"func_args={dict(args)!r}: {func.__name__}{inspect.signature(func)} cannot be called like that: {error}"
+        ) from None
 
 
 class _Names:

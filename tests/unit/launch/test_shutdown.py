@@ -14,7 +14,7 @@ from pathlib import Path
 from lastcall.core.process import registry
 from lastcall.core.process.registry import Member
 from lastcall.launch.options import Options
-from lastcall.launch.stopping import Stopping
+from lastcall.launch.shutdown import Shutdown
 from lastcall.types import Notice
 
 
@@ -30,13 +30,13 @@ def test_h6_a_frozen_rank_is_not_waited_for_once_the_others_have_saved(tmp_path:
         os.kill(child.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         join(tmp_path, child.pid, None)
-        stopping = Stopping(Options(("x",)), registry.Registry(tmp_path))
+        shutdown = Shutdown(Options(("x",)), registry.Registry(tmp_path))
         now = time.monotonic()
-        stopping.notice = Notice("signal", "SIGTERM", now, now + 600.0, signal.SIGTERM)
-        stopping.tick()
+        shutdown.notice = Notice("signal", "SIGTERM", now, now + 600.0, signal.SIGTERM)
+        shutdown.tick()
         assert child.poll() is None  # nobody has saved yet: it may go on, and save
         join(tmp_path, os.getpid(), "saved")
-        stopping.tick()
+        shutdown.tick()
         assert child.wait(60) == -signal.SIGKILL
     finally:
         child.kill()

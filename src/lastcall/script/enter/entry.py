@@ -1,8 +1,8 @@
-"""Takes the script's own save as though its condition had been true, with the script's variables, at its place in the loop.
+"""Runs the script's own save as if its condition had been true, with the script's variables, at its place in the loop.
 
 Local trace functions on the script's frames wait for the lines of the conditions and set `f_lineno` to where they should lead.
-Nothing is traced before that is asked for, and no frame that has nothing to do with the save. Where a condition has no line of its
-own (`if due: save()`), its statement is run here, with the condition as needed, and the frame goes on behind it.
+Nothing is traced before that is requested, nor any frame that has nothing to do with the save. If a condition has no line of its
+own (`if due: save()`), its statement is run here, with the condition as needed, and the frame continues behind it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RETURNS = {
 }
 
 
-class Entering:
+class SaveEntry:
     def __init__(self, points: Sequence[Point], after: Callable[[], None], *, wait: bool) -> None:
         self.inside = False
         self._after = after
@@ -35,7 +35,7 @@ class Entering:
             self._forces.setdefault(force.code, []).append(force)
         self._frame: FrameType | None = None
         self._taken = False
-        self._before: Any = None  # the trace function of somebody else
+        self._before: Any = None  # another tool's trace function
 
     def begin(self, frame: FrameType) -> None:
         """From below the frame that the points were found in."""
@@ -67,7 +67,7 @@ class Entering:
         elif event == "return" and frame is self._frame and self.inside:
             if frame.f_code.co_code[frame.f_lasti] in _RETURNS:
                 self._left()
-            else:  # an exception of the script's own, on its way out
+            else:  # the script's own exception, propagating
                 self.cancel()
         return self._trace
 

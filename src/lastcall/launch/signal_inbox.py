@@ -1,8 +1,9 @@
-"""What the launcher hears: signals and the news of its own threads, one after the other, in the main thread.
+"""What the launcher receives: signals and notices from its own threads, one at a time, in the main thread.
 
-The signals are blocked and waited for, so that none interrupts anything and none is lost between two looks. This works here and not in
-a training process, because the launcher is a small program of its own: every thread is started after the mask is set (compare
-notices/signals). It works for PID 1 of a container, too, where the kernel drops signals that have no handler unless they are blocked.
+The signals are blocked and waited for, so that none interrupts anything and none is lost between two waits. This works here and not
+in a training process, because the launcher is a small program of its own: every thread is started after the mask is set (compare
+notices/signals). It works for PID 1 of a container, too, where the kernel drops signals that have no handler unless they are
+blocked.
 """
 
 from __future__ import annotations
@@ -17,41 +18,43 @@ from lastcall.types import Notice
 
 _ALWAYS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT)
 _UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
-RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by Python; a command expects them to be as they were
+RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by Python; a command expects the original disposition
 
 
 @dataclass(frozen=True)
 class Heard:
     signum: int
-    from_kernel: bool  # by a terminal, which has told every process of the foreground job; otherwise some process has told us alone
+    from_kernel: bool  # sent by a terminal to every process of the foreground job; otherwise sent to this process only
 
 
-class Ears:
-    """One for the life of the launcher. The mask is never put back: a second SIGTERM on the way out must not replace the exit code."""
+class SignalInbox:
+    """One for the life of the launcher. The mask is never put back: a second SIGTERM during the exit must not change the exit
+    code."""
 
     def __init__(self, notices: Collection[int] = ()) -> None:
-        """`notices`: the signals that somebody has asked for by name. These are heard even under nohup."""
-        # nohup, and a shell that starts a job in the background, have some signals ignored. Blocked ones are kept all the same: leave
+        """`notices`: the signals that were configured by name. These are received even under nohup."""
+        # nohup, and a shell that starts a job in the background, have some signals ignored. Blocked ones are kept all the same:
+        # leave
         # these out.
         self._signals = {*_ALWAYS, *(signum for signum in _UNLESS_IGNORED if signal.getsignal(signum) is not signal.SIG_IGN)}
         for signum in map(signal.Signals, set(notices) - self._signals):
             if signal.getsignal(signum) is signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)  # the kernel drops an ignored signal even if it is blocked
             self._signals.add(signum)
-        # Whoever started us may ignore SIGCHLD: the kernel would then reap the children, and their exit codes would be lost.
+        # The parent may ignore SIGCHLD: the kernel would then reap the children, and their exit codes would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)  # as it was: what the command gets
         self._news: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._main = threading.main_thread().ident
 
     def tell(self, notice: Notice) -> None:
-        """A source has a notice; from any thread."""
+        """Deliver a source's notice; from any thread."""
         self._news.put(notice)
         if self._main is not None:
-            signal.pthread_kill(self._main, signal.SIGCHLD)  # a reason to look; an additional one does no harm
+            signal.pthread_kill(self._main, signal.SIGCHLD)  # wakes the main thread; an extra wake-up does no harm
 
     def wait(self, seconds: float | None = None) -> Heard | Notice | None:
-        """The next thing to be heard; None when the time is over."""
+        """The next signal or notice; None when the time is over."""
         try:
             return self._news.get_nowait()
         except queue.Empty:

@@ -1,4 +1,4 @@
-"""What `lastcall drill --prove` prints: the verdict, and what led to it."""
+"""What `lastcall drill --prove` prints: the verdict and the reasons for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
         if verdict.proved:
             yield f"Identical after {verdict.steps} steps: {found}"
         else:
-            yield f"NOT PROVED, although identical so far, after {verdict.steps} steps: {found}"
+            yield f"NOT PROVED, although identical up to now, after {verdict.steps} steps: {found}"
             yield from _not_exact(verdict)
     else:
         first = verdict.differences[0]
@@ -45,7 +45,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
 def _not_exact(verdict: Verdict) -> Iterator[str]:
     for checkpoint in verdict.resumed:
         if not checkpoint.exact:
-            yield f"{checkpoint.name} is marked as not exact ({checkpoint.because}): it may show in later steps"
+            yield f"{checkpoint.name} is marked as not exact ({checkpoint.because}): a difference may show in later steps"
 
 
 def _of_rank(verdict: Verdict, one: Difference) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from helpers import kubeflow_functions
-from lastcall.adapters.kubeflow import pod, shipping
+from lastcall.adapters.kubeflow import function_text, pod
 from lastcall.adapters.transformers import listeners
 
 
@@ -31,15 +31,15 @@ def _listeners_as_before() -> Any:
 
 def script_of(func: Any, args: dict[str, Any] | None) -> str:
     """As both backends of the SDK write it."""
-    stub = shipping.stub(func, args)
+    stub = function_text.stub(func, args)
     return f"{inspect.getsource(stub)}\n{stub.__name__}()\n"
 
 
 def test_there_and_back() -> None:
     args = {"a": [1, 2.5, None, True], "b": {"ü": ("x", b"y", {1})}, "c": "${x} `y` '\"\n"}
-    name, source, found = pod.unpacked(shipping.packed(kubeflow_functions.peculiar, args))
+    name, source, found = pod.unpacked(function_text.packed(kubeflow_functions.peculiar, args))
     assert (name, source, found) == ("peculiar", inspect.getsource(kubeflow_functions.peculiar), args)
-    assert pod.unpacked(shipping.packed(kubeflow_functions.peculiar, None))[2] == {}
+    assert pod.unpacked(function_text.packed(kubeflow_functions.peculiar, None))[2] == {}
 
 
 def test_nothing_in_what_is_shipped_means_anything_to_a_shell() -> None:
@@ -55,7 +55,7 @@ def test_a_function_within_a_function_keeps_the_text_of_its_lines(tmp_path: Path
 as it is""")
 
     script = {"__name__": "__main__", "__file__": str(tmp_path / "script.py")}
-    pod.run(script, shipping.packed(inner, {"path": str(tmp_path / "said")}))
+    pod.run(script, function_text.packed(inner, {"path": str(tmp_path / "said")}))
     assert (tmp_path / "said").read_text() == "\n        indented\nas it is"
 
 
@@ -65,30 +65,30 @@ def test_what_cannot_travel_is_refused_with_what_to_do() -> None:
     def uses(x: int = 1) -> int:
         return outer + x
 
-    with pytest.raises(ValueError, match=r"uses\(\) uses outer of the function around it.*func_args"):
-        shipping.stub(uses, None)
-    with pytest.raises(ValueError, match="is not a function with a name"):
-        shipping.stub(lambda: None, None)
-    with pytest.raises(ValueError, match="is not a function with a name"):
-        shipping.stub(SimpleNamespace, None)
-    with pytest.raises(ValueError, match="does not travel"):
-        shipping.stub(alone, {"path": Path("x")})
-    with pytest.raises(ValueError, match="does not travel"):
-        shipping.stub(alone, {"path": float("inf")})
+    with pytest.raises(ValueError, match=r"uses\(\) uses outer of the enclosing function.*func_args"):
+        function_text.stub(uses, None)
+    with pytest.raises(ValueError, match="is not a named function"):
+        function_text.stub(lambda: None, None)
+    with pytest.raises(ValueError, match="is not a named function"):
+        function_text.stub(SimpleNamespace, None)
+    with pytest.raises(ValueError, match="cannot be sent to the pod"):
+        function_text.stub(alone, {"path": Path("x")})
+    with pytest.raises(ValueError, match="cannot be sent to the pod"):
+        function_text.stub(alone, {"path": float("inf")})
     made: dict[str, Any] = {}
     exec("def typed(): pass", made)
     with pytest.raises(ValueError, match=r"the source of typed\(\) cannot be found"):
-        shipping.stub(made["typed"], None)
+        function_text.stub(made["typed"], None)
 
 
 def test_two_functions_do_not_take_each_others_text() -> None:
-    one, two = shipping.stub(alone, {"path": "1"}), shipping.stub(alone, {"path": "2"})
+    one, two = function_text.stub(alone, {"path": "1"}), function_text.stub(alone, {"path": "2"})
     assert inspect.getsource(one) != inspect.getsource(two)
     assert Path(inspect.getfile(one)).name == Path(inspect.getfile(two)).name == "lastcall_kubeflow.py"
 
 
 def test_a_script_calls_its_function_once_and_a_child_that_it_spawns_does_not(tmp_path: Path) -> None:
-    text = shipping.packed(alone, {"path": str(tmp_path / "said")})
+    text = function_text.packed(alone, {"path": str(tmp_path / "said")})
     for name in ("__main__", "__mp_main__"):
         script: dict[str, Any] = {"__name__": name, "__file__": str(tmp_path / "script.py")}
         pod.run(script, text)
@@ -106,7 +106,7 @@ def test_a_traceback_shows_the_functions_own_lines(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_those_lines(tmp_path: Path) -> None:
     script = {"__name__": "__main__", "__file__": str(tmp_path / "none" / "script.py")}
-    pod.run(script, shipping.packed(alone, {"path": str(tmp_path / "said")}))
+    pod.run(script, function_text.packed(alone, {"path": str(tmp_path / "said")}))
     assert (tmp_path / "said").read_text() == "42\n"
 
 
@@ -127,13 +127,13 @@ def test_more_than_a_command_has_room_for_is_refused_and_less_is_started() -> No
     def train(data: str) -> str:
         return data
 
-    shipping.check_size(train, {"data": "x" * 1_000_000})  # it is compressed
+    function_text.check_size(train, {"data": "x" * 1_000_000})  # it is compressed
     noise = "".join(random.Random(0).choices(string.printable, k=120_000))
     with pytest.raises(ValueError, match="room for"):
-        shipping.check_size(train, {"data": noise})
+        function_text.check_size(train, {"data": noise})
     largest = noise[:80_000]
-    shipping.check_size(train, {"data": largest})
-    script = inspect.getsource(shipping.stub(train, {"data": largest}))
+    function_text.check_size(train, {"data": largest})
+    script = inspect.getsource(function_text.stub(train, {"data": largest}))
     assert subprocess.run(["true", script + " " * 8192], check=False).returncode == 0
     with pytest.raises(OSError, match="Argument list too long"):
         subprocess.run(["true", "x" * 131_072], check=False)

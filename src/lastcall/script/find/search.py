@@ -1,4 +1,4 @@
-"""Looks for the script's own save in the frames that led to an optimizer step. Works before the first save was ever reached."""
+"""Finds the script's own save in the frames that led to an optimizer step. Works before the first save was ever reached."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def look(frame: FrameType | None, saves: Saves, learned: Learned, at: Mapping[Co
         chain = [scope for scope in chain if scope.code in at]
         for scope in chain:
             scope.line = at[scope.code].line
-    because = "no frame of the training loop calls a function that saves" if chain else "the source of the training loop is not at hand"
+    because = (
+        "no frame of the training loop calls a function that saves" if chain else "the source of the training loop is not available"
+    )
     deep = at is not None and bool(chain) and at[chain[0].code].deep
     for index, scope in enumerate(chain):
         looped = any(_in_loop(outer) for outer in chain[index + 1 :])
@@ -75,7 +77,7 @@ def _chain(frame: FrameType | None) -> list[Scope]:
 
 
 def _bind(inner: Scope, outer: Scope) -> None:
-    """What the parameters of a running function were given. Its first parameter has its value already."""
+    """The arguments of a running function. Its first parameter already has its value."""
     for node in below(outer.node):
         if isinstance(node, ast.Call) and spans(scopes.statement(node, outer), outer.line or 0):
             callee = outer.called(node)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import pytest
 
-from lastcall.adapters.kubeflow import pod, shipping, standing
+from lastcall.adapters.kubeflow import function_text, pod, standalone
 
 RATE = 0.1
 
@@ -75,12 +75,12 @@ def yields() -> Any:
 @pytest.mark.parametrize(
     ("func", "why"),
     [
-        (uses_a_constant, "uses RATE of the module"),
-        (uses_a_module, "uses texts of the module"),
-        (uses_a_helper, "uses helper of the module"),
-        (uses_one_deep_inside, "uses RATE of the module"),
-        (uses_one_as_a_default, "uses RATE of the module"),
-        (uses_a_decorator, "uses registered of the module"),
+        (uses_a_constant, "uses RATE of its module"),
+        (uses_a_module, "uses texts of its module"),
+        (uses_a_helper, "uses helper of its module"),
+        (uses_one_deep_inside, "uses RATE of its module"),
+        (uses_one_as_a_default, "uses RATE of its module"),
+        (uses_a_decorator, "uses registered of its module"),
         (is_wrapped, r"is_wrapped\(\) is decorated"),
         (is_async, "does nothing when it is called"),
         (yields, "does nothing when it is called"),
@@ -88,7 +88,7 @@ def yields() -> Any:
 )
 def test_what_would_be_missing_in_the_pod_is_named(func: Callable[..., Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        shipping.source_of(func)
+        function_text.source_of(func)
 
 
 def stands_alone(rate: Optional[float] = None, *more: texts.JSONEncoder) -> Any:  # noqa: UP045
@@ -112,7 +112,7 @@ def stands_alone(rate: Optional[float] = None, *more: texts.JSONEncoder) -> Any:
 
 
 def test_one_that_stands_alone_arrives_and_runs() -> None:
-    name, source, arguments = pod.unpacked(shipping.packed(stands_alone, {"rate": 0.5}))
+    name, source, arguments = pod.unpacked(function_text.packed(stands_alone, {"rate": 0.5}))
     script: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(source, "x", "exec", flags=annotations.compiler_flag), script)
     assert texts.loads(script[name](**arguments)) == [13, 0.5, "__main__", "stands_alone"]
@@ -129,6 +129,6 @@ def test_one_that_stands_alone_arrives_and_runs() -> None:
 def test_arguments_that_do_not_fit_are_told_with_what_would(args: dict[str, Any], why: str) -> None:
     def train(a: int, b: int = 1) -> None: ...
 
-    standing.check_call(train, {"a": 1})
-    with pytest.raises(ValueError, match=rf"train\(a.* cannot be called so: .*{why}"):
-        standing.check_call(train, args)
+    standalone.check_call(train, {"a": 1})
+    with pytest.raises(ValueError, match=rf"train\(a.* cannot be called like that: .*{why}"):
+        standalone.check_call(train, args)

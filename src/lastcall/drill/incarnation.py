@@ -1,8 +1,8 @@
-"""One incarnation of the command under the drill: started, watched, told to stop, and gone without a trace.
+"""One incarnation of the command under the drill: started, watched, signalled, and removed completely.
 
-The drill is no `lastcall run`: it does for the command only what a platform does, which is to start one process and to signal it. It
-knows the training processes below from the registries: its own, and those that a `lastcall run` in the command has made for its
-children, which stand in their environments.
+The drill is not `lastcall run`: it only does what a platform does, which is to start one process and to signal it. It finds the
+training processes below in the registries: its own, and those that a `lastcall run` in the command created and named in its
+children's environments.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from lastcall.drill.options import Options
 from lastcall.launch import environment, processes
 from lastcall.launch.processes import Process
 
-_SEARCH = 0.5  # seconds between two looks for the registry of a `lastcall run` in the command
-_DYING = 10.0  # seconds that the kernel gets to end what was killed
+_SEARCH = 0.5  # seconds between two searches for the registry of a `lastcall run` in the command
+_DYING = 10.0  # seconds for the kernel to remove killed processes
 _PR_SET_PDEATHSIG = 1
 _TAIL = 64 * 1024
 _libc = ctypes.CDLL(None)
 
 
-class Life:
+class Incarnation:
     def __init__(self, options: Options, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None) -> None:
-        """OSError where the command cannot be started. `folder` is this life's own; `more` is added to its environment."""
+        """OSError if the command cannot start. `folder` belongs to this incarnation; `more` is added to its environment."""
         self._strangers = {(process.pid, process.started) for process in processes.below(os.getpid()).values()}
         self._books = {str(folder): registry.Registry(folder)}
         self._seen: dict[tuple[int, int], Member] = {}
         self._searched = 0.0
-        self.notice: tuple[float, float, list[int]] | None = None  # when it was told to stop, by both clocks, and who was told
+        self.notice: tuple[float, float, list[int]] | None = None  # when it was signalled, by both clocks, and which processes
         self._log = log
         with log.open("ab") as output:
             self._said = output.tell()
@@ -57,7 +57,7 @@ class Life:
     # ---- what is known of it ---------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Note what the training processes say of themselves. A `lastcall run` removes its registry at its end: what was seen stays."""
+        """Record what the training processes report. A `lastcall run` removes its registry at its end: what was seen is kept."""
         if time.monotonic() >= self._searched + _SEARCH:
             self._searched = time.monotonic()
             for process in self.tree().values():
@@ -78,7 +78,7 @@ class Life:
         return sorted({Path(member.root) for member in self.members})
 
     def step(self, root: Path | None = None) -> int | None:
-        """Where the run is, the last of its processes counting; as old as the word of the process, which is a second at most."""
+        """The step of the run, that of its slowest process; up to a second old, like the processes' reports."""
         return min((member.step for member in self._at_work(root)), default=None)
 
     @property
@@ -94,12 +94,12 @@ class Life:
 
     @property
     def finished(self) -> bool:
-        """Whether training has come to its end."""
+        """Whether training has finished."""
         return bool(self._seen) and all(member.outcome == "finished" for member in self.members)
 
     @property
     def unaware(self) -> list[Member]:
-        """Training processes that are at work: alive, and without an outcome."""
+        """Active training processes: alive, and without an outcome."""
         return [member for member in self.members if member.outcome is None and registry.alive(member)]
 
     @property
@@ -111,7 +111,7 @@ class Life:
             return False
 
     def tail(self, lines: int = 8) -> list[str]:
-        """The last lines of what this life has written."""
+        """The last lines that this incarnation has written."""
         try:
             with self._log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -121,12 +121,12 @@ class Life:
             return []
 
     def tree(self) -> dict[int, Process]:
-        """All processes of the command; orphans come to the drill, which is a subreaper."""
+        """All processes of the command; orphans are adopted by the drill, which is a subreaper."""
         below = processes.below(os.getpid())
         return {pid: process for pid, process in below.items() if not self._is_strange(process, below)}
 
     def _is_strange(self, process: Process, below: Mapping[int, Process]) -> bool:
-        """Whether it, or one above it, was there before this life."""
+        """Whether it, or an ancestor of it, existed before this incarnation."""
         one: Process | None = process
         while one is not None:
             if (one.pid, one.started) in self._strangers:
@@ -137,7 +137,7 @@ class Life:
     # ---- what is done to it ----------------------------------------------------------------------------------------------------
 
     def tell(self, signum: int, to: str) -> tuple[float, float, list[int]]:
-        """Tell it to stop, once: a second SIGINT would mean "leave at once". Returns when, by both clocks, and who was told."""
+        """Signal it, once: a second SIGINT would mean "exit at once". Returns when, by both clocks, and which processes."""
         if self.notice is None:
             at = (time.time(), time.monotonic())
             self.notice = (*at, self._send(signum, to))
@@ -157,7 +157,7 @@ class Life:
         return [self.process.pid]
 
     def kill_rest(self) -> None:
-        """SIGKILL to whatever is left of it, again and again, since a process may be starting another at this very moment."""
+        """SIGKILL whatever is left of it, repeatedly, since a process may be starting another at this moment."""
         ours: set[int] = set()
         until = time.monotonic() + _DYING
         while (left := self.tree()) or self.process.poll() is None:
@@ -165,21 +165,21 @@ class Life:
             processes.send(left.values(), signal.SIGKILL)
             if time.monotonic() > until:
                 raise errors.LastcallError(
-                    f"{processes.names(left)} cannot be killed: a dead disk or driver holds it. Look with: cat /proc/PID/stack"
+                    f"{processes.names(left)} cannot be killed: a dead disk or driver is blocking it. See: cat /proc/PID/stack"
                 )
             time.sleep(0.01)
-        for pid in ours - {self.process.pid}:  # orphans have become children of ours
+        for pid in ours - {self.process.pid}:  # orphans have become our children
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
 
 def _end_with_parent() -> None:
-    """In the child, before the command: if the drill is killed, the command is told to stop."""
+    """In the child, before the command: if the drill is killed, the command gets a signal to stop."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _registry_of(pid: int) -> str | None:
-    """The registry that was in the environment of a process when it started."""
+    """The registry in the environment that a process was started with."""
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

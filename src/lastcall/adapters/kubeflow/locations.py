@@ -1,4 +1,4 @@
-"""Where checkpoints go: `output_dir` as people write it, and what it comes to on a cluster and on this machine."""
+"""Where checkpoints go: `output_dir` as users write it, and what it means on a cluster and on this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder; of a claim, if there is one, else as it is. Or a bucket: the checkpoints are copied there, and the folder that they are
-    first saved in may go with the pod."""
+class Location:
+    """A folder, in a claim if there is one. Or a bucket: the checkpoints are uploaded there, and the folder that they are first saved
+    in may be lost with the pod."""
 
     path: str
     claim: str | None = None
@@ -38,28 +38,28 @@ class Place:
         folder = Path.home() / self.claim
         if not folder.is_dir():
             raise ValueError(
-                f"output_dir='pvc://{self.claim}/{self.path}': without a cluster the claim {self.claim!r} is the folder {folder}, "
-                f"which is not there. Make it: mkdir -p {folder}; or give a path as output_dir"
+                f"output_dir='pvc://{self.claim}/{self.path}': without a cluster the claim {self.claim!r} is the "
+                f"folder {folder}, which does not exist. Create it: mkdir -p {folder}; or use a path as output_dir"
             )
         return str(folder / self.path)
 
 
-def parse(output_dir: str) -> Place:
+def parse(output_dir: str) -> Location:
     match = _SCHEME.fullmatch(output_dir)
     if match is None:
-        if not output_dir.startswith("/"):  # it would be in the folder that the processes start in, and go with it
+        if not output_dir.startswith("/"):  # it would be in the working directory of the processes, and lost with it
             raise ValueError(
-                f"output_dir={output_dir!r} is not an absolute path. Give one, or a claim: output_dir='pvc://shared/checkpoints/exp1'"
+                f"output_dir={output_dir!r} is not an absolute path. Use one, or a claim: output_dir='pvc://shared/checkpoints/exp1'"
             )
         if "\0" in output_dir or not output_dir.strip("/"):
             raise ValueError(f"output_dir={output_dir!r} is not the path of a folder for checkpoints. For example: '/mnt/data/exp1'")
-        return Place(output_dir)
+        return Location(output_dir)
     scheme, rest = match[1].lower(), match[2]
     if scheme == "s3":
         return _bucket(output_dir, rest)
     if scheme != "pvc":
         raise ValueError(
-            f"output_dir={output_dir!r}: lastcall does not save to {scheme}://. Give a claim, "
+            f"output_dir={output_dir!r}: lastcall does not save to {scheme}://. Use a claim, "
             "output_dir='pvc://shared/checkpoints/exp1', a bucket, output_dir='s3://bucket/exp1', or the path of a volume "
             "that is mounted in the pods"
         )
@@ -67,13 +67,13 @@ def parse(output_dir: str) -> Place:
     if not parsing.is_object_name(claim):
         raise ValueError(f"output_dir={output_dir!r}: {claim!r} is not the name of a claim. Write it as pvc://NAME/PATH")
     if ".." in PurePosixPath(path).parts or "\0" in path:
-        raise ValueError(f"output_dir={output_dir!r}: the path leads out of the claim. Write it as pvc://NAME/PATH")
-    return Place(path.strip("/"), claim)
+        raise ValueError(f"output_dir={output_dir!r}: the path points outside the claim. Write it as pvc://NAME/PATH")
+    return Location(path.strip("/"), claim)
 
 
-def _bucket(output_dir: str, rest: str) -> Place:
+def _bucket(output_dir: str, rest: str) -> Location:
     try:
         mirror = parsing.place(f"s3://{rest}")
     except ValueError as error:
         raise ValueError(f"output_dir={output_dir!r} {error}. Write it as s3://BUCKET/PREFIX") from None
-    return Place(rest.strip("/"), mirror=mirror)
+    return Location(rest.strip("/"), mirror=mirror)

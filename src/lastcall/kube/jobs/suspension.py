@@ -1,6 +1,6 @@
-"""`lastcall kube pause`: has a job suspended, and stays until its pods are gone, to say what they saved.
+"""`lastcall kube pause`: suspends a job, waits until its pods are gone, and reports what they saved.
 
-The logs are followed from before the pods are told: when they have left, the pods are deleted, and their logs with them.
+The logs are followed from before the pods get the signal: when they have exited, the pods are deleted, and their logs with them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lastcall.kube.jobs import jobs, progress
 from lastcall.kube.jobs.jobs import Pod, Target
 from lastcall.kube.jobs.kubectl import Kubectl
 
-_LISTENING = 3.0  # seconds until the logs must flow: a small run has saved and left a moment after it is told
-_LAST_WORDS = 5.0  # seconds that a log may still flow when its pod is gone
-_LINES = "20"  # of the log's end that are read, so that there is something to read at once
+_LISTENING = 3.0  # seconds until the logs must flow: a small run saves and exits right after the signal
+_LAST_WORDS = 5.0  # seconds for which a log may still flow after its pod is gone
+_LINES = "20"  # lines of the log's end to read, so that there is some output at once
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the run in a pod has ended, as far as its log says."""
+    """How the run in a pod ended, according to its log."""
 
     pod: Pod
     outcome: str | None = None  # "saved", "not saved", "finished"
@@ -41,17 +41,17 @@ class Paused:
 
     @property
     def lost(self) -> bool:
-        """Pods are gone, and none of them has said that it saved."""
+        """The pods are gone, and none of them logged that it saved."""
         return self.gone and bool(self.endings) and not any(ending.outcome in ("saved", "finished") for ending in self.endings)
 
 
-class Ear:
+class LogFollower:
     """Follows the log of a pod on a thread of its own."""
 
     def __init__(self, kubectl: Kubectl, pod: Pod, tell: Callable[[str], None]) -> None:
         self._pod = pod
         self._tell = tell
-        self._told = False  # the pods have been told: what the log says from now on is the answer
+        self._told = False  # the pods got the signal: log lines from now on are the answer
         self._outcome: str | None = None
         self._words = ""
         self.ready = threading.Event()
@@ -79,7 +79,7 @@ class Ear:
         self._told = True
 
     def ending(self) -> Ending:
-        """After its last words."""
+        """The ending, once the log is complete."""
         self._thread.join(_LAST_WORDS)
         self.close()
         return Ending(self._pod, self._outcome, self._words)
@@ -103,33 +103,33 @@ def pause(
     clock: clocks.Clock | None = None,
     interval: float = 1.0,
 ) -> Paused:
-    """Suspend a job, so that SIGTERM saves it. `tell` is called with a line for each thing that happens meanwhile."""
+    """Suspend a job, so that it gets SIGTERM and saves. `tell` is called with a line for each event in the meantime."""
     clock = clock or clocks.Clock()
     target = jobs.find(kubectl, name)
     if target.ended is not None:
-        raise errors.LastcallError(f"{target} has {target.ended} already: there is nothing to pause")
+        raise errors.LastcallError(f"{target} has already {target.ended}: there is nothing to pause")
     if target.owner is not None:
-        raise errors.LastcallError(f"{target} belongs to {target.owner}, which would start it again: pause that one")
+        raise errors.LastcallError(f"{target} belongs to {target.owner}, which would restart it: pause that one")
     if (why := target.unpausable) is not None and not target.paused:
         raise errors.LastcallError(f"{target} cannot be paused: {why}")
     running = [pod for pod in jobs.pods(kubectl, target) if not pod.gone]
-    ears = [Ear(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
+    followers = [LogFollower(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
     try:
         give_up = clock.now() + _LISTENING
-        for ear in ears:
-            ear.ready.wait(max(0.0, give_up - clock.now()))
-        for ear in ears:
-            ear.told()
+        for follower in followers:
+            follower.ready.wait(max(0.0, give_up - clock.now()))
+        for follower in followers:
+            follower.told()
         new = not target.paused
         tell(f"{'Pausing' if new else 'Paused already:'} {target}, which has {len(running)} pod(s)")
         after = jobs.suspend(kubectl, target) if new else target
         if not wait:
             return Paused(after, new, waited=False, gone=not running)
         gone = _wait(kubectl, target, len(running), timeout, tell, clock, interval)
-        return Paused(after, new, waited=True, gone=gone, endings=[ear.ending() for ear in ears] if gone else [])
+        return Paused(after, new, waited=True, gone=gone, endings=[follower.ending() for follower in followers] if gone else [])
     finally:
-        for ear in ears:
-            ear.close()
+        for follower in followers:
+            follower.close()
 
 
 def _wait(

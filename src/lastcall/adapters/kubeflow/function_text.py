@@ -1,11 +1,11 @@
-"""The training function as text that arrives as it was written.
+"""The training function as text that arrives unaltered.
 
 The SDK asks `inspect.getsource` for the function's text and puts it into a shell script, into a here-document that the shell expands:
 `${x}` and `$x` are replaced, what stands in backticks is executed, backslashes vanish, and a line EOM ends it. Before that Kubernetes
-replaces `$(NAME)` in a container's command, and makes one `$` of two. So what is handed to the SDK is another function: a few lines of
-plain Python around the text in base64, which none of them can harm.
+replaces `$(NAME)` in a container's command, and makes one `$` of two. So the SDK gets another function: a few lines of plain Python
+around the text in base64, which none of them can alter.
 
-Discarded: escaping what the shell would expand. The SDK's local backend has no shell in between, and Kubernetes has rules of its own.
+Discarded: escaping what the shell would expand. The SDK's local backend uses no shell, and Kubernetes has rules of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lastcall.adapters.kubeflow import standing
+from lastcall.adapters.kubeflow import standalone
 
 FILE = "lastcall_kubeflow.py"  # the script's name in the pod
 _WIDTH = 96
@@ -40,7 +40,7 @@ def {name}():
             file=sys.stderr,
         )
         sys.exit(78)
-    bootstrap.start()  # where Python has not done so by itself
+    bootstrap.start()  # if Python has not done so already
     pod.run(
         globals(),
 {text},
@@ -51,12 +51,12 @@ _count = itertools.count()
 
 
 def check_size(func: Callable[..., Any], args: Mapping[str, Any] | None) -> None:
-    """ValueError where the pod could not be started with it."""
+    """ValueError if the pod could not start with it."""
     size = len(_source_of_stub(packed(func, args)))
     if size > _MOST_BYTES:
         raise ValueError(
-            f"{func.__name__}() and func_args take {size} bytes, and {_MOST_BYTES} are what the command of a pod has room for. Put the "
-            "data where the pods find it, and pass its path"
+            f"{func.__name__}() and func_args take {size} bytes, but the command of a pod has room for "
+            f"{_MOST_BYTES}. Store the data where the pods can read it, and pass its path"
         )
 
 
@@ -83,20 +83,20 @@ def _source_of_stub(text: str) -> str:
 
 
 def source_of(func: Callable[..., Any]) -> str:
-    """The text of a function that can stand alone."""
-    standing.check_kind(func)
+    """The text of a function that can run on its own."""
+    standalone.check_kind(func)
     name = func.__name__
     try:
         source = inspect.getsource(func)
     except OSError as error:
-        raise ValueError(f"the source of {name}() cannot be found ({error}). Write it in a file or in a notebook's cell") from error
+        raise ValueError(f"the source of {name}() cannot be found ({error}). Define it in a file or in a notebook cell") from error
     whole = f"if True:\n{source}" if source[0].isspace() else source  # taking the indentation away would change texts of many lines
-    standing.check_names(func, whole)
+    standalone.check_names(func, whole)
     return whole
 
 
 def arguments_of(args: Mapping[str, Any] | None) -> str:
-    """As they are written in Python: what comes out must be what went in."""
+    """The arguments as Python literals: they must survive the round trip."""
     if args is not None and not isinstance(args, Mapping):
         raise ValueError(f"func_args={args!r} is not a dict: arguments are passed by name")
     text = repr(dict(args or {}))
@@ -106,7 +106,8 @@ def arguments_of(args: Mapping[str, Any] | None) -> str:
         whole = False
     if not whole:
         raise ValueError(
-            f"func_args={text} does not travel: only text, bytes, numbers, True, False, None, and lists, tuples, sets and dicts of "
+            f"func_args={text} cannot be sent to the pod: only text, bytes, numbers, True, False, None, and "
+            "lists, tuples, sets and dicts of "
             "them do"
         )
     return text
