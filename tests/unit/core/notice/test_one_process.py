@@ -232,7 +232,8 @@ def test_a_boundary_waits_for_the_rescue_in_progress_and_finds_that_it_has_answe
 
     _, left = at_once(agent, solo.strategy.at_boundary)
     assert isinstance(left, errors.Preempted) and left.code == 75
-    assert solo.kept == [] and solo.phases.phase is P.LEAVING
+    # COMMITTED where this thread leaves between the agent's commit and its word on it.
+    assert solo.kept == [] and solo.phases.phase in (P.COMMITTED, P.LEAVING)
 
 
 def test_a_boundary_that_looks_while_a_rescue_commits_does_not_save_again(solo: Solo) -> None:
