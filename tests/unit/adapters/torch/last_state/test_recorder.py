@@ -240,7 +240,7 @@ def test_without_mail_the_part_is_that_of_the_survivor_and_is_told(ranks: Any) -
     other = survivor.train(2)
     composed = reconstruct.compose(other.document, other.groups, [], 2, survivor.records())
     assert not composed.exact
-    assert "no mail" in composed.because
+    assert "no last state" in composed.because
     assert composed.document == other.document
 
 
