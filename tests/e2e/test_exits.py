@@ -60,7 +60,7 @@ def test_b10_sys_exit_with_a_notice_pending_is_a_stop(nursery: Nursery, tmp_path
     child = life(nursery, tmp_path, f"tell(); {what}", **LONG)
     assert child.code == chain.SAVED, child.log()
     testing.assert_resumable(tmp_path / "run", 5, exact=True)
-    assert "The script called sys.exit() after SIGTERM: it stops, and is saved" in child.log()
+    assert "The script called sys.exit() after SIGTERM: the run stops, and its state is saved" in child.log()
     assert "finished" not in child.log()
 
 
@@ -197,7 +197,7 @@ def test_c5_a_thread_of_the_users_does_not_keep_a_saved_process(nursery: Nursery
     what = "threading.Thread(target=time.sleep, args=(1e6,)).start(); tell()"
     child = life(nursery, tmp_path, what, LASTCALL_GRACE_SECONDS="2.5", **NOW)
     assert child.code == chain.SAVED, child.log()
-    assert "does not end by itself" in child.log()
+    assert "This process has saved but does not exit" in child.log()
     testing.assert_resumable(tmp_path / "run", exact=True)
 
 
@@ -387,5 +387,5 @@ def test_h5_a_hung_mirror_and_the_interpreters_teardown_do_not_outlast_the_grace
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == chain.SAVED, done.stderr  # and not killed
     assert done.stdout == "", done.stderr
-    assert "The newest checkpoint is in" in done.stderr  # it was not waited for
+    assert "The newest checkpoint is only in" in done.stderr  # it was not waited for
     testing.assert_resumable(tmp_path / "run", exact=True)

@@ -59,7 +59,7 @@ def test_the_next_one_waits_for_the_save_and_ends_with_the_same_bits(nursery: Nu
     first = case.saving(**locks)
     second = case.start(IMPATIENT="1", **locks)
     second.expect_log(f"Waiting for process {first.pid} on ")
-    assert "was told to stop (SIGTERM) and may still be saving" in second.log()
+    assert "was asked to stop (SIGTERM) and may still be saving" in second.log()
     assert second.lines() == [] and not list(case.run.glob("checkpoint-*"))
     case.go_on()
     assert first.wait() == 75, first.log()
@@ -89,7 +89,7 @@ def test_who_is_told_to_stop_while_it_waits_leaves_at_once_and_changes_nothing(n
     second.expect_log("Waiting for process")
     second.send(signal.SIGTERM)
     assert second.wait() == 75, second.log()
-    assert "came before the first step: nothing has been done, and nothing is lost" in second.log()
+    assert "came before the first step: there is nothing to save" in second.log()
     case.go_on()
     assert first.wait() == 75, first.log()
     assert [record["kind"] for record in chain.records(case.run)] == ["jit"]

@@ -51,8 +51,8 @@ def case(nursery: Nursery, tmp_path: Path) -> Case:
 
 
 def port(child: Child) -> int:
-    child.expect_log("Progress is served on port")
-    found = re.search(r"served on port (\d+)", child.log())
+    child.expect_log("Serving progress on port")
+    found = re.search(r"Serving progress on port (\d+)", child.log())
     assert found is not None
     return int(found[1])
 
@@ -115,10 +115,10 @@ def test_a_port_in_use_does_not_keep_a_run_from_training(case: Case) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         child = case.start(STEPS="3", LASTCALL_PROGRESS_PORT=str(taken.getsockname()[1]))
         assert child.wait() == 0, child.log()
-    assert "cannot be had" in child.log()
+    assert "Could not serve progress on port" in child.log()
 
 
 def test_without_a_port_nobody_listens(case: Case) -> None:
     child = case.start(STEPS="3", LASTCALL_PROGRESS_PORT="")
     assert child.wait() == 0, child.log()
-    assert "Progress is" not in child.log()
+    assert "Serving progress" not in child.log()

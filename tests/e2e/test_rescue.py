@@ -218,7 +218,7 @@ def test_weights_swapped_for_an_evaluation_are_not_taken_for_the_models(nursery:
     child = case.start()
     child.expect("waiting for evaluation")
     child.send(signal.SIGTERM)
-    child.expect_log("No boundary in time, and no rescue: the weights were changed outside optimizer.step()")
+    child.expect_log("No boundary in time, and a rescue is not possible: the weights were changed outside optimizer.step()")
     assert not case.committed()
     case.go_on("evaluation")
     assert child.wait() == 75
@@ -271,7 +271,7 @@ def test_with_rescue_switched_off_the_boundary_is_waited_for(nursery: Nursery, t
     child = case.start(LASTCALL_RESCUE="0")
     child.expect("waiting for call")
     child.send(signal.SIGTERM)
-    child.expect_log("No boundary in time, and no rescue: rescue is switched off")
+    child.expect_log("No boundary in time, and a rescue is not possible: rescue is switched off")
     case.go_on("call")
     assert child.wait() == 75
     assert testing.assert_resumable(case.run, 6, exact=True).record.kind.value == "jit"

@@ -239,7 +239,7 @@ def test_training_goes_on_while_a_periodic_save_is_written_and_a_notice_loses_ne
     child = case.start()
     child.expect("waiting for disk")
     until(lambda: chain.position(child) >= 12, "steps while the disk is slow")
-    child.expect_log("Periodic save at step 10 waits: the one before is still being written")
+    child.expect_log("Periodic save at step 10 is delayed: the previous one is still being written")
     assert case.kinds() == []
     child.send(signal.SIGTERM)
     child.expect_log("SIGTERM received")

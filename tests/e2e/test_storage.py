@@ -86,7 +86,7 @@ def test_c1_a_relative_directory_stays_where_it_was_when_the_script_goes_elsewhe
 def test_c7_a_directory_that_is_gone_is_made_again(case: Case, gone: str) -> None:
     first = case(AT=gone, TOLD="1")
     assert first.code == chain.SAVED, first.log()
-    assert "it is made again" in first.log()
+    assert "it has been recreated" in first.log()
     (step,) = [record["step"] for record in chain.records(case.run) if record["kind"] == "jit"]
     last = case()
     assert last.code == 0 and last.lines()[0] == f"resumed {step} step {step}", last.log()

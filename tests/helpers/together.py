@@ -26,8 +26,8 @@ from lastcall.core.ranks.world import World
 from lastcall.core.save.budget import Budget
 from lastcall.core.save.saver import Saver
 from lastcall.core.store.memory import MemoryStore
-from lastcall.core.transfer.directories import Homes
-from lastcall.core.transfer.parts import Parcels
+from lastcall.core.transfer.directories import Directories
+from lastcall.core.transfer.parts import PartTransfer
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Kind
 
@@ -108,7 +108,7 @@ class Company:
         clock: clocks.Clock | None = None,
         homes: Sequence[str] = (),
     ) -> None:
-        """`homes`: the names of the ranks' directories, where they have more than one; the first is called homes.FIRST."""
+        """`homes`: the names of the ranks' directories, where they have more than one; the first is called directories.FIRST."""
         self.size = size
         self._homes = homes
         self.root = root
@@ -122,19 +122,19 @@ class Company:
         self.members = [self._member(rank, tensors(size), (files or {}).get(rank, storage.Files()), clock) for rank in range(size)]
 
     def _member(self, rank: int, tensors: Mapping[str, Whole], files: storage.Files, clock: clocks.Clock) -> Member:
-        catalog, homes = Catalog(self.root_of(rank), files, rank), Homes(rank, self._homes)
-        if homes.leads:
+        catalog, homes = Catalog(self.root_of(rank), files, rank), Directories(rank, self._homes)
+        if homes.opens_it:
             catalog.open(clock)
         self._opened.callback(catalog.close)
         engine = Engine(1, files)
         self._opened.callback(engine.close)
         saver = Saver(catalog, engine, Budget(clock), clock, run="r", incarnation=1, rank=rank)
         fence = Fence(catalog.private, self.fence.token)
-        if homes.apart and homes.leads:
+        if homes.elsewhere and homes.opens_it:
             fence.adopt(1)
         ranks = Ranks(World(rank, self.size), clock, self.store.clone(), fence.token, peers=Told(self.dead))
-        parcels = Parcels(catalog, self.store, fence.token, rank, "127.0.0.1") if homes.spread else None
-        joint_save = JointSave(catalog, saver, fence, ranks, clock, homes, parcels)
+        part_transfer = PartTransfer(catalog, self.store, fence.token, rank, "127.0.0.1") if homes.spread else None
+        joint_save = JointSave(catalog, saver, fence, ranks, clock, homes, part_transfer)
         if homes.spread:
             self._opened.callback(joint_save.close)
         return Member(rank, catalog, engine, saver, ranks, joint_save, tensors)

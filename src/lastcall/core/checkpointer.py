@@ -1,6 +1,6 @@
-"""From a capture to a committed checkpoint, for every reason to save: one at a time, and with what must follow a commit.
+"""From a capture to a committed checkpoint, for every reason to save: one at a time, with what must follow a commit.
 
-Alone or together: a `Writer` commits. What only some sessions have (a guard, a mirror, a launcher) is told through `on_save` and
+Alone or together: a `Writer` commits. What only some sessions have (a guard, a mirror, a launcher) listens through `on_save` and
 `on_commit`.
 """
 
@@ -55,7 +55,7 @@ class Checkpointer:
         self._on_save = on_save
         self._on_commit = on_commit
         self._document: dict[str, object] | None = None  # of the newest checkpoint that this incarnation committed
-        self.lock = threading.RLock()  # one save at a time, whoever asks for it
+        self.lock = threading.RLock()  # one save at a time, whichever thread asks for it
         self.expected_bytes = 0
 
     # ---- what is saved ---------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Checkpointer:
         return self._document is None
 
     def same_document(self, capture: Capture) -> bool:
-        """Whether the newest checkpoint that this incarnation committed says the same about everything that is no tensor."""
+        """Whether the newest checkpoint of this incarnation is the same in everything that is not a tensor."""
         return capture.document == self._document
 
     def forget_resumed(self) -> None:

@@ -23,7 +23,7 @@ from lastcall.storage import files as storage
 
 @dataclass(frozen=True)
 class NoticeContext:
-    """What answering a notice needs, whoever saves: a session, a script's own save, Ray's report."""
+    """What answering a notice needs, whether a session saves, a script itself or Ray's report."""
 
     jit: JITCheckpointConfig
     clock: clocks.Clock
@@ -51,7 +51,7 @@ class RunContext(NoticeContext):
     gate: Gate
     world: World
     allocate: Callable[[int], memory.Buffer]
-    run: str  # what the run is called, where that is known from outside; checkpoints of another run are then left alone
+    run: str  # the run's name, where it is known from outside; checkpoints of another run are then left alone
     background_saves: bool  # periodic saves are wanted: memory is kept for a copy of the state
 
     @classmethod

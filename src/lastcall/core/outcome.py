@@ -47,7 +47,7 @@ class OutcomeCell:
         self._change(outcome)
 
     def decide_if_open(self, outcome: Outcome) -> None:
-        """For who comes last: an outcome that is known already stays."""
+        """For the last step of the exit: an outcome that is already known stays."""
         if self._value is None:
             self._change(outcome)
 

@@ -1,7 +1,7 @@
 """One incarnation of a run, from start to exit: the one file that knows the order of the stages.
 
     begin     lock the directory, clean it, restore the newest valid checkpoint (`startup`); the session is built from what that returns
-    boundary  the training thread comes by: a notice is answered here, a periodic save is begun here
+    boundary  the training thread calls in: a notice is answered here, a periodic save is begun here
     finish    training is over: a last checkpoint, so that a restart does nothing
     stop      threads ended, handlers restored
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lastcall import errors, settings
-from lastcall.core.checkpoint.departure import Leaving
+from lastcall.core.checkpoint.departure import DepartureNote
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.checkpointer import Checkpointer
 from lastcall.core.context import RunContext
@@ -65,11 +65,11 @@ def _wait_while_paused(context: RunContext, inbox: Inbox) -> None:
         raise errors.Preempted(128 + signal.SIGINT, "interrupted while paused") from None
     assert context.latch.notice is not None
     context.outcome.decide(Outcome.SAVED)
-    raise errors.Preempted(exits.code(context.latch.notice, True, context.jit.exit_code), "told to stop while paused")
+    raise errors.Preempted(exits.code(context.latch.notice, True, context.jit.exit_code), "asked to stop while paused")
 
 
 class Session:
-    """Built whole from what a start returns. Nobody else writes its attributes."""
+    """Built whole from what a start returns. No other module writes its attributes."""
 
     def __init__(self, context: RunContext, inbox: Inbox, started: Started) -> None:
         self.context = context
@@ -81,7 +81,7 @@ class Session:
         self._phases = inbox.phases
         self._started = started
         self._stopping = threading.Event()
-        self._departure = Leaving(context.catalog.private, context.world.rank)
+        self._departure = DepartureNote(context.catalog.private, context.world.rank)
         self._answer = Answer(context, inbox.phases, self._wind_up)
         self._guard = self._make_guard()
         self._upload_duty = self._make_upload_duty()
@@ -102,7 +102,7 @@ class Session:
         self._strategy = self._make_strategy()
         responder = Responder(context, self._answer, self._strategy, inbox.look)
         self._agent = Agent(context, inbox, responder, self._stopping, self._announce_departure, self._look_around)
-        self._scribe = threading.Thread(target=self._write_down, name="lastcall-scribe", daemon=True)
+        self._event_writer = threading.Thread(target=self._write_down, name="lastcall-events", daemon=True)
 
     # ---- its parts -------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Session:
         ranks = None if together is None else together.ranks
 
         def holder_of_newest() -> int | None:
-            return None if together is None else together.save.keeper
+            return None if together is None else together.save.holder_of_newest
 
         return UploadDuty(
             self.context, started.mirror, ranks, holder_of_newest, lambda: self._inbox.pending, lambda: self._answer.deadline
@@ -151,14 +151,14 @@ class Session:
         if together is not None and isinstance(self._strategy, ManyRanks):
             together.ranks.begin(context.jit.hang_seconds, self._strategy.how_far, self._inbox.notify, context.jit.grace)
         self._agent.start()
-        self._scribe.start()
+        self._event_writer.start()
         for reporter in self._reporters:
             reporter.open()
 
     # ---- on the agent's thread -------------------------------------------------------------------------------
 
     def _announce_departure(self, notice: Notice) -> None:
-        """The next incarnation may be there before this one has gone."""
+        """The next incarnation may start before this one has ended."""
         context, mirror = self.context, self._started.mirror
         left = context.jit.grace
         if notice.deadline is not None:
@@ -169,14 +169,14 @@ class Session:
             mirror.leaving(notice.reason, left)
 
     def _look_around(self) -> None:
-        """What is looked for rather than heard: a copy that has become affordable."""
+        """What has to be polled: a copy that has become affordable."""
         subject = self.context.subject
         subject.retry_copy()
         if self._guard is not None and self._guard.due(subject.step):
             subject.stop_at_next_boundary()
 
     def _write_down(self) -> None:
-        """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may hold it up for long, and
+        """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may block it for long, and
         the agent must not wait for that."""
         context = self.context
         while not self._stopping.wait(1.0):
@@ -218,7 +218,7 @@ class Session:
         return due if guarded is None else min(due, max(guarded, step + 1))
 
     def step_without_optimizer(self) -> None:
-        """A pass in which no optimizer stepped, on the training thread. With many ranks it may have failed, unseen, because one of them
+        """A pass in which no optimizer stepped, on the training thread. With many ranks it may have failed silently because one of them
         is gone."""
         self._strategy.step_without_optimizer()
 
@@ -233,7 +233,7 @@ class Session:
 
     @property
     def last(self) -> Entry | None:
-        """The newest checkpoint of this run, as far as this process knows."""
+        """The newest checkpoint of this run that this process knows of."""
         return self._started.saver.last
 
     @property
@@ -247,7 +247,7 @@ class Session:
 
     @contextlib.contextmanager
     def no_other_save(self) -> Iterator[None]:
-        """Nothing is being written, and nothing else begins to be."""
+        """No save is in progress, and no other one starts."""
         self._periodic.wait()
         with self._checkpointer.lock:
             yield
@@ -319,18 +319,18 @@ class Session:
 
     def finish(self, reason: str = FINISHED, *, save: bool = True) -> None:
         """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing. `reason`: for the
-        record, where it is not over by itself."""
+        record, where training was stopped early."""
         self._strategy.finish(reason, save=save, had_finished=self._started.had_finished)
 
     def failed(self, error: BaseException) -> errors.Preempted | None:
-        """Training has raised. A notice that has come is answered all the same: what raised may have come of it, and the platform
-        brings the run back. With many ranks all save what they have, notice or not, and this returns when they have. Where they had
-        saved before, the error came of it (the others have left, and their connections with them): the run was preempted, and did not
+        """Training has raised. A notice that has come is answered all the same: it may have caused the error, and the platform
+        restarts the run. With many ranks all save what they have, notice or not, and this returns when they have. Where they had
+        saved before, that caused the error (the others have exited, and closed their connections): the run was preempted, and did not
         fail. A sys.exit() after a notice is a stop, whatever its code."""
         strategy = self._strategy
         if strategy.served():
             return self._answer.preempted()
-        # Looked at first: when a rank has failed, torchrun sends the others what looks like a notice.
+        # Checked first: when a rank has failed, torchrun sends the others what looks like a notice.
         notified = self.context.latch.raised
         strategy.failed(error)
         if notified:
@@ -343,10 +343,10 @@ class Session:
         by_exit = isinstance(error, SystemExit)
         if outcome.saved:
             if by_exit:
-                log.info("The script called sys.exit() after %s: it stops, and is saved", reason)
+                log.info("The script called sys.exit() after %s: the run stops, and its state is saved", reason)
             else:
                 log.error(
-                    "Training raised before it could stop for the notice. It is saved, and this is what it raised:", exc_info=error
+                    "Training raised an error before it could stop for the notice. Its state is saved. The error was:", exc_info=error
                 )
             return self._answer.preempted()
         what = "The script called sys.exit()" if by_exit else "Training raised"
@@ -358,7 +358,7 @@ class Session:
         return None
 
     def preempted(self) -> errors.Preempted:
-        """What leaves the block after a notice was answered."""
+        """The exception that leaves the block after a notice was answered."""
         return self._answer.preempted()
 
     @property
@@ -367,17 +367,17 @@ class Session:
         return self._answer.deadline
 
     def _wind_up(self) -> None:
-        """The process is about to be left by force."""
+        """The process is about to be ended by force."""
         self.context.events.emit("stop", outcome=self.context.outcome.text, step=self.context.subject.step)
         self.context.events.close()
         self._report_outcome()
         self._departure.unsay()
 
     def _report_outcome(self) -> None:
-        """The last word to the outside. What could not be saved, or raised, is left for the guardian, where there is one."""
+        """The final report to the launcher. State that could not be saved is left for the guardian, where there is one."""
         outcome, subject, link = self.context.outcome, self.context.subject, self._inbox.link
         if self._guard is not None:
-            # Without a launcher an exception leaves nothing behind: memory that nobody may ever come for.
+            # Without a launcher an exception leaves nothing behind: the shared memory might never be freed.
             left_alone = outcome.value in (Outcome.FAILED, Outcome.FINISHED) and not link.launched
             self._guard.close(keep=not (self._checkpointer.up_to_date or left_alone))
         text = outcome.text
@@ -386,7 +386,7 @@ class Session:
         link.tell(step=subject.step, outcome=text)
 
     def stop(self) -> None:
-        """End the threads and let go of the directory. Safe to call from the training thread only."""
+        """End the threads and release the directory. Safe to call from the training thread only."""
         context, started = self.context, self._started
         if context.outcome.saved and context.latch.raised:  # a mirror that hangs must not outlast the grace
             exits.hurry_out(self._answer.exit_code, self._answer.deadline)
@@ -399,19 +399,19 @@ class Session:
             started.together.ranks.close()
             started.together.save.close()
             if context.outcome.value is Outcome.FINISHED and context.world.rank == 0:
-                joint_start.sweep(context.catalog)  # all have read the last decision: nobody is left to obey it
+                joint_start.sweep(context.catalog)  # all have read the last decision: no rank is left to obey it
         self._agent.join()
-        self._scribe.join(2.0)
+        self._event_writer.join(2.0)
         for reporter in self._reporters:
             reporter.close()
         self._warmup.wait()
         started.engine.close()
         context.catalog.close()
-        self._departure.unsay()  # last: whoever waits for this process finds the lock free, too
+        self._departure.unsay()  # last: a process that waits for this one finds the lock free, too
 
 
 def _reporters(context: RunContext) -> list[MetricsPage | StatusPush]:
-    """Who tells others how far the run is."""
+    """The reporters of progress: the page and the push to Kubeflow."""
     jit = context.jit
     server = settings.status_server() if jit.progress_push else None
     if jit.progress_port is None and server is None:

@@ -23,7 +23,7 @@ class Loading(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether a framework reads the rest of the files by itself: then every byte is checked here."""
+        """Whether a framework reads the rest of the files itself: then every byte is checked here."""
 
     @property
     def saved_step(self) -> int | None:
@@ -38,7 +38,7 @@ class Loading(Protocol):
 class Restorable(Protocol):
     @property
     def loads_by_itself(self) -> bool:
-        """Whether a framework reads the checkpoint's files by itself, also those of checkpoints without a record."""
+        """Whether a framework reads the checkpoint's files itself, also those of checkpoints without a record."""
 
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         """Check that the checkpoint fits, without changing anything. MismatchError if it does not."""
@@ -97,7 +97,7 @@ class Subject(Restorable, Protocol):
         """A notice has come: keep the boundary copy current, whatever it costs."""
 
     def retry_copy(self) -> None:
-        """Called a few times a second: the boundary copy may have become affordable. Spares every step a look at the clock."""
+        """Called a few times a second: the boundary copy may have become affordable. Saves every step from reading the clock."""
 
     def stop_at_next_boundary(self) -> None:
         """Let the training thread call Session.at_boundary at its next boundary."""
@@ -111,7 +111,7 @@ class Subject(Restorable, Protocol):
         """The ranks that hold the same pieces of the shared state, for each kind of piece."""
 
     def unreplicated_digest(self) -> str:
-        """A digest of what is not shared, as far as anybody can tell, and would be lost with this rank; empty if nothing would."""
+        """A digest of what is not shared, as far as is known, and would be lost with this rank; empty if nothing would."""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
         """What a rank that was killed would have saved as its own, as far as it is known; `mine` is this rank's capture."""

@@ -212,7 +212,7 @@ def test_a_stream_begins_anew_where_ignore_data_skip_asks_for_it(nursery: Nurser
     case = json.dumps({"ignore_data_skip": True, "noise": "torch"})
     command = [SCRIPTS / "bits_iterable.py"]
     chain = trainer_chain.run(nursery, tmp_path, command, [Blow(7, 0.0)], **QUICK, CASE=case, **places(tmp_path, "struck"))
-    assert "the data is a stream: it begins anew in the middle of epoch 0" in chain.logs[1], str(chain)
+    assert "the data is a stream: it starts over in the middle of epoch 0" in chain.logs[1], str(chain)
     assert "draws from the global random generator of torch, and so does the training" in chain.logs[0], str(chain)
 
 

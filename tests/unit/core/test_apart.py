@@ -61,7 +61,7 @@ def step_of(path: Path) -> int:
 
 
 def listening() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lastcall-parcel")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lastcall-part")]
 
 
 def test_ranks_with_directories_of_their_own_save_and_go_on(tmp_path: Path, place: Watched) -> None:
@@ -159,7 +159,7 @@ def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path:
 def test_one_rank_without_a_mirror_is_refused_and_nobody_waits_for_it(tmp_path: Path, place: Watched) -> None:
     made = crew(tmp_path, place, "abc")
     made.contexts[1] = dataclasses.replace(made.contexts[1], jit=dataclasses.replace(made.contexts[1].jit, mirror=None))
-    refused(made.train(3), "rank 1 has a directory of its own")
+    refused(made.train(3), "rank 1 does not share the directory of rank 0")
 
 
 def test_nobody_waits_for_a_leader_that_cannot_open_its_directory(tmp_path: Path, place: Watched) -> None:
@@ -206,8 +206,8 @@ def test_a_checkpoint_that_cannot_be_brought_ends_all(tmp_path: Path, place: Wat
     def unreachable(*_: object) -> None:
         raise errors.StorageError("no route to host")
 
-    monkeypatch.setattr(parts.Parcels, "bring", unreachable)
-    refused(crew(tmp_path, place, "abb").train(1000), "could not be brought to")
+    monkeypatch.setattr(parts.PartTransfer, "fetch", unreachable)
+    refused(crew(tmp_path, place, "abb").train(1000), "could not be copied to")
     assert [step_of(path) for path in tmp_path.glob("a/checkpoint-*")], "it is not damaged"
 
 
@@ -326,7 +326,7 @@ def test_what_another_machine_has_and_is_damaged_is_left_there(
     made = crew(tmp_path, place, "ab")
     assert made.train(2) == [2, 2]
     assert [subject.resumed for subject in made.subjects] == [None, None]
-    assert "What rank 1 has saved on its machine could not be taken from there: " in caplog.text
+    assert "Could not fetch the checkpoint that rank 1 has on its machine: " in caplog.text
 
 
 def sharing(made: Crew, name: str, told: Callable[[], bool] = lambda: False) -> None:
@@ -355,9 +355,9 @@ def test_what_cannot_be_shared_is_said_and_holds_nobody_up(
     def unreachable(*_: object) -> None:
         raise errors.StorageError("no route to host")
 
-    monkeypatch.setattr(parts.Parcels, "bring", unreachable)
+    monkeypatch.setattr(parts.PartTransfer, "fetch", unreachable)
     sharing(crew(tmp_path, place, "abb"), "checkpoint-4")
-    assert "checkpoint-4 could not be brought to" in caplog.text and "no route to host" in caplog.text
+    assert "Could not copy checkpoint-4 to" in caplog.text and "no route to host" in caplog.text
 
 
 def test_what_is_nowhere_is_not_shared(tmp_path: Path, place: Watched) -> None:

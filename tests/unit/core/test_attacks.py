@@ -34,7 +34,7 @@ from lastcall.core.startup import recovery, takeover
 from lastcall.core.store.client import StoreClient
 from lastcall.core.store.memory import MemoryStore
 from lastcall.core.store.server import StoreServer
-from lastcall.core.transfer.parts import Parcels
+from lastcall.core.transfer.parts import PartTransfer
 from lastcall.formats import marshalled
 from lastcall.storage import files as storage
 from lastcall.storage import objects
@@ -93,7 +93,7 @@ def test_d1_the_guarded_state_of_another_run_of_mine_is_neither_taken_nor_remove
     (directory / ".lastcall" / guard.POINTER).write_text(json.dumps({"areas": [str(area.path)]}))
     with caplog.at_level(logging.WARNING, "lastcall"):
         assert recovery.recover(directory, "a kill") is None
-    assert area.path.exists() and "the guarded state of another run" in caplog.text
+    assert area.path.exists() and "it belongs to another run" in caplog.text
 
 
 # ---- D2: links where we write ------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_d2_a_lock_that_is_a_link_is_refused_and_what_it_points_to_stays(directo
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     make(precious, directory / ".lastcall" / "lock")  # type: ignore[operator]
-    with pytest.raises(errors.ConfigError, match="put something else in its place. Remove it: rm"):
+    with pytest.raises(errors.ConfigError, match="is not a plain file.*Remove it: rm"):
         train(directory)
     assert precious.read_text() == "mine"
 
@@ -230,7 +230,7 @@ def test_d4_idle_connections_to_the_store_leave_room_for_ranks(caplog: pytest.Lo
 def test_d4_idle_connections_cost_a_rank_no_thread_and_no_file(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path, storage.Files())
     catalog.make()
-    parcels = Parcels(catalog, MemoryStore(), "s" * 32, 0, "127.0.0.1")
+    parcels = PartTransfer(catalog, MemoryStore(), "s" * 32, 0, "127.0.0.1")
     address = ("127.0.0.1", parcels._listening.getsockname()[1])
     idle = []
     before = threading.active_count()
@@ -435,7 +435,7 @@ def test_d9_a_leaver_with_more_time_than_anybody_has_is_not_waited_for(directory
     (directory / ".lastcall" / "leaving-0.json").write_text(json.dumps(word))
     assert departure.found(directory / ".lastcall") == []
     catalog = Catalog(directory, storage.Files())
-    assert takeover.Succession(catalog, CLOCK, lambda: False).open()
+    assert takeover.Takeover(catalog, CLOCK, lambda: False).open()
     catalog.close()
 
 

@@ -156,7 +156,7 @@ def test_damage_is_found_by_the_ranks_that_need_it_before_live_state_changes(ent
     hurt, fine = damaged(entry)
     with pytest.raises(errors.CheckpointError, match="model-00002.safetensors: the bytes from") as caught:
         load(entry, engine, hurt, 4)
-    assert not isinstance(caught.value, restore.Spoiled)
+    assert not isinstance(caught.value, restore.PartlyLoaded)
     assert all(content(live) == bytes(live.nbytes) for some in hurt.memory.values() for live in some)
     load(entry, engine, fine, 4).check(range(4))
 
@@ -167,13 +167,13 @@ def test_one_process_finds_damage_anywhere(entry: Entry, engine: writer.Engine) 
     with pytest.raises(errors.CheckpointError, match="rng-00003.safetensors"):
         load(entry, engine, live, 1)
     assert live.document is None
-    with pytest.raises(restore.Spoiled, match="rng-00003.safetensors"):
+    with pytest.raises(restore.PartlyLoaded, match="rng-00003.safetensors"):
         load(entry, engine, live, 1, verify_first=False)
 
 
 def test_with_a_way_out_damage_is_found_while_reading(entry: Entry, engine: writer.Engine) -> None:
     hurt, _ = damaged(entry)
-    with pytest.raises(restore.Spoiled):
+    with pytest.raises(restore.PartlyLoaded):
         restore.attempt(entry, engine, hurt, True, 2, 4)
 
 
@@ -183,10 +183,10 @@ def test_when_another_rank_objects_nothing_live_changes(entry: Entry, engine: wr
     def object_to_it() -> None:
         raise errors.CheckpointError("rank 2 found damage")
 
-    for way_out in (True, False):
+    for has_fallback in (True, False):
         with pytest.raises(errors.CheckpointError, match="rank 2 found damage") as caught:
-            restore.attempt(entry, engine, live, way_out, 1, 4, object_to_it)
-        assert not isinstance(caught.value, restore.Spoiled)
+            restore.attempt(entry, engine, live, has_fallback, 1, 4, object_to_it)
+        assert not isinstance(caught.value, restore.PartlyLoaded)
         assert all(content(one) == bytes(one.nbytes) for some in live.memory.values() for one in some)
 
 
@@ -239,7 +239,7 @@ def refused(entry: Entry, engine: writer.Engine) -> str:
     live = Live(held(everywhere), 0)
     with pytest.raises(errors.CheckpointError) as caught:
         load(entry, engine, live, 4)
-    assert not isinstance(caught.value, restore.Spoiled)
+    assert not isinstance(caught.value, restore.PartlyLoaded)
     assert all(content(one) == bytes(one.nbytes) for some in live.memory.values() for one in some)
     return str(caught.value)
 
@@ -332,7 +332,7 @@ def turned_away(entry: Entry, engine: writer.Engine, rank: int, size: int, verif
     loading, went_on = Own(), []
     try:
         restore.load(entry, engine, loading, verify_first=verify_first, rank=rank, size=size, ready=lambda: went_on.append(rank))
-    except restore.Spoiled:
+    except restore.PartlyLoaded:
         raise
     except errors.CheckpointError as error:
         why = str(error)

@@ -34,7 +34,7 @@ def state() -> State:
 def test_after_an_error_it_is_tried_again_and_said_so(tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture) -> None:
     with World(tmp_path / "run", testing.FaultyFiles(testing.Fault("fsync", 3), testing.Fault("pwrite", 30))) as world:
         world.save(state, 1)
-    assert "Saving step 1 failed (Input/output error); trying again" in caplog.text
+    assert "Saving step 1 failed (Input/output error); retrying" in caplog.text
     assert restored(tmp_path / "run") == state.contents()
 
 
@@ -79,7 +79,7 @@ def test_a_full_disk_says_how_much_is_missing_and_what_is_intact(
     said = str(caught.value)
     assert said.startswith("checkpoint-2 could not be saved (No space left on device); checkpoint-1 is intact. It needs 0.1 MB")
     assert f"make room in {tmp_path / 'run'}" in said
-    assert "gave 3 MB of spare space back" in caplog.text
+    assert "released 3 MB of spare space" in caplog.text
 
 
 def test_spare_space_that_is_given_back_can_save_the_save(tmp_path: Path, state: State) -> None:

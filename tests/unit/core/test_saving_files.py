@@ -145,7 +145,7 @@ def test_where_the_time_runs_out_nothing_is_committed(tmp_path: Path, kind: Kind
 
 
 def test_an_abandoned_save_commits_nothing(world: World) -> None:
-    with pytest.raises(errors.DeadlineError, match="given up"):
+    with pytest.raises(errors.DeadlineError, match="abandoned"):
         world.saver.save(capture(), saver.Request(Kind.PERIODIC, "x", abandoned=lambda: True))
     assert world.catalog.entries() == [] and os.listdir(world.catalog.staging) == []
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lastcall.core.progress.report import Standing
+from lastcall.core.progress.report import RunState
 
 
 def test_f15_a_periodic_save_during_the_kill_wait_is_no_answer_to_the_notice() -> None:
     """F15: the page says "saved" only once the notice is answered."""
-    standing = Standing()
+    standing = RunState()
     standing.tell(0.0, "start", {"incarnation": 1})
     standing.tell(1.0, "notice", {"source": "signal", "reason": "SIGTERM"})
     standing.tell(2.0, "save-begins", {"save": "periodic"})

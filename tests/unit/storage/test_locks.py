@@ -90,7 +90,7 @@ def test_c7_a_file_system_that_is_gone_is_not_replaced_by_the_one_below(tmp_path
     with World(tmp_path / "run") as world:
         world.catalog._device = 12345  # as if a disk had been mounted there
         shutil.rmtree(tmp_path / "run")
-        with pytest.raises(errors.SaveError, match="so is the file system that it was on.*Mount it again"):
+        with pytest.raises(errors.SaveError, match="so is its file system.*Mount it again"):
             world.save(State(), 1)
         assert not (tmp_path / "run").exists()
 

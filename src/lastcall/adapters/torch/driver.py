@@ -134,7 +134,7 @@ class Driver:
         self._protection.let_go(ignore=ignore)
 
     def leave(self, left: BaseException | None) -> BaseException | None:
-        """After end(): the process ends here if it must not go on. Otherwise returns what is to be raised."""
+        """After end(): the process ends here if it must not continue. Otherwise returns what is to be raised."""
         left = self._protection.leave(left, self.session.preempted)
         Afterwards.begin(self.context, self._inbox.link)
         return left

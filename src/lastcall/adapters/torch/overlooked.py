@@ -31,7 +31,7 @@ _SEARCHES = frozenset({2, 16})  # ... and looked for: a tenth of a second in a p
 _LAST = max(_LOOKS)  # later: when an optimizer begins, and at each power of two, for what begins then
 _SAMPLES, _VALUES = 8, 4  # parameters whose first values tell a copy of the state from an average, and how many values
 _DEPTH = 4
-_MISSED = 3  # optimizer steps in a row that nobody counts: one makes an optimizer's state, or trains what a prefetcher held back
+_MISSED = 3  # optimizer steps in a row that are not counted: one makes an optimizer's state, or trains what a prefetcher held back
 _COUNT = "Loop over run.steps(n) or run.batches(loader), or call run.tick() after each step."
 _SCALER = torch.amp.grad_scaler.GradScaler
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)
@@ -48,7 +48,7 @@ class Overlooked:
     def __init__(self, state: Callable[[], dict[str, object]], doubts: Doubts) -> None:
         self._state = state
         self._doubts = doubts
-        self.uncounted: Callable[[], bool] = lambda: False  # no loop of ours is running: nobody counts this step
+        self.uncounted: Callable[[], bool] = lambda: False  # no loop of ours is running: this step is not counted
         self.told_of_missing = False
         self._missed = 0
         self._passes = 0
@@ -60,7 +60,7 @@ class Overlooked:
         self._told: set[int] = set()
         self._before: dict[int, tuple[float, ...]] = {}  # scalers and averages that were in use before the loop began
         self._found: list[weakref.ref[Any]] | None = None  # what the last search has found
-        self._watched: dict[int, tuple[Any, weakref.ref[Module]]] = {}  # copies of the state: do they serve before they are made anew?
+        self._watched: dict[int, tuple[Any, weakref.ref[Module]]] = {}  # copies of the state: do they serve before they are made again?
 
     @property
     def looking(self) -> bool:
@@ -76,7 +76,7 @@ class Overlooked:
             self.miss(sys._getframe(1))
 
     def miss(self, frame: types.FrameType | None = None) -> None:
-        """Steps are made, and nobody counts them."""
+        """Steps are made, but not counted."""
         where = f" ({_line(frame)})" if frame is not None else ""
         reason = f"an optimizer steps{where} outside of run.steps() and run.batches(): no step is counted, and none can be saved"
         self._doubts.add(reason, _COUNT)
@@ -84,7 +84,7 @@ class Overlooked:
 
     @property
     def missed(self) -> int:
-        """The last steps, where nobody has counted them."""
+        """The last steps, where they were not counted."""
         return self._missed if self._missed > 1 else 0
 
     def begin(self) -> None:
@@ -121,7 +121,7 @@ class Overlooked:
             self.look_back()
 
     def look_back(self) -> None:
-        """A module is told from a copy of the state by looks in a row: by this one look, only averages are known."""
+        """A module is distinguished from a copy of the state by looks in a row: by this one look, only averages are known."""
         self._new = False
         frame, began = sys._getframe(1), time.monotonic()
         handed, alive = Handed(self._state()), self._alive(search=True)
@@ -218,7 +218,7 @@ class Overlooked:
         return bool(known) and all(found in self._samples for found in known)
 
     def _watch(self, module: Module) -> None:
-        """A copy for an evaluation is made anew before it is used. One that serves in a later pass (a target network) is carried."""
+        """A copy for an evaluation is made again before it is used. One that serves in a later pass (a target network) is carried."""
         if id(module) in self._watched:
             return
 

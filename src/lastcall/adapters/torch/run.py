@@ -60,7 +60,7 @@ def protect(
     accelerator: Any = None,
     **state: Any,
 ) -> Run:
-    """Protect a training run: save `state` into `directory` when the run is told to stop, and go on from there next time.
+    """Protect a training run: save `state` into `directory` when the run is asked to stop, and resume from there next time.
 
     `state` is anything with state_dict/load_state_dict, tensors, numpy arrays, DataLoaders and JSON-like values. What cannot be
     saved is refused here (StateError names it). `guard`: keep a copy in shared memory, so that also a killed process loses little
@@ -76,7 +76,7 @@ def protect(
     periodic = periodic if periodic is not None else PeriodicCheckpointConfig()
     with refusal.explained():
         if accelerator is not None and jit.enabled:
-            from lastcall.adapters.accelerate.run import AcceleratorRun  # whoever has an accelerator has accelerate
+            from lastcall.adapters.accelerate.run import AcceleratorRun  # code with an accelerator has accelerate
 
             return AcceleratorRun(accelerator, directory, jit, periodic, state, files)
         subject = TorchSubject(arguments.with_inner(state), check=jit.enabled)
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def resumed(self) -> int | None:
-        """The step that this incarnation went on from, or None for a fresh start."""
+        """The step that this incarnation resumed from, or None for a fresh start."""
         return self._resumed
 
     @property
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run was told to stop: the time for a long evaluation or an upload is better kept for the save."""
+        """Whether the run was asked to stop: the time for a long evaluation or an upload is better kept for the save."""
         return self._driver is not None and self._driver.stopping
 
     @property
@@ -245,7 +245,7 @@ class Run:
 
     def epochs(self, total: int, start: int = 0) -> Numbers:
         """The numbers of the epochs that are left, as `range(start, total)` has them. An epoch that was interrupted comes again, and
-        batches() goes on inside it."""
+        batches() continues inside it."""
         arguments.check_total(total, "epochs")
         arguments.check_total(start, "epochs")
         return Numbers(max(total - max(self._subject.epoch, start), 0), self._numbered_epochs(total, start))
@@ -254,7 +254,7 @@ class Run:
         subject = self._subject
         self._epochs = total
         if self._resumed is None or subject.loop + 1 != subject.saved_loop:
-            subject.epoch = max(subject.epoch, start)  # a resumed loop goes on where it was, whatever the script has found out
+            subject.epoch = max(subject.epoch, start)  # a resumed loop continues where it was, whatever the script has found out
         if self._driver is not None:
             self._first_epoch = min(start, total)
             progress = self._driver.context.progress
@@ -494,7 +494,7 @@ class Run:
         self._resumed = None if entry is None else entry.record.step
         self._again = endings.again(self.directory) and entry is not None
         self.left_early = entry is not None and endings.announce(self.directory, entry, self._again)
-        if entry is not None and not entry.record.exact and not self._subject.doubts:  # what went on differently stays different
+        if entry is not None and not entry.record.exact and not self._subject.doubts:  # a run that diverged stays different
             self._subject.doubts.resume([f"resumed from {entry.path.name}, which was not exact: {entry.record.because}"])
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._continues = self._subject.inside
@@ -512,7 +512,7 @@ class Run:
         return self
 
     def _load(self, driver: Driver, entry: Entry) -> None:
-        """What an adapter loads from the checkpoint by itself."""
+        """What an adapter loads from the checkpoint itself."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         driver = self._driver
@@ -533,7 +533,7 @@ class Run:
             raise left from error
 
     def _over(self) -> bool | None:
-        """Whether training has come to its end: None where nobody knows. All who say "finished" ask here."""
+        """Whether training has come to its end: None where unknown. All who say "finished" ask here."""
         if self._epochs is not None:
             return self._subject.epoch >= self._epochs
         return None if self._steps is None else self._subject.step >= self._steps

@@ -95,8 +95,8 @@ class TorchSubject:
         self._hooks: hooks.StepHooks | None = None
         self._casualties: Casualties | None = None
         self._copy: Copy | None = None
-        self.taken: Callable[[], None] = lambda: None  # called when the script goes on from a loaded position
-        self.prelude: set[str] | None = None  # names that the script changes before its loop; None: nobody knows
+        self.taken: Callable[[], None] = lambda: None  # called when the script continues from a loaded position
+        self.prelude: set[str] | None = None  # names that the script changes before its loop; None: unknown
         self.owed: set[str] = set()  # optimizers that wait for parameter groups which the script has added inside its loop
         self._broken_off: tuple[Any, int] | None = None  # what was, when a loop was left in the middle of a pass
         self.together = Together()
@@ -245,7 +245,7 @@ class TorchSubject:
         return known
 
     def _place(self, tracker: data.Tracker, key: int, place: int) -> None:
-        """A loader has no name: it is known by its place among those of its epoch. One that is made anew in every epoch takes the
+        """A loader has no name: it is known by its place among those of its epoch. One that is created again in every epoch takes the
         place of the one before, which is over; otherwise a resume would give it the position of the first epoch's."""
         if place < len(self.loaders):
             former = self.loaders[place]
@@ -312,7 +312,7 @@ class TorchSubject:
         self._broken_off = (here, self._gate.begun)
 
     def went_on(self) -> None:
-        """The script goes on behind the loop: it was a `break`."""
+        """The script continues after the loop: it was a `break`."""
         self._broken_off = None
 
     def mend(self) -> None:

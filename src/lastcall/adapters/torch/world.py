@@ -1,4 +1,4 @@
-"""Which rank this process is, from what torch.distributed or torchrun say. Nobody configures it.
+"""Which rank this process is, from what torch.distributed or torchrun say. It needs no configuration.
 
 The ranks meet in torch's own store: that of the process group, or torchrun's where no group has been made yet. Under torchrun both live
 in the agent, outside the training processes.
@@ -43,7 +43,7 @@ def find(jit: JITCheckpointConfig) -> World:
 
 
 def _check_apart(jit: JITCheckpointConfig) -> None:
-    """Ranks that are runs of their own, with one place for the copies of all, would go on from each other's checkpoints."""
+    """Ranks that are runs of their own, with one place for the copies of all, would continue from each other's checkpoints."""
     told = settings.of_torchrun()
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -53,15 +53,15 @@ def _check_apart(jit: JITCheckpointConfig) -> None:
         return
     if jit.origins()["mirror"] != "argument":
         settings.fail(
-            f"LASTCALL_MIRROR={jit.mirror} is one place for {size} ranks, and with ranks='separate' each is a run of its own. Give "
-            f"each a place of its own: JITCheckpointConfig(ranks='separate', mirror=f'{jit.mirror}/{{rank}}')"
+            f"LASTCALL_MIRROR={jit.mirror} is one mirror for {size} ranks, and with ranks='separate' each is a separate run. Give "
+            f"each its own mirror: JITCheckpointConfig(ranks='separate', mirror=f'{jit.mirror}/{{rank}}')"
         )
     with contextlib.closing(_of_agent(told) if told and not dist.is_initialized() else _of_group()) as store:
         first = store.claim(f"lastcall/{settings.attempt().name}/mirror/{jit.mirror}", str(rank).encode()).decode()
     if first != str(rank):
         settings.fail(
-            f"mirror={jit.mirror!r} is one place for ranks {first} and {rank}, and with ranks='separate' each is a run of its own. "
-            f"Give each a place of its own: mirror=f'{jit.mirror}/{{rank}}'"
+            f"mirror={jit.mirror!r} is one mirror for ranks {first} and {rank}, and with ranks='separate' each is a separate run. "
+            f"Give each its own mirror: mirror=f'{jit.mirror}/{{rank}}'"
         )
 
 
@@ -69,8 +69,8 @@ def _of(rank: int, size: int, open_store: Any) -> World:
     number, attempt = next(_runs), settings.attempt()
     if not attempt.agreed and attempt.name != "0":
         log.warning(
-            "torchrun has started the ranks of this machine again (%s), and counts that for each machine by itself: ranks that count "
-            "otherwise are not found. Start it with `lastcall run`, or: export LASTCALL_ENABLED=1",
+            "torchrun restarted this machine's ranks (attempt %s), but machines count restarts independently, so ranks may not find "
+            "each other. Start it with `lastcall run`, or: export LASTCALL_ENABLED=1",
             attempt.name,
         )
 
@@ -84,7 +84,7 @@ def _of_group() -> Store:
     try:
         return C10dStore(dist.distributed_c10d._get_default_store())
     except (RuntimeError, ValueError) as error:
-        raise errors.RanksError(f"the store of the process group cannot be used: {error}") from error
+        raise errors.RanksError(f"could not use the store of the process group: {error}") from error
 
 
 def _of_agent(told: dict[str, str]) -> Store:
@@ -93,7 +93,7 @@ def _of_agent(told: dict[str, str]) -> Store:
         store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT, wait_for_workers=False)  # type: ignore[attr-defined]
     except (RuntimeError, ValueError) as error:
         raise errors.RanksError(
-            f"the ranks cannot meet: torchrun's store at {told['MASTER_ADDR']}:{told['MASTER_PORT']} cannot be reached ({error}). Call "
+            f"the ranks cannot meet: could not reach torchrun's store at {told['MASTER_ADDR']}:{told['MASTER_PORT']} ({error}). Call "
             "torch.distributed.init_process_group() before protect()."
         ) from error
     return Scoped(C10dStore(store), f"lastcall/{told['TORCHELASTIC_RUN_ID']}/")

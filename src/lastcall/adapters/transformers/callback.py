@@ -1,4 +1,4 @@
-"""JITCheckpointCallback: what a script adds to a Trainer that is to be protected; in zero-code runs lastcall adds it by itself."""
+"""JITCheckpointCallback: what a script adds to a Trainer that is to be protected; in zero-code runs lastcall adds it automatically."""
 
 from __future__ import annotations
 

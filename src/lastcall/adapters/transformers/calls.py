@@ -1,5 +1,5 @@
 """The train() calls that a directory has seen: for each (the first of a script, the second) what was trained, as which run, in which
-job, and how its last incarnation ended. A restart is told from a new training by it: `.lastcall/calls.json`, kept by rank 0.
+job, and how its last incarnation ended. It distinguishes a restart from a new training: `.lastcall/calls.json`, kept by rank 0.
 
 What is read here may be damaged or missing: then nothing is known, and the run is known by what it trains.
 """
@@ -76,7 +76,7 @@ class Call:
     script: str = ""  # a job may run several, one after the other
 
     def restarted_as(self, job: str) -> bool:
-        """Whether this job has the unfinished call in hand: then it goes on with it, whatever has changed."""
+        """Whether this job has the unfinished call in hand: then it continues it, whatever has changed."""
         return bool(job) and self.job == job and self.script == script() and self.ended not in (FINISHED, INTERRUPTED)
 
     def just_left(self, job: str, now: float) -> bool:
@@ -113,7 +113,7 @@ class Calls:
             under.write_text(json.dumps({name: dataclasses.asdict(one) for name, one in self._calls.items()}))
             os.replace(under, self._path)
         except OSError as error:
-            log.warning("%s could not be written: %s", self._path, error)
+            log.warning("Could not write %s: %s", self._path, error)
 
 
 def _read(path: Path) -> dict[str, Call]:
@@ -142,5 +142,5 @@ def next_call(root: Path) -> int:
 
 
 def not_over(root: Path) -> None:
-    """The latest call was stopped and saved: another one in this process goes on with it."""
+    """The latest call was stopped and saved: another one in this process continues it."""
     _counted[root.resolve()] -= 1

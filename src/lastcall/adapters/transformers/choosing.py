@@ -1,4 +1,4 @@
-"""Which checkpoint a train() call goes on from, and which run it is."""
+"""Which checkpoint a train() call resumes from, and which run it is."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Start:
         return f" ({'; '.join(told)})" if told else ""
 
     def refuse_to_start_over(self) -> None:
-        """A restart of what was saved goes on from it, or not at all: nobody reads the log of a job that comes back by itself."""
+        """A restart of what was saved resumes from it, or not at all: no user reads the log of a job that restarts automatically."""
         before = self.before
         if self.given or before is None or before.run == self.run:
             return
@@ -99,8 +99,8 @@ class Start:
         why = f"this is job {self.calls.job} again" if again else f"the run was stopped and saved {time.time() - before.at:.0f} s ago"
         settings.fail(
             f"{path} (step {record.step}) would not be resumed from: {why}, but this start is of another training"
-            f"{self.differences(record)}. It would begin at step 0. To go on from the checkpoint: export "
-            f"LASTCALL_RUN_ID={record.run[:_SHORT]}, or pass resume_from_checkpoint=True. To train anew: give it another output_dir, "
+            f"{self.differences(record)}. It would begin at step 0. To resume from the checkpoint: export "
+            f"LASTCALL_RUN_ID={record.run[:_SHORT]}, or pass resume_from_checkpoint=True. To start over: give it another output_dir, "
             "or export LASTCALL_RUN_ID=NAME"
         )
 
@@ -135,7 +135,7 @@ def choose(
     trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wanted: str | bool | None, start: Start | None = None
 ) -> Chosen:
     """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed. True is what Transformers says: the last
-    checkpoint in the folder, whoever has written it."""
+    checkpoint in the folder, no matter what has written it."""
     named = str(wanted) if isinstance(wanted, str | os.PathLike) else ""
     root = Path(trainer._get_output_dir(None))
     if entry is not None and (not named or (ledger or {}).get("origin") == named or Path(named).resolve() == entry.path.resolve()):
@@ -144,14 +144,14 @@ def choose(
             if later is not None:
                 log.warning(
                     "%s is of a later step, but was not written by lastcall: it is not resumed from. "
-                    "Pass resume_from_checkpoint=True to go on from it",
+                    "Pass resume_from_checkpoint=True to resume from it",
                     later.name,
                 )
             return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
-        log.info("Resuming from %s, as resume_from_checkpoint=True says: it is of a later step, and has all that it needs", later.name)
+        log.info("Resuming from %s, as resume_from_checkpoint=True asks: it is of a later step, and is complete", later.name)
         return Chosen(str(later))
     if named:
-        log.info("Resuming from %s, as the script says", named)
+        log.info("Resuming from %s, as the script asks", named)
         return Chosen(named, False, named)
     if wanted is not True and start is not None:
         start.refuse_to_start_over()
@@ -159,7 +159,7 @@ def choose(
     if found is None:
         return Chosen(None)
     if wanted is True:
-        log.info("Resuming from %s, %s: it has all that it needs to load", found.name, _whose(found))
+        log.info("Resuming from %s, %s: it is complete", found.name, _whose(found))
         return Chosen(str(found))
     _say_what_is_left(found, start)
     return Chosen(None)
@@ -173,14 +173,14 @@ def _say_what_is_left(found: Path, start: Start | None) -> None:
     """One line, before the first step of a run that begins beside saved work."""
     if not (found / records.NAME).exists():
         log.warning(
-            "%s was not written by lastcall, and nothing tells whether it belongs to this run: it is not resumed from. "
-            "Pass resume_from_checkpoint=True to go on from it",
+            "%s was not written by lastcall, and it is unknown whether it belongs to this run: it is not resumed from. "
+            "Pass resume_from_checkpoint=True to resume from it",
             found.name,
         )
         return
     record = records.read(found)
     log.warning(
-        "%s (step %d) is of another training%s: it is NOT resumed from, and this run begins at step 0. To go on from it: export "
+        "%s (step %d) is of another training%s: it is NOT resumed from, and this run begins at step 0. To resume from it: export "
         "LASTCALL_RUN_ID=%s, or pass resume_from_checkpoint=True",
         found, record.step, start.differences(record) if start is not None else "", record.run[:_SHORT],
     )  # fmt: skip
@@ -199,7 +199,7 @@ def _of_others(root: Path, start: Start | None, after: int = -1, *, asked: bool)
             if entry is None or not _of_another_trainer(entry, start, asked or after < 0, asked):
                 continue
         if why := _unfit(path, entry, start if asked else None):
-            log.warning("%s is passed over: %s", path.name, why)
+            log.warning("Skipping %s: %s", path.name, why)
         else:
             return path
     return None
@@ -248,7 +248,7 @@ def _unfit(path: Path, entry: Entry | None, start: Start | None) -> str:
 
 def _damaged(entry: Entry, start: Start | None) -> str:
     if not entry.record.complete:
-        return "the time did not suffice for all of it"
+        return "there was no time to write all of it"
     try:
         if start is not None:
             start.check(entry)

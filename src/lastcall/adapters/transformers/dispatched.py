@@ -71,7 +71,7 @@ class DispatchedTracker:
         if state.get("kind") != KIND or state.get("version") != VERSION:
             raise errors.MismatchError(
                 f"The saved data position is of kind {state.get('kind')!r}, and this loader needs {KIND!r}: the data was dispatched "
-                f"otherwise. Set dispatch_batches as it was, or begin in another directory."
+                f"otherwise. Set dispatch_batches as it was, or start in another directory."
             )
         rng.put_generators(state["generators"], rng.find_generators(self.loader.base_dataloader))
         self.loader.iteration = state["iteration"]
@@ -81,7 +81,7 @@ class DispatchedTracker:
         """The next pass begins behind so many rounds, as every rank has counted them."""
         self.loader.skip_batches = self._usual + rounds
         if rounds:
-            log.info("One rank reads for all: %d batches of the epoch are read again and skipped", rounds)
+            log.info("One rank reads for all: reading %d batches of the epoch again and skipping them", rounds)
 
     def iterate(self) -> Iterator[Any]:
         return iter(self.loader)

@@ -102,7 +102,7 @@ class Ledger:
 
 
 class Tally:
-    """What this rank has counted by itself since somebody asked: losses, operations, time, and what a subclass counts in attributes of
+    """What this rank has counted alone since the last query: losses, operations, time, and what a subclass counts in attributes of
     its own. Other ranks have other numbers."""
 
     def __init__(self, trainer: Any) -> None:

@@ -82,7 +82,7 @@ def _train(original: Any) -> Any:
         if not jit.enabled or listening.taken:  # in a train worker of Ray the Trainer is asked to save by Ray's own adapter
             return original(*call.args, **call.kwargs)
         if call.arguments.get("trial") is not None:
-            log.warning("A trial of a hyperparameter search is not protected")
+            log.warning("Trials of a hyperparameter search are not protected")
             return original(*call.args, **call.kwargs)
         added = callback is None
         if callback is None:
@@ -216,11 +216,11 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str, Any]]:
 def _stand_down(trainer: Any) -> None:
     """Transformers' own callback, where a script has switched it on: one of us is enough."""
     if getattr(trainer, "_lastcall_took_over", False):
-        log.info("enable_jit_checkpoint is set: lastcall takes over, Transformers' own callback stands down")
+        log.info("enable_jit_checkpoint is set: lastcall handles it, Transformers' own callback is disabled")
     for callback in list(trainer.callback_handler.callbacks):
         manager = getattr(callback, "jit_manager", None)
         if type(callback).__module__ == "transformers.trainer_jit_checkpoint" and manager is not None:
-            log.info("enable_jit_checkpoint is set: lastcall takes over, Transformers' own callback stands down")
+            log.info("enable_jit_checkpoint is set: lastcall handles it, Transformers' own callback is disabled")
             trainer.remove_callback(callback)
             _put_handler_back(manager)
 
@@ -232,7 +232,7 @@ def _report_instead(trainer: Any, jit: JITCheckpointConfig) -> None:
         return
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == "KubeflowCallback" and type(callback).__module__.startswith("transformers."):
-            log.info("lastcall tells Kubeflow how far the run is; Transformers' own KubeflowCallback stands down")
+            log.info("lastcall reports progress to Kubeflow; Transformers' own KubeflowCallback is disabled")
             trainer.remove_callback(callback)
 
 

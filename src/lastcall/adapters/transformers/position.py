@@ -1,8 +1,8 @@
 """Where a Trainer stands in its data: the epoch, the batches that it has taken in it, and the position of the loader itself.
 
 Transformers counts from the number of steps and skips what lies before: a stream without a length is taken for one epoch without an
-end, an order that was drawn from a global generator is drawn anew, and random augmentation is drawn with other numbers. Here the loader
-is followed as in any other loop, and the resumed epoch goes on with it: nothing is left for Transformers to skip.
+end, an order that was drawn from a global generator is drawn again, and random augmentation is drawn with other numbers. Here the
+loader is followed as in any other loop, and the resumed epoch continues it: nothing is left for Transformers to skip.
 
 Discarded: skip_first_batches of Accelerate with the randomness put back around it, which never reads what it skips, so that workers
 have other random numbers afterwards, or reads all of it.
@@ -50,8 +50,8 @@ class Position:
         self._epoch = 0
         self._batches = 0  # that the training loop has taken in this epoch
         self._over = False  # the epoch was left before its end
-        self._apart = False  # Transformers has skipped into this epoch by itself: the loader that it made is not the one followed
-        self._loaded: dict[str, Any] | None = None  # of the former incarnation, until its epoch goes on
+        self._apart = False  # Transformers has skipped into this epoch on its own: the loader that it made is not the one followed
+        self._loaded: dict[str, Any] | None = None  # of the former incarnation, until its epoch continues
         self._looks = 0  # fetches still to be looked at
         self._fetched: rng.Parts | None = None  # the generators after the latest of these
         self._evaluators: set[str] = set()  # loaders for evaluations whose persistent workers the former incarnation had
@@ -98,7 +98,7 @@ class Position:
             self._looks = 0
             log.warning(
                 "The stream draws from the global random generator of %s, and so does the training. After an interruption the stream "
-                "is read again from the start of its epoch, with other numbers from that generator: it goes on as it would have, if "
+                "is read again from the start of its epoch, with other numbers from that generator: it continues as it would have, if "
                 "its order does not depend on them. Otherwise give the data set a generator of its own for an exact resume",
                 " and of ".join(shared),
             )
@@ -135,7 +135,7 @@ class Position:
 
     @property
     def start(self) -> tuple[int, int] | None:
-        """The epoch to go on with, and the batches of it that were taken. None: Transformers' own count has to do."""
+        """The epoch to continue, and the batches of it that were taken. None: Transformers' own count has to do."""
         loaded = self._loaded
         if loaded is None:
             return None
@@ -162,7 +162,7 @@ class Position:
         self._evaluators = set(state["evaluators"])
 
     def leave(self) -> None:
-        """The epoch of the saved position is not gone on with, whoever said so."""
+        """The epoch of the saved position is not resumed from, whatever requested it."""
         if self._loaded is not None:
             self._loaded["ended"] = self._over = True
 
@@ -173,7 +173,7 @@ class Position:
 
     @contextlib.contextmanager
     def epoch(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Around Trainer._run_epoch, with its arguments. The first one of a resumed run goes on where the former incarnation was."""
+        """Around Trainer._run_epoch, with its arguments. The first one of a resumed run continues where the former incarnation was."""
         given = _RUN_EPOCH.bind(self._trainer, *args, **kwargs).arguments
         number, checkpoint = int(given["epoch"]), given["resume_from_checkpoint"]
         resumed = checkpoint is not None and number == given["epochs_trained"]
@@ -192,7 +192,7 @@ class Position:
 
     @contextlib.contextmanager
     def _nothing_skipped(self) -> Iterator[None]:
-        """Transformers counts the batches as skipped, and goes on with the loader that it has."""
+        """Transformers counts the batches as skipped, and continues with the loader that it has."""
         arguments, skip = self._trainer.args, _hf.skip_first_batches
         ignored = arguments.ignore_data_skip
 
@@ -218,14 +218,14 @@ class Position:
         trainer._load_rng_state(checkpoint)
         if self._anew() and not loaded["ended"]:
             log.warning(
-                "ignore_data_skip is set, and the data is a stream: it begins anew in the middle of epoch %d, %d batches of which were "
+                "ignore_data_skip is set, and the data is a stream: it starts over in the middle of epoch %d, %d batches of which were "
                 "trained on. Leave it out for an exact resume",
                 loaded["epoch"],
                 loaded["batches"],
             )
         else:
             if trainer.args.ignore_data_skip and not loaded["ended"]:
-                log.info("ignore_data_skip is set: the position in the data is kept all the same, since that costs nothing here")
+                log.info("ignore_data_skip is set, but the position in the data is kept anyway: that costs nothing here")
             tracker.load(_left(loaded["loader"]) if loaded["ended"] else loaded["loader"])
             if isinstance(tracker, DispatchedTracker):
                 tracker.go_on(self._batches)

@@ -46,7 +46,7 @@ def record(trainer: Any, private: Path, state: bytes, save: Callable[..., Any] |
     layouts = [_inside(layout) for layout in found if "/" in layout.name]
     expected = not together or trainer.args.process_index == 0  # of FULL_STATE_DICT, and of all that is not sharded, one rank has all
     if expected and not any(layout.name.startswith(_WEIGHTS) for layout in layouts):
-        raise errors.SaveError("Trainer._save_checkpoint has written no weights: nothing could be resumed from that")
+        raise errors.SaveError("Trainer._save_checkpoint has written no weights, so its checkpoint could not be resumed from")
     return tuple(File(layout, shared=not together) for layout in layouts if not layout.name.startswith("rng_state"))
 
 
@@ -58,7 +58,7 @@ def _recorded(
     trainer: Any, save: Callable[..., Any], scratch: Path, state: bytes, *, lead: bool, full: bool, last: bool = False
 ) -> tuple[FileLayout, ...]:
     """What this trainer's own save writes. One that fails where it is run now (a rescue, another folder) gives way to HF's own; not
-    where all ranks save together, since the others would wait for ever for the one that begins anew."""
+    where all ranks save together, since the others would wait for ever for the one that starts again."""
     try:
         with Recorder(scratch) as recorder, _aimed_at(trainer, scratch, state, lead=lead, full=full):
             save(trainer.model_wrapped, None)

@@ -162,7 +162,7 @@ class TrainerRun:
             self._set_bars()
             if trainer.state.global_step >= trainer.state.max_steps:
                 log.warning(
-                    "This run is at its end already (step %d of %d): nothing is left to train. To train anew, give it "
+                    "This run has already ended (step %d of %d): nothing is left to train. To start over, give it "
                     "another output_dir, or another LASTCALL_RUN_ID",
                     trainer.state.global_step, trainer.state.max_steps,
                 )  # fmt: skip
@@ -189,7 +189,7 @@ class TrainerRun:
             self.former["_load_rng_state"](self._path)
             trainer.model_wrapped.train()  # as it was then; a subclass logs other things for a model that does not train (TRL)
             if pending.log or pending.evaluate or pending.save:
-                log.info("Step %d: what had not been done after it is done now", trainer.state.global_step)
+                log.info("Step %d: catching up on what should have followed it", trainer.state.global_step)
             self._follow_up(pending)
             told = trainer.control  # an evaluation may have said so just now
             stops = pending.stop_epoch or pending.stop or told.should_epoch_stop or told.should_training_stop
@@ -274,7 +274,7 @@ class TrainerRun:
             ledger.pending = AFTER_STEP if ends else NOTHING
 
     def logged(self, logs: dict[str, Any]) -> None:
-        """Progress, for whoever watches."""
+        """Progress, for observers."""
         state = self.trainer.state
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
@@ -290,7 +290,7 @@ class TrainerRun:
     # ---- saves that HF asks for ------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Instead of Trainer._save_checkpoint: the same files, written by us while training goes on."""
+        """Instead of Trainer._save_checkpoint: the same files, written by us while training continues."""
         trainer, session = self.trainer, self.session
         self.leave_if_saved()
         state = trainer.state
@@ -406,13 +406,13 @@ class TrainerRun:
             if for_it:
                 self._on_save(self.trainer.state)
         except Exception:
-            log.exception("A callback's on_save failed; the checkpoint is committed all the same")
+            log.exception("A callback's on_save failed; the checkpoint is still committed")
         finally:
             watchdog.cancel()
 
 
 def _lengthened(pending: Pending, saved: dict[str, Any], state: Any) -> Pending:
-    """A run that had come to its last step, and has more of them now, goes on."""
+    """A run that had come to its last step, and has more of them now, continues."""
     was_last = saved.get("max_steps") is not None and saved["global_step"] >= saved["max_steps"]
     return dataclasses.replace(pending, stop=False) if was_last and state.global_step < state.max_steps else pending
 

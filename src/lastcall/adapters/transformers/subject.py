@@ -40,7 +40,7 @@ class TrainerSubject(FrameworkSubject):
         self.tally = Tally(trainer)
         self.position = Position(trainer)
         self.position.doubts = self.doubts
-        self.saved: dict[str, Any] | None = None  # the ledger of the checkpoint that the run goes on from
+        self.saved: dict[str, Any] | None = None  # the ledger of the checkpoint that the run resumes from
         self.saved_tally: dict[str, Any] = {}
         self._trainer = trainer
         self._private = private
@@ -79,7 +79,7 @@ class TrainerSubject(FrameworkSubject):
         try:
             TorchSubject({LEDGER: self.ledger, TALLY: self.tally, "scheduler": values["scheduler"], "scaler": values["scaler"]})
         except errors.StateError as error:
-            log.warning("A rescue cannot copy all of the scheduler's or the scaler's state (%s): it reads them as they are", error)
+            log.warning("A rescue cannot copy all of the scheduler's or the scaler's state (%s) and will read the live objects", error)
             del values["scheduler"], values["scaler"]
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,10 +1,10 @@
-"""The committed checkpoints of a directory: which there are, which may go, and the folder's own house-keeping.
+"""The committed checkpoints of a directory: which there are, which may be removed, and the directory's housekeeping.
 
 runs/exp1/checkpoint-1347/        committed: the record is there
 runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
 runs/exp1/.lastcall/staging/      under construction; never looked at, removed on start
 runs/exp1/.lastcall/trash/        pruned; its files become spare space
-runs/exp1/.lastcall/mirroring/    waits to be copied to another place (`mirror`)
+runs/exp1/.lastcall/mirroring/    waits to be uploaded (`mirror`)
 runs/exp1/.lastcall/spare/        space kept ready; spare-2/ is that of rank 2
 """
 
@@ -38,17 +38,17 @@ _CHECKPOINT = re.compile(r"checkpoint-\d+(\.replaced-\d+)?")
 PRIVATE = ".lastcall"
 MIRRORING = "mirroring"
 _LONGEST_OWNER = 1000
-_ORPHANS = 1.0  # seconds in which a process that has just been forked lets go of what it has inherited
+_ORPHANS = 1.0  # seconds in which a process that has just been forked closes what it inherited
 _LIKE_ONE = re.compile(r"checkpoint-(\d{1,18})((?:\.replaced-\d+)?(?:\.damaged-\d+)?)$")
 _held: dict[Path, int] = {}  # the directories that this process (a fork has another number) holds
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds the lock, as far as is known."""
+    """The process that holds the lock, as far as it is known."""
 
     pid: str = ""
-    machine: str = ""  # as people call it
+    machine: str = ""  # the name that people use
     host: str = ""  # as Process does
 
     def __str__(self) -> str:
@@ -91,29 +91,29 @@ class Catalog:
     def make_again(self) -> bool:
         """The directory, or our part of it, may have been removed or renamed under the run. Returns whether it had to be made again.
         SaveError where its file system is gone: what was written under the empty mount point would be lost with it."""
-        # By its name: some file systems (FUSE) number a file anew each time that somebody looks. Who has taken the directory since is
-        # known by the token (`fencing`).
+        # By its name: some file systems (FUSE) give a file a new number at each look. Whether another incarnation has taken
+        # the directory since is known from the token (`ownership`).
         unlocked = self.held and not os.path.lexists(self.private / "lock")
         if self._device is None or (self.private.is_dir() and not unlocked):
             return False
         run_directory.check_device(self.root, self._device)
-        log.warning("%s was removed or renamed while the run was at work: it is made again, and this run saves there", self.private)
+        log.warning("%s was removed or renamed during the run; it has been recreated, and this run saves there", self.private)
         self.make()
         if unlocked:
             self.close()
             if not self.try_lock():
-                raise errors.SaveError(f"{self.root} was made again by {self.owner()}, which holds it now: nothing is saved there")
+                raise errors.SaveError(f"{self.root} was recreated by {self.owner()}, which holds it now: nothing is saved there")
         return True
 
     def prepare(self) -> None:
         """Make the directory, before the first try_lock()."""
         self.make()
-        # POSIX locks do not keep out a second run in this process, and opening the file again would let go of the first one's.
+        # POSIX locks do not keep out a second run in this process, and opening the file again would release the first one's.
         if _held.get(self.root.resolve()) == os.getpid():
-            raise errors.BusyError(f"{self.root} is in use by this process already: give each run a directory of its own.")
+            raise errors.BusyError(f"{self.root} is already in use by this process: give each run its own directory.")
 
     def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
-        """Make the directory, and make it ours, for whoever is no incarnation (those wait longer: `succession`)."""
+        """Make the directory and lock it, for callers that are not an incarnation (those wait longer: `takeover`)."""
         self.prepare()
         give_up = clock.now() + patience
         while not self.try_lock():
@@ -124,19 +124,19 @@ class Catalog:
     def busy(self) -> errors.BusyError:
         owner = self.owner()
         return errors.BusyError(
-            f"{self.root} is in use by {owner}. Two runs cannot share a directory: let it end, "
-            f"stop it (kill {owner.pid or 'PID'}), or give this run a directory of its own."
+            f"{self.root} is in use by {owner}. Two runs cannot share a directory: wait for it, "
+            f"stop it (kill {owner.pid or 'PID'}), or give this run its own directory."
         )
 
     def owner(self) -> Owner:
-        """Who took the lock last."""
+        """The process that took the lock last."""
         try:
             return Owner(*(self.private / "lock").read_text(errors="replace")[:_LONGEST_OWNER].split()[:3])
         except OSError:
             return Owner()
 
     def try_lock(self) -> bool:
-        """Take the lock if nobody has it. Where the file system has no locks, it counts as taken, with a warning."""
+        """Take the lock if it is free. Where the file system has no locks, it counts as taken, with a warning."""
         path = self.private / "lock"
         new = not path.exists()
         try:
@@ -144,7 +144,7 @@ class Catalog:
         except OSError as error:
             if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
                 raise
-            what = f"{path} cannot be opened ({errnos.named(error)}), and without the lock this run might meet another"
+            what = f"{path} cannot be opened ({errnos.named(error)}), and without the lock two runs could use the directory at once"
             settings.fail(f"{what}. {run_directory.whose(path, error)}")
         try:
             if new:
@@ -181,7 +181,7 @@ class Catalog:
             self._lock = None
 
     def entries(self) -> list[Entry]:
-        """The committed checkpoints of this run, newest first. What cannot be read is left out; `clean` deals with it."""
+        """The committed checkpoints of this run, newest first. Unreadable ones are left out; `clean` deals with them."""
         return [entry for entry in self._all() if not self.run or entry.record.run == self.run]
 
     def foreign(self) -> list[Entry]:
@@ -203,7 +203,7 @@ class Catalog:
         """What came of the save that the ranks called so, if it is among the newest."""
         try:
             return next((entry for entry in self.entries()[:4] if entry.record.save == save), None)
-        except errors.UncheckedError:  # who asks asks again
+        except errors.UncheckedError:  # the caller asks again
             return None
 
     def clean(self) -> list[str]:
@@ -222,7 +222,7 @@ class Catalog:
                 continue
             try:
                 if not self._has_record(path):
-                    continue  # not ours, or no more: `passed_over` names it
+                    continue  # not ours, or gone: `passed_over` names it
                 records.read(path)
             except errors.UncheckedError as error:
                 raise type(error)(f"{path}: {error}") from error
@@ -232,7 +232,7 @@ class Catalog:
 
     def _has_record(self, path: Path) -> bool:
         try:
-            errnos.reading(lambda: os.lstat(path / records.NAME), f"{records.NAME} cannot be looked at")
+            errnos.reading(lambda: os.lstat(path / records.NAME), f"{records.NAME} cannot be read")
         except errors.UncheckedError:
             raise
         except errors.CheckpointError:
@@ -240,19 +240,19 @@ class Catalog:
         return True
 
     def set_aside(self, path: Path, why: str) -> str:
-        """Keep a damaged checkpoint under another name; it is never deleted. Where it cannot be moved it stays, and is passed over: no
-        reason not to go on from an older one."""
+        """Keep a damaged checkpoint under another name; it is never deleted. Where it cannot be moved it stays and is skipped:
+        the run can still continue from an older one."""
         new = storage.first_free(self.root, (f"{path.name}.damaged-{n}" for n in range(10_000)))
         try:
             folders.move(self.files, path, new)
             self.files.sync_directory(self.root)
         except OSError as error:
             stays = f"it stays where it is, since it cannot be moved ({errnos.named(error)})"
-            return f"{path.name} is damaged, and passed over; {stays}: {why}"
+            return f"{path.name} is damaged and was skipped; {stays}: {why}"
         return f"set {path.name} aside as {new.name}: {why}"
 
     def passed_over(self) -> list[tuple[int, str]]:
-        """What looks like a checkpoint of this directory and is not gone on from: its step, and a few words that name it."""
+        """What looks like a checkpoint of this directory but is not resumed from: its step, and a few words that name it."""
         found = []
         for entry in self._scanned():
             match = _LIKE_ONE.match(entry.name)
@@ -273,7 +273,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def arriving(self, name: str) -> Iterator[Path]:
-        """A folder for a checkpoint that comes from elsewhere, until it is published. What fails leaves nothing behind."""
+        """A folder for a checkpoint that comes from elsewhere, until it is published. A failure leaves nothing behind."""
         folder = self.staging / f"fetched-{name}"
         if os.path.lexists(folder):
             storage.remove_tree(self.files, folder)
@@ -283,7 +283,7 @@ class Catalog:
         except BaseException:
             with contextlib.suppress(OSError):
                 gone = storage.first_free(self.staging, (f"gone-{n}" for n in range(10_000)))
-                self.files.rename(folder, gone)  # who still writes into it finds it no more
+                self.files.rename(folder, gone)  # a process that still writes into it no longer finds it
                 storage.remove_tree(self.files, gone)
             raise
 
@@ -317,7 +317,7 @@ class Catalog:
         return name
 
     def _replace(self, built: Path, final: Path, step: int) -> Path:
-        """No atomic swap here: one of the two steps aside under a name that is still a checkpoint's. So there is one at any time."""
+        """No atomic swap here: one of the two is renamed to a name that is still a checkpoint's, so there is one at any time."""
         aside = self._beside(step)
         try:
             self.files.rename(final, aside)
@@ -345,8 +345,8 @@ class Catalog:
         """Remove what rotation no longer needs, by `keep` or the catalog's own. Never the last two complete ones, nor the best."""
         try:
             entries = self.entries()
-        except errors.UncheckedError as error:  # the save was committed: what cannot be looked at now is for the next time
-            log.warning("Nothing is rotated: %s", error)
+        except errors.UncheckedError as error:  # the save was committed: what cannot be read now is for the next time
+            log.warning("Could not delete expired checkpoints: %s", error)
             return []
         gone = [entry.path for entry in retention.superfluous(entries, keep or self.keep)]
         for path in gone:
@@ -378,7 +378,7 @@ class Catalog:
             return errnos.reading(scan, f"{self.root} cannot be listed")
         except errors.UncheckedError:
             raise
-        except errors.CheckpointError as error:  # a disk that cannot list its checkpoints does not say that there are none
+        except errors.CheckpointError as error:  # a failed listing does not prove that there are none
             raise errors.UnreadableError(str(error)) from error
 
     def _discard(self, path: Path) -> None:
@@ -418,17 +418,17 @@ class Catalog:
 
 
 def _lock_file(path: Path) -> int:
-    """Open or make it; a link in its place is no lock: what it points to would be overwritten."""
+    """Open or create it. A link in its place is refused: its target would be overwritten."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # less the umask
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            settings.fail(f"{path} is not a plain file: somebody has put something else in its place. Remove it: rm {path}")
+            settings.fail(f"{path} is not a plain file. Remove it: rm {path}")
         raise
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
         os.close(fd)
-        settings.fail(f"{path} is not a plain file of its own: somebody has put something else in its place. Remove it: rm {path}")
+        settings.fail(f"{path} is not a plain file of its own (it has other links). Remove it: rm {path}")
     return fd
 
 

@@ -1,12 +1,13 @@
-"""That an incarnation is on its way out, written down for the next one, which may be there before it has gone.
+"""A departure note: an incarnation that is shutting down says so in a file, for the next one, which may start before this one has
+ended.
 
-A Job's controller makes the replacement of a pod at the moment when that pod is told to stop. The new incarnation then starts while the
-old one still saves: if it went on from what is committed already, all that the old one saves now would be lost. The lock says only that
-somebody is there and not for how long, and some network file systems have none, or one that other machines do not see. So every rank
-that has a notice writes, until it has left, who it is, why it leaves and how long it may still live.
+A Job's controller makes the replacement of a pod at the moment when that pod is asked to stop. The new incarnation then starts while
+the old one still saves: if it continued from what is committed already, all that the old one saves now would be lost. The lock says
+only that a process is there and not for how long, and some network file systems have none, or one that other machines do not see. So
+every rank that has a notice keeps a note, until it exits, of who it is, why it stops and how long it may still live.
 
-Discarded: a time of day as the deadline. The clocks of two machines differ; the length of the rest does not, and how long ago it was
-written is told by one clock, that of the file system, which also dates the file that is written to compare.
+Discarded: a time of day as the deadline. The clocks of two machines differ; the remaining seconds do not, and the age of the note is
+measured by one clock, that of the file system, which also dates the file that is written to compare.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from lastcall import messages
 from lastcall.core.process.identity import Process
 from lastcall.storage import files as storage
 
-LONGEST = 24 * 3600.0  # seconds of grace that anybody has: a word that says more is none
+LONGEST = 24 * 3600.0  # seconds of grace at most: a note that claims more is ignored
 AFTERWARDS = 10.0  # seconds after its deadline at which a process that should be dead counts as dead
 _NAME = "leaving"  # leaving-0.json, one a rank
 
 
 @dataclass(frozen=True)
-class Leaver:
-    """A rank of an incarnation that was told to stop."""
+class Departure:
+    """What a rank that was asked to stop has noted: who it is and how long it may still live."""
 
     rank: int
     reason: str
-    seconds: float  # that it had left when it said so
+    seconds: float  # that it had left when it wrote this
     process: Process
-    machine: str  # as people call it
+    machine: str  # the name that people use
     written: float = 0.0  # when, by the clock of the file system
 
     def gone(self, mine: Process, locked: bool) -> bool:
@@ -53,8 +54,8 @@ def _boot(host: str) -> str:
     return host.partition("/")[0]
 
 
-class Leaving:
-    """The side of the one that leaves. Nothing here raises: who cannot say it must save all the same."""
+class DepartureNote:
+    """The side of the process that stops. Nothing here raises: one that cannot write the note must still save."""
 
     def __init__(self, private: Path, rank: int) -> None:
         self._path = private / f"{_NAME}-{rank}.json"
@@ -63,7 +64,7 @@ class Leaving:
         self._said = False
 
     def say(self, reason: str, seconds: float) -> None:
-        leaver = Leaver(self._rank, reason, seconds, Process.own(), os.uname().nodename)
+        leaver = Departure(self._rank, reason, seconds, Process.own(), os.uname().nodename)
         under = self._path.with_suffix(f".{storage.own_name()}.tmp")
         with contextlib.suppress(OSError):
             under.write_text(json.dumps(asdict(leaver)))
@@ -71,20 +72,20 @@ class Leaving:
             self._said = True
 
     def unsay(self) -> None:
-        """Everything is saved, or nothing will be: the next one need not wait."""
+        """Everything is saved, or nothing will be: the next incarnation need not wait."""
         if self._said and os.getpid() == self._pid:  # not a forked child
             self._said = False
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
 
-def found(private: Path) -> list[Leaver]:
-    """Who has said so, and has not taken it back."""
+def found(private: Path) -> list[Departure]:
+    """The notes that were written and not withdrawn."""
     return [leaver for path in sorted(private.glob(f"{_NAME}-*.json")) if (leaver := _read(path)) is not None]
 
 
-def left(private: Path, leaver: Leaver) -> float:
-    """The seconds that it still has."""
+def left(private: Path, leaver: Departure) -> float:
+    """The seconds that the process still has."""
     probe = private / f"now.{storage.own_name()}.tmp"
     try:
         probe.touch()
@@ -97,13 +98,13 @@ def left(private: Path, leaver: Leaver) -> float:
 
 
 def forget(private: Path) -> None:
-    """They are gone, as far as anybody can tell."""
+    """These processes have ended, as far as can be known."""
     for path in private.glob(f"{_NAME}-*.json"):
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
-def _read(path: Path) -> Leaver | None:
+def _read(path: Path) -> Departure | None:
     """By opening it, since a network file system may remember for a minute that a file is there, but asks when it is opened."""
     try:
         return parse(storage.read_plain(path, 64 * 1024), path.stat(follow_symlinks=False).st_mtime)
@@ -111,11 +112,11 @@ def _read(path: Path) -> Leaver | None:
         return None
 
 
-def parse(data: bytes, written: float = 0.0) -> Leaver | None:
-    """None for what is no word of a leaver."""
+def parse(data: bytes, written: float = 0.0) -> Departure | None:
+    """None if this is not a departure note."""
     try:
         body: dict[str, Any] = json.loads(data)
-        leaver = Leaver(**{**body, "process": Process(**body["process"]), "seconds": float(body["seconds"]), "written": written})
+        leaver = Departure(**{**body, "process": Process(**body["process"]), "seconds": float(body["seconds"]), "written": written})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     whole = messages.typed(leaver) and messages.typed(leaver.process) and 0 <= leaver.seconds <= LONGEST

@@ -1,8 +1,8 @@
-"""Why nothing of this run can be called exact, though its state was captured whole: what lastcall found that it does not save.
+"""Why checkpoints of this run cannot be called exact, though its state was captured whole: what lastcall found that it does not save.
 
-A doubt is found while training goes on (a variable that nobody handed over, a position that cannot be followed), warned of once, and
-part of every checkpoint from then on: `exact: false`, with the same reason. It comes back with the checkpoint, since a run that once
-went on differently stays different.
+A doubt is found during training (a variable that was not handed over, a position that cannot be followed), logged as a warning once,
+and part of every checkpoint from then on: `exact: false`, with the same reason. It is restored with the checkpoint, since a run that
+once diverged stays different.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Doubts:
 
     def add(self, reason: str, remedy: str) -> None:
         """`reason`: what is not saved or not known, naming it, as part of a sentence ("the scheduler of `optimizer` was not handed
-        over"). `remedy`: what to type, a sentence. Warned of the first time only."""
+        over"). `remedy`: what to type, a sentence. Logged the first time only."""
         if reason not in self._reasons:
             self._reasons[reason] = None
             log.warning("A resumed run will differ: %s. %s", reason, remedy)
@@ -39,5 +39,5 @@ class Doubts:
         return list(self._reasons)
 
     def resume(self, reasons: Iterable[object]) -> None:
-        """Those of the checkpoint that the run goes on from: known, and not warned of again."""
+        """Those of the checkpoint that the run continues from: known, and not logged again."""
         self._reasons.update(dict.fromkeys(reason for reason in reasons if isinstance(reason, str)))

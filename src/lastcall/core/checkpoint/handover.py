@@ -1,9 +1,9 @@
-"""Checkpoints that a script has saved by its own means, and that only its own resume can load: which is the newest, and whether anybody
-has gone on from it.
+"""Checkpoints that a script has saved by its own means, and that only its own resume can load: which is the newest, and whether a
+later start has continued from it.
 
 They lie where the script put them, under its own names, and nothing may be added beside them: scripts take the newest folder that they
 find there. So all that is known is in the commit record of a save that answered a notice: `run` is the job that made it, `save` says
-whether the same command was expected to go on from it, and later that somebody did.
+whether the same command was expected to continue from it, and later that a start did.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Saved:
     record: Record | None = None
 
     def demands_a_resume(self, job: str, now: float) -> bool:
-        """Whether a start that passes it by must be a restart that has lost its way: of the same job, or just after the exit code that
+        """Whether a start that ignores it must be a restart that went wrong: of the same job, or just after the exit code that
         asks for one."""
         record = self.record
         if record is None:
@@ -50,18 +50,18 @@ def named(words: Iterable[str]) -> list[Path]:
 
 
 def newest(folders: Sequence[Path]) -> Saved | None:
-    """What a restart should go on from."""
+    """What a restart should continue from."""
     return max(_saved(folders), key=lambda saved: saved.created, default=None)
 
 
 def waiting(folders: Sequence[Path]) -> Saved | None:
-    """The newest that answered a notice and that nobody has gone on from."""
+    """The newest that answered a notice and that no start has continued from."""
     found = [saved for saved in _saved(folders) if saved.record is not None and saved.record.save != TAKEN]
     return max(found, key=lambda saved: saved.created, default=None)
 
 
 def taken(folder: Path) -> None:
-    """A script has gone on from a checkpoint in this folder: what else is there is its own affair."""
+    """A script has continued from a checkpoint in this folder: what else is there is its own business."""
     for saved in _saved([folder]):
         if saved.record is not None and saved.record.save != TAKEN:
             with contextlib.suppress(OSError):  # it may be read-only: then the next start asks again

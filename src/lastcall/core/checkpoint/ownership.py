@@ -1,5 +1,5 @@
 """Which incarnation owns a directory. The lock keeps a second run out for as long as the leader's process lives; the token also keeps
-out what is left of an incarnation whose leader is gone: orphans, a frozen rank that wakes up, a host that was cut off."""
+out the remains of an incarnation whose leader is gone: orphans, a frozen rank that wakes up, a host that was cut off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fence:
 
     @classmethod
     def take(cls, private: Path, incarnation: int) -> Fence:
-        """The directory is this incarnation's from now on. The caller holds its lock."""
+        """This incarnation owns the directory from now on. The caller holds its lock."""
         return cls(private, uuid.uuid4().hex).adopt(incarnation)
 
     def adopt(self, incarnation: int) -> Fence:
@@ -35,7 +35,7 @@ class Fence:
         return self._token() == self.token
 
     def marked(self) -> bool:
-        """Whether anybody has taken the directory."""
+        """Whether an incarnation has taken the directory."""
         return os.path.lexists(self._path)
 
     def _token(self) -> str | None:
@@ -48,17 +48,16 @@ class Fence:
         return token if isinstance(token, str) else None
 
     def check(self) -> None:
-        """SaveError if a later incarnation has taken the directory over: what this one would commit is not wanted any more."""
+        """SaveError if a later incarnation has taken the directory over: this one may not commit any more."""
         if not self.holds():
             raise self._overtaken()
 
     def check_alone(self) -> None:
-        """The same for one that is alone and has the lock as well: here a token that cannot be read is no reason to lose a save."""
+        """The same for a single process that has the lock as well: here an unreadable token is no reason to lose a save."""
         if self._token() not in (self.token, None):
             raise self._overtaken()
 
     def _overtaken(self) -> errors.SaveError:
         return errors.SaveError(
-            "nothing is committed: a later incarnation of this run owns the directory, and this process is left over from an "
-            "earlier one"
+            "nothing is committed: a later incarnation of this run owns the directory, and this process belongs to an earlier one"
         )

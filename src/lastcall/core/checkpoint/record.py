@@ -38,11 +38,11 @@ class Record:
     exact: bool
     files: tuple[FileRecord, ...]
     because: str = ""
-    missing: tuple[str, ...] = ()  # files that the time did not suffice for
+    missing: tuple[str, ...] = ()  # files that there was no time for
     run: str = ""
     incarnation: int = 1
     world: int = 1
-    save: str = ""  # what the ranks called this save, by which they find out on disk whether it was committed
+    save: str = ""  # the ranks' name for this save, by which they find out on disk whether it was committed
     created: float = 0.0
     seconds: float = 0.0
     written: int = 0  # bytes that went to the disk; less than the sum of the sizes where files were taken over
@@ -54,7 +54,7 @@ class Record:
     @property
     def recency(self) -> tuple[int, int, int]:
         """The greater the newer. Not by steps: a run may save one twice. Nor by `sequence` alone: a machine that was lost, and comes
-        back, may have committed more often than what the run has done since without it. Every incarnation goes on from the newest
+        back, may have committed more often than the run has since without it. Every incarnation continues from the newest
         that it finds, so what a later one has committed counts."""
         return self.incarnation, self.sequence, self.step
 
@@ -84,7 +84,7 @@ class Record:
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from every other."""
+        """What distinguishes it from every other."""
         return digest.of(self.to_json())
 
 
@@ -165,7 +165,7 @@ def _remedy(body: dict[str, Any], found: int) -> str:
 
 def read_regular(path: Path, largest: int) -> bytes:
     """The bytes of a plain file, never through a link, never more than `largest`. CheckpointError where they are not there, or are not
-    plain; UnreadableError where nobody can tell (`storage.errnos`)."""
+    plain; UnreadableError where that cannot be known (`storage.errnos`)."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = errnos.reading(lambda: os.open(path, flags), f"{path.name} cannot be opened")
     try:

@@ -1,4 +1,4 @@
-"""Rotation: which checkpoints may go, and which is the best."""
+"""Rotation: which checkpoints may be deleted, and which is the best."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Keep:
     limit: int | None = None
     monitor: str | None = None
     mode: str = "min"
-    always: frozenset[str] = frozenset()  # names of checkpoints that somebody refers to
+    always: frozenset[str] = frozenset()  # names of checkpoints that something refers to
     over: bool = False  # training has finished: the limit holds to the letter, the newest and those of `always` counted
-    resumable: bool = True  # ... and the newest stays, also where it was saved for a restart and nobody else has asked for it
+    resumable: bool = True  # ... and the newest stays, also where it was saved for a restart only
 
 
 def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
-    """The entries (newest first) that may go. Without a limit only superseded just-in-time checkpoints go: periodic ones are the
-    user's. The last two complete ones stay whatever the limit says, and so does the best."""
+    """The entries (newest first) that may be deleted. Without a limit only superseded just-in-time checkpoints are: periodic ones are
+    the user's. The last two complete ones stay whatever the limit says, and so does the best."""
     asked = [entry for entry in entries if entry.record.kind in _ASKED_FOR]
     if keep.over and asked:
         return _after_the_end(entries, asked, keep)
@@ -36,7 +36,7 @@ def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     if (top := best(entries, keep)) is not None:
         kept.add(top.path)
     if keep.limit is not None:
-        kept |= {entry.path for entry in asked[: keep.limit]}  # what was saved for a restart takes the place of none of them
+        kept |= {entry.path for entry in asked[: keep.limit]}  # one that was saved for a restart replaces none of them
     else:
         kept |= {entry.path for entry in entries if entry.record.kind in (Kind.PERIODIC, Kind.MANUAL)}
     return [entry for entry in entries if entry.path not in kept]

@@ -1,5 +1,5 @@
 """The directory of a run, before anything is in it: it can be made, its paths are short enough, and its whole group may use it.
-What cannot be is said at the start, as a wrong setting, and not at the notice."""
+What is wrong is an error at the start, as a wrong setting, and not at the notice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(root: Path, private: Path) -> int:
     _check_length(root, private)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if private.is_symlink():  # of a directory from somebody else: everything in what it points to could be overwritten
+        if private.is_symlink():  # of a directory from another user: everything in its target could be overwritten
             there = os.readlink(private)
             settings.fail(f"{private} is a link to {there}, and lastcall writes into no other folder. Remove it: rm {private}")
         new = not private.is_dir()
@@ -40,7 +40,7 @@ def make(root: Path, private: Path) -> int:
 
 
 def in_the_way(path: Path) -> str:
-    """What is where a directory belongs."""
+    """What stands where a directory belongs."""
     if path.is_symlink() and not path.exists():
         there = os.readlink(path)
         return f"{path} is a link to {there}, which does not exist. Make or mount that, or remove the link: rm {shlex.quote(str(path))}"
@@ -48,7 +48,7 @@ def in_the_way(path: Path) -> str:
 
 
 def _check_length(root: Path, private: Path) -> None:
-    """A path that is too long would be found out at the first save, which may be the last one."""
+    """Otherwise a path that is too long would fail the first save, which may be the last one."""
     try:
         longest = os.pathconf("/", "PC_PATH_MAX")
     except (OSError, ValueError):
@@ -63,16 +63,16 @@ def _check_length(root: Path, private: Path) -> None:
 def share(root: Path, path: Path) -> None:
     """What a group may write in the directory, it may write below it, whatever the umask: a second user resumes the run."""
     if os.stat(root).st_mode & stat.S_IWGRP:
-        with contextlib.suppress(OSError):  # somebody else's, or a file system without modes
+        with contextlib.suppress(OSError):  # another user's, or a file system without modes
             os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IWGRP)
 
 
 def check_device(root: Path, device: int) -> None:
-    """SaveError where the directory would be made again on another file system than the one that it was on."""
+    """SaveError where the directory would be recreated on another file system than before."""
     there = next(path for path in (root, *root.parents) if path.is_dir())
     if os.stat(there).st_dev != device:
         raise errors.SaveError(
-            f"{root} is gone, and so is the file system that it was on: {there} is on another one now. Mount it again (see findmnt)."
+            f"{root} is gone, and so is its file system: {there} is on another one now. Mount it again (see findmnt)."
         )
 
 

@@ -21,7 +21,7 @@ def _blake2b(data: bytes | memoryview) -> str:
 
 
 _KNOWN: dict[str, Digest] = {"blake2b-128": _blake2b}
-ALGORITHMS = ("blake2b-128", "xxh3-128")  # all that there are, whether they can be computed here or not
+ALGORITHMS = ("blake2b-128", "xxh3-128")  # all known ones, whether they can be computed here or not
 
 _state: Callable[[], Any]
 try:

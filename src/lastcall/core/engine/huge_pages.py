@@ -1,6 +1,6 @@
 """The state's memory in huge pages: a direct write of it is a fifth faster, since the disk's queue is handed 2 MB at a time, not 4 KB.
 
-Large host tensors are moved over block by block while training goes on. Their addresses stay; a block is out of reach for a few
+Large host tensors are moved block by block while training continues. Their addresses stay; a block is inaccessible for a few
 milliseconds, so the thread that moves them rests nine times as long as it works. Left alone is what other processes share (DataLoader
 workers after a fork: the move would double the memory), what the administrator has switched off, and what the kernel refuses.
 """
@@ -29,8 +29,8 @@ _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def gather(sources: Iterable[Source], cancelled: Callable[[float], bool]) -> int:
-    """Move what lies in host memory into huge pages; the number of bytes that are in them now. `cancelled` waits so many seconds, and
-    says whether to end. Never raises: this is for speed only."""
+    """Move the host memory of the state into huge pages; returns the number of bytes that are in them now. `cancelled` waits so many
+    seconds, and says whether to end. Never raises: this is for speed only."""
     try:
         if "[never]" in _SWITCH.read_text():
             return 0

@@ -1,6 +1,6 @@
-"""The state held so that training may go on changing the live one: memory that is allocated and touched before it is needed.
+"""A copy of the state, so that training may continue to change the live one: memory that is allocated and touched before it is needed.
 
-First touch of new memory runs at 1.4 GB/s, a copy into memory that is already there at 14: the arena is kept and used again.
+First touch of new memory runs at 1.4 GB/s, a copy into memory that is already mapped at 14: the arena is kept and reused.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _copy(bundle: list[tuple[Source, int, int, int]]) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that may still be allocated, on this machine and in our container, or None where nobody says."""
+    """Bytes that may still be allocated, on this machine and in our container, or None where that is unknown."""
     known = [left for left in (_left_on_machine(), *_left_in_groups()) if left is not None]
     return min(known, default=None)
 

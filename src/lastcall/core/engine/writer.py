@@ -51,7 +51,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where bytes of a file go on restore."""
+    """The destination of bytes of a file on restore."""
 
     offset: int
     target: Target
@@ -174,7 +174,7 @@ class Engine:
                 functools.partial(self._files.pread, source.fd, view, at), f"{source.record.name}: cannot be read at {at}"
             )
             if source.direct and done + got < count:
-                got -= got % memory.ALIGNMENT  # a short direct read goes on from an aligned offset
+                got -= got % memory.ALIGNMENT  # a short direct read continues from an aligned offset
             if got <= 0:
                 raise errors.CheckpointError(f"{source.record.name}: ends at {begin + done}, {source.record.size} were recorded")
             done += got

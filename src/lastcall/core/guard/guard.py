@@ -1,8 +1,8 @@
 """The state of the last guarded boundary in shared memory, so that it outlives the process: two slots with a commit word each.
 
 The training thread stands at a boundary, shuts the gate and hands its capture over; a thread copies it into the older slot while
-forward and backward go on, sets the slot's commit word, and opens the gate. Whoever finds the process dead (the guardian in
-`lastcall run`, or the next incarnation) takes the newest committed slot and saves it as an ordinary checkpoint: see `recovery`.
+forward and backward continue, sets the slot's commit word, and opens the gate. The guardian in `lastcall run`, or the next incarnation,
+finds the process dead, takes the newest committed slot and saves it as an ordinary checkpoint: see `recovery`.
 
 Discarded: a single slot with a dirty flag (killed while copying, it has nothing left: 26 of 40 trials); the engine's threads for the
 copy (a periodic save would hold them, and the gate with them); anonymous memory (it dies with the process).
@@ -40,7 +40,7 @@ _LARGEST = 64 * 1024  # bytes of a pointer
 _PAGE = 4096
 _SLOTS = 2
 _SHARE = 100.0  # a copy may cost one part in so many of the time
-_OFTEN = 2  # copies that were changed under: then they are made while training stands still
+_OFTEN = 2  # copies that were changed while being made: after that training waits for them
 _SLACK = 1024 * 1024  # room for a document that grows
 
 
@@ -101,8 +101,8 @@ class Area:
         return int(self._words[3])
 
     def write(self, copies: Callable[[int], bool], text: bytes) -> bool:
-        """Put a snapshot into the older slot. `copies` is given the address of the slot's data; where it says that the state changed
-        under it, the slot stays empty, and the other one is what there is."""
+        """Put a snapshot into the older slot. `copies` gets the address of the slot's data; where it says that the state changed
+        meanwhile, the slot stays empty, and the other one remains valid."""
         commits = self.commits()
         slot, newest = commits.index(min(commits)), max(commits)
         begin = _PAGE + slot * int(self._words[2])
@@ -140,7 +140,7 @@ def _whole(nbytes: int) -> int:
 
 
 class Guard:
-    """The training process's side. Failures switch it off with a warning: training goes on unguarded."""
+    """The training process's side. Failures switch it off with a warning: training continues unguarded."""
 
     def __init__(
         self, folder: Path, private: Path, gate: Gate, identity: dict[str, Any], *, steps: int | None, seconds: float | None
@@ -160,14 +160,14 @@ class Guard:
         self._copy_seconds = 0.0  # how long the last one took
         self._next_at = 0.0
         self._last_step = 0  # of the last boundary that was tried
-        self._told = False  # why a boundary was not copied
-        self._changed = 0  # copies that the training has changed something under
+        self._told = False  # whether it was logged that a boundary was not copied
+        self._changed = 0  # copies during which training changed something
         self.on_area: Callable[[str], None] = lambda path: None
 
     # ---- preparation, off the training thread ----------------------------------------------------------------------------------
 
     def prepare(self, capture: Capture) -> None:
-        """Allocate and touch an area for states like this one. Said at the start when it does not fit."""
+        """Allocate and touch an area for states like this one. If it does not fit, that is logged at the start."""
         groups, data, _ = lay_out(capture)
         text = 2 * len(json.dumps(describe(capture, groups))) + _SLACK
         needed = _PAGE + _SLOTS * (_whole(data) + _whole(text))
@@ -178,7 +178,7 @@ class Guard:
             if needed > room:
                 raise OSError(f"{room / 1e6:.0f} MB are free")
             self._former = areas(self._pointer)  # of a dead process whose state could not be saved, or the one that we outgrew
-            point(self._pointer, [str(path), *self._former])  # before the area is there: killed now, it would have no name
+            point(self._pointer, [str(path), *self._former])  # before the area exists: killed in between, nothing would name it
             area = Area.create(path, data, text)
         except OSError as error:
             log.warning(
@@ -224,7 +224,7 @@ class Guard:
             if self._changed < _OFTEN:
                 threading.Thread(target=self._copy, args=(held, began), name="lastcall-guard", daemon=True).start()
                 return
-        except Exception as error:  # what cannot be captured now, or no thread: never training's business
+        except Exception as error:  # an uncapturable state, or no thread: training must not notice
             self._gate.open()
             self._busy.release()
             self._next_at = time.monotonic() + _SHARE * (time.monotonic() - began)
@@ -239,7 +239,7 @@ class Guard:
             self.take(capture, step)
 
     def stage(self, capture: Capture, spare: float | None) -> None:
-        """Copy now, on this thread: nothing changes the state meanwhile. What the disk does not get in time, the guardian writes.
+        """Copy now, on this thread: nothing changes the state meanwhile. The guardian writes what this process cannot in time.
         `spare`: seconds that the save can do without."""
         if self._area is None or (spare is not None and spare < 2 * self._copy_seconds):
             return
@@ -247,7 +247,7 @@ class Guard:
             try:
                 self._put(capture, time.monotonic())
             except TooSmall as error:
-                log.info("This step is not copied for the guardian: %s", error)
+                log.info("Could not copy this step to shared memory: %s", error)
             finally:
                 self._busy.release()
 
@@ -256,7 +256,7 @@ class Guard:
         try:
             self._put(capture, began)
         except TooSmall as error:
-            log.info("A larger area is made for the guardian: %s", error)
+            log.info("Growing the guard's shared memory: %s", error)
             outgrown = True
         finally:
             self._gate.open()
@@ -284,10 +284,10 @@ class Guard:
             else:
                 self._changed += 1
                 if self._changed == _OFTEN:
-                    log.info("Something in the state changes outside optimizer.step(): training waits for its copies from now on")
+                    log.info("The state changes outside optimizer.step(): from now on training waits while the guard copies it")
         except TooSmall:
             raise
-        except Exception as error:  # whatever it was: training goes on
+        except Exception as error:  # of any kind: training continues
             log.warning("This run is no longer guarded: %s", error)
             self._switch_off()
         finally:
@@ -305,12 +305,12 @@ class Guard:
     def _tell_once(self, step: int, because: str) -> None:
         if not self._told:
             self._told = True
-            log.info("Step %d is not copied for the guardian: %s", step, because)
+            log.info("Could not copy step %d to shared memory: %s", step, because)
 
     # ---- the end ---------------------------------------------------------------------------------------------------------------
 
     def close(self, *, keep: bool = False) -> None:
-        """The process ends in order: nothing is left for a guardian, or (`keep`) what the disk did not get."""
+        """The process ends in order: nothing is left for a guardian, or (`keep`) what was not saved to disk."""
         if os.getpid() != self._pid:
             return  # a forked child that unwinds our block
         if self._busy.acquire(timeout=10.0):
@@ -341,7 +341,7 @@ def areas(pointer: Path) -> list[str]:
 
 
 def is_area(path: Path) -> bool:
-    """Whether this is a file that a guard has made, for this user: whoever wrote the pointer may have named any other. Only such files
+    """Whether this is a file that a guard has made, for this user: the pointer is not trusted and may name any other. Only such files
     are opened, and only such are ever removed."""
     if not path.is_absolute() or not NAME.fullmatch(path.name):
         return False
@@ -421,7 +421,7 @@ def read_slot(area: Area) -> tuple[Capture, dict[str, Any]] | None:
 
 
 def _check(body: Any) -> None:
-    """What is used of it, before any of it is."""
+    """Checks every field that is used, before any of it is."""
     if type(body["step"]) is not int or body["step"] < 0 or not isinstance(body["document"], dict):
         raise ValueError("no step, or no document")
     if not isinstance(body["metrics"], dict) or not all(type(value) in (int, float) for value in body["metrics"].values()):

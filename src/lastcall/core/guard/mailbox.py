@@ -5,8 +5,8 @@ store, so SIGKILL at any instant leaves the other three whole. Four, because a r
 next one: then the record they need is the fourth newest. A record that a later one of the same step and phase has replaced (gradient
 accumulation writes one for each backward) is the first to be overwritten.
 
-The writer holds a lock on its file, which the kernel drops when the process dies: that is how a sweep tells leftovers from mail in use,
-also where containers share /dev/shm but not their process numbers.
+The writer holds a lock on its file, which the kernel drops when the process dies: that is how a sweep distinguishes leftovers from mail
+in use, also where containers share /dev/shm but not their process numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 class Mailbox:
-    """One rank's mail. Failures of the writer switch it off with a warning: training never hears of them."""
+    """One rank's mailbox. Failures of the writer switch it off with a warning: training continues."""
 
     def __init__(self, path: Path, ring: _Ring, fd: int) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class Mailbox:
                 self._grow(length)
             self._ring.write(step, phase, pieces, length)
             return True
-        except Exception as error:  # whatever it was: training goes on
+        except Exception as error:  # of any kind: training continues
             _warn(self.path, error)
             self.close()
             return False
@@ -93,7 +93,7 @@ class Mailbox:
         return [] if self._ring is None else self._ring.records()
 
     def close(self) -> None:
-        """The rank ends in order: nobody needs its mail."""
+        """The rank ends in order: its records are no longer needed."""
         self._ring = None
         if self._fd >= 0 and os.getpid() == self._pid:  # and not a forked child that unwinds our block
             with contextlib.suppress(OSError):
@@ -126,12 +126,12 @@ def read(folder: Path, run: str, incarnation: int, rank: int) -> list[Record]:
     try:
         return [] if path is None else Mailbox.open(path).records()
     except errors.CheckpointError as error:
-        log.warning("The mail of rank %d cannot be read: %s", rank, error)
+        log.warning("The last state of rank %d cannot be read: %s", rank, error)
         return []
 
 
 def sweep(folder: Path, run: str, incarnation: int) -> None:
-    """Remove what earlier incarnations of this run have left here, and what runs have left of which no rank lives any more."""
+    """Remove what earlier incarnations of this run have left here, and the files of runs of which no rank is alive."""
     found: dict[tuple[str, int], list[Path]] = {}
     own = _run_name(run)
     with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ class _Ring:
                 info = os.fstat(fd)
                 size = info.st_size
                 if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
-                    raise ValueError("it does not belong to this user alone")  # anybody may make a file of that name in /dev/shm
+                    raise ValueError("it does not belong to this user alone")  # any user may make a file of that name in /dev/shm
                 if size < _PAGE:
                     raise ValueError(f"it has {size} bytes")
                 ring = cls(path, fd, size)
@@ -268,7 +268,7 @@ _NAMES = re.compile(r"lastcall-(\d+)-mail-([0-9a-f]{16})-(\d+)-(\d+)(?:\.tmp)?",
 
 
 def _run_name(run: str) -> str:
-    return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()  # whatever the run calls itself, it is a file name
+    return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()  # always a valid file name
 
 
 def _name(run: str, incarnation: int, rank: int) -> str:
@@ -277,7 +277,7 @@ def _name(run: str, incarnation: int, rank: int) -> str:
 
 def _warn(path: Path, error: Exception) -> None:
     log.warning(
-        "This rank has no mailbox (%s: %s): if it is killed, its randomness and data position are taken from the others. Give "
+        "No shared memory for the last state of this rank (%s: %s): if killed, randomness and data position come from others. Give "
         "%s more room (docker run --shm-size), or set LASTCALL_GUARD_FOLDER.",
         path.name, error, path.parent,
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they go on from.
+"""How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they continue from.
 
-    meet     rank 0 opens the directory, writes its token there, and tells the others; all of them change over to the store of
+    meet     rank 0 opens the directory, writes its token there, and tells the others; all of them switch to the store of
              `lastcall run` where there is one, which outlives every training process
-    load     rank 0 names a checkpoint, everybody loads its part of it, and all vote: one that finds damage makes all go on to the next
-    begin    nobody takes a step before all have voted: so a notice that comes earlier finds nothing to save
+    load     rank 0 names a checkpoint, every rank loads its part of it, and all vote: one that finds damage makes all try the next
+    begin    no rank takes a step before all have voted: so a notice that comes earlier finds nothing to save
 
-Whoever is told to stop while it waits here vetoes: the vote's register decides whether that came in time.
+A rank that is asked to stop while it waits here vetoes: the vote's register decides whether that came in time.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from lastcall.core.restore import restore
 from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.folder import FolderStore
-from lastcall.core.store.nowhere import Nowhere
+from lastcall.core.store.nowhere import NullStore
 from lastcall.core.subject import Restorable
 from lastcall.core.sync.stopped import Stopped
 from lastcall.core.transfer import directories
-from lastcall.core.transfer.directories import Homes
+from lastcall.core.transfer.directories import Directories
 from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 _SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
-STOPPED = "told to stop"
-_DAMAGE = ("CheckpointError", "Spoiled")  # how the objection of a rank that found a damaged checkpoint begins
+STOPPED = "asked to stop"
+_DAMAGE = ("CheckpointError", "PartlyLoaded")  # how the objection of a rank that found a damaged checkpoint begins
 _SPOILED = (
-    "all checkpoints were damaged and have been set aside; the state in memory is overwritten in part. Start the run again to begin "
-    "from the beginning."
+    "all checkpoints were damaged and have been set aside; the state in memory is partly overwritten. Start the run again to begin "
+    "from scratch."
 )
 AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
 
 
 class _Objection(Exception):
-    """Another rank has found, before anything was loaded, that this checkpoint cannot be."""
+    """Another rank has found, before anything was loaded, that this checkpoint cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Start:
     incarnation: int
     token: str
     store: str = ""  # the address of the launcher's store; empty where there is none. Nothing in here is a secret: see `keys`
-    mirror: bool = False  # there is one: then the ranks need no directory that all of them see
+    mirror: bool = False  # whether there is one: then the ranks need no shared directory
     algorithm: str = digest.ALGORITHM  # of digests
 
     def to_bytes(self) -> bytes:
@@ -81,7 +81,7 @@ class Joined:
     store: Store
     peers: Peers
     keys: Keys
-    homes: Homes = field(default_factory=lambda: Homes(0))
+    directories: Directories = field(default_factory=lambda: Directories(0))
     over: threading.Event = field(default_factory=threading.Event)  # all ranks have finished
 
 
@@ -89,25 +89,25 @@ Bring = Callable[[str], None]  # has a checkpoint, known by the fingerprint of i
 
 
 def _nowhere(record: str) -> None:
-    """Where all ranks have one directory, nothing is ever brought."""
+    """Where all ranks share one directory, nothing has to be transferred."""
 
 
-class Joining:
+class JointStart:
     def __init__(
-        self, world: World, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool], mirror: Mirror | None = None
+        self, world: World, catalog: Catalog, clock: clocks.Clock, stop_requested: Callable[[], bool], mirror: Mirror | None = None
     ) -> None:
         self._world = world
         self._catalog = catalog
         self._clock = clock
-        self._told = told  # whether a notice has come to this rank
+        self._stop_requested = stop_requested  # whether a notice has come to this rank
         self._place_of_keys, self._mirror = mirror, mirror is not None
         self._shared = ""  # the token of keys that are in the mirror
-        self._meeting = rendezvous.Meeting(world, clock, told)
+        self._rendezvous = rendezvous.Rendezvous(world, clock, stop_requested)
         self.mine = Process.own()
         self._store: Store | None = None
-        self._homes = Homes(world.rank)
+        self._directories = Directories(world.rank)
         self._bring: Bring = _nowhere
-        self._unbrought: errors.LastcallError | None = None  # why the checkpoint that was chosen is not in this directory
+        self._unbrought: errors.LastcallError | None = None  # why the chosen checkpoint is not in this directory
         self._spoiled = False  # damage was found after live tensors had been written to, on some rank
 
     # ---- meet ------------------------------------------------------------------------------------------------------------------
@@ -122,25 +122,25 @@ class Joining:
         start = Start(run, incarnation, fence.token, address, self._mirror)
         if self._mirror:
             directories.mark(self._place(start), 0).mkdir(parents=True, exist_ok=True)
-        self._meeting.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
+        self._rendezvous.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
         return self._join(start, fence, keys)
 
     def refuse(self, error: BaseException) -> None:
-        """Rank 0 cannot start: nobody shall wait for it."""
-        self._meeting.store.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+        """Rank 0 cannot start: the others must not wait for it."""
+        self._rendezvous.store.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
 
     def leave(self) -> None:
-        self._meeting.leave()
+        self._rendezvous.leave()
 
     def left(self) -> bool:
-        return self._meeting.left()
+        return self._rendezvous.left()
 
     def fail(self, error: BaseException) -> None:
-        self._meeting.fail(error)
+        self._rendezvous.fail(error)
 
     def follow(self) -> Joined:
         """Every other rank."""
-        body = json.loads(self._meeting.wait("start", "rank 0 to open the directory"))
+        body = json.loads(self._rendezvous.wait("start", "rank 0 to open the directory"))
         if "failed" in body:
             raise errors.RanksError(f"rank 0 could not start: {body['failed']}")
         theirs, ours = body.pop("root"), str(self._catalog.root.resolve())
@@ -165,11 +165,11 @@ class Joining:
                 raise errors.RanksError(
                     f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one "
                     "directory. Give protect() the same on every rank; or give all ranks a mirror, and each machine may have a "
-                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are runs of their own: export "
+                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are separate runs: export "
                     "LASTCALL_RANKS=separate"
                 )
             raise errors.RanksError(
-                f"rank {self._world.rank} does not see what rank 0 has written into {ours}: the ranks of a run save into one "
+                f"rank {self._world.rank} cannot see the files that rank 0 has written to {ours}: the ranks of a run save into one "
                 "directory on a file system that all machines share. Give protect() a directory there; or give all ranks a mirror, "
                 "and each machine may have a directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX"
             )
@@ -181,43 +181,43 @@ class Joining:
         found = client.parse_port_and_secret(settings.launcher_store() or "")
         if found is None:
             return "", ""
-        for host in (self._world.address, "127.0.0.1"):  # where all ranks are on this machine, nobody else is listened to
+        for host in (self._world.address, "127.0.0.1"):  # where all ranks are on this machine, the store listens on loopback only
             try:
                 client.StoreClient(host, *found).close()
                 return f"{host}:{found[0]}", found[1]
             except errors.StoreLost as error:
-                log.debug("The store of `lastcall run` is not at %s: %s", host, error)
+                log.debug("Could not reach the store of `lastcall run` at %s: %s", host, error)
         return f"{self._world.address}:{found[0]}", found[1]
 
     def _join(self, start: Start, fence: Fence, keys: Keys | None) -> Joined:
-        self._homes = self._find_homes(start) if start.mirror else self._homes
+        self._directories = self._find_directories(start) if start.mirror else self._directories
         if keys is None:
             keys = self._find_keys(start)
-        elif self._homes.spread and self._place_of_keys is not None:
-            self._place_of_keys.share(start.token, keys.to_bytes(), self._told, self._meeting.left)
+        elif self._directories.spread and self._place_of_keys is not None:
+            self._place_of_keys.share(start.token, keys.to_bytes(), self._stop_requested, self._rendezvous.left)
             self._shared = start.token
         fast, connect = self._change_over(start, keys)
         over = threading.Event()
-        store = Anchored(fast, Nowhere() if self._homes.spread else FolderStore(self._place(start)), connect, over)
+        store = Anchored(fast, NullStore() if self._directories.spread else FolderStore(self._place(start)), connect, over)
         Peers.register(store, self._world.rank, self.mine)
         self._store = store
-        return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._homes, over)
+        return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._directories, over)
 
     def _find_keys(self, start: Start) -> Keys:
         """From the directory that this rank shares with rank 0, or else from the mirror."""
         until = self._clock.now() + _SEEN
         while True:
-            if not self._homes.apart:
+            if not self._directories.elsewhere:
                 found = keyring.read(self._catalog.private, start.token)
             else:
                 assert self._place_of_keys is not None
-                found = keyring.parse(self._place_of_keys.shared(start.token, self._told, self._meeting.left), start.token)
+                found = keyring.parse(self._place_of_keys.shared(start.token, self._stop_requested, self._rendezvous.left), start.token)
             if found is not None:
                 return found
-            if self._told():
-                self._meeting.leave()
+            if self._stop_requested():
+                self._rendezvous.leave()
                 raise Stopped
-            self._meeting.check()
+            self._rendezvous.check()
             if self._clock.now() >= until:
                 raise errors.RanksError(
                     f"rank {self._world.rank} cannot read {self._catalog.private / keyring.NAME}, which rank 0 has written for this "
@@ -226,31 +226,31 @@ class Joining:
             self._clock.sleep(0.2)
 
     def all_here(self) -> None:
-        """All ranks have begun: nobody will look for keys any more."""
+        """All ranks have begun: the keys are no longer needed."""
         shared, self._shared = self._shared, ""
         if shared and self._place_of_keys is not None:
             self._place_of_keys.unshare(shared)
 
-    def _find_homes(self, start: Start) -> Homes:
-        return directories.find(self._meeting, self._world, self._catalog, self._place(start), self._mirror, self._clock)
+    def _find_directories(self, start: Start) -> Directories:
+        return directories.find(self._rendezvous, self._world, self._catalog, self._place(start), self._mirror, self._clock)
 
     def _place(self, start: Start) -> Path:
         """Where decisions are anchored, and where the others look for the marks of those that share the directory."""
         return self._catalog.private / AGREEMENT / start.token
 
     def opened(self) -> None:
-        """A directory beside that of rank 0 is this incarnation's: the other ranks that have it may go on."""
+        """This incarnation owns a directory beside that of rank 0: the other ranks that share it may continue."""
         sweep(self._catalog)  # the marks, too: all have been seen
-        self._meeting.store.set(f"opened/{self._homes.name}", b"1")
+        self._rendezvous.store.set(f"opened/{self._directories.name}", b"1")
 
     def wait_until_opened(self) -> None:
-        self._meeting.wait(f"opened/{self._homes.name}", f"rank {self._homes.leader} to open the directory")
+        self._rendezvous.wait(f"opened/{self._directories.name}", f"rank {self._directories.leader} to open the directory")
 
     def _change_over(self, start: Start, keys: Keys) -> tuple[Store, Callable[[], Store]]:
-        """To the launcher's store, if all of us can; and how to connect to it again. What each of us can is counted where we have
-        met."""
+        """The launcher's store, if all ranks can reach it, and how to connect to it again. The ranks that can are counted in the store
+        where they have met."""
         if not start.store:
-            return self._meeting.store, self._world.meet
+            return self._rendezvous.store, self._world.meet
         from lastcall.core.store import client
 
         host, _, port = start.store.rpartition(":")
@@ -261,29 +261,29 @@ class Joining:
         try:
             theirs: Store | None = connect()
         except errors.StoreLost as error:
-            log.warning("The store of `lastcall run` on %s cannot be used: %s", host, error)
+            log.warning("Could not use the store of `lastcall run` on %s: %s", host, error)
             theirs = None
         failing = 1 << 32
-        total = self._meeting.store.add("over", 1 if theirs is not None else failing + 1)
+        total = self._rendezvous.store.add("over", 1 if theirs is not None else failing + 1)
         if total % failing == self._world.size:
-            self._meeting.store.claim("all over", b"yes" if total < failing else b"no")
-        if self._meeting.wait("all over", "all ranks to reach the launcher's store") == b"yes":
+            self._rendezvous.store.claim("all over", b"yes" if total < failing else b"no")
+        if self._rendezvous.wait("all over", "all ranks to reach the launcher's store") == b"yes":
             assert theirs is not None
             return theirs, connect
         if theirs is not None:
             theirs.close()
-        return self._meeting.store, self._world.meet
+        return self._rendezvous.store, self._world.meet
 
     # ---- load ------------------------------------------------------------------------------------------------------------------
 
     def load(self, agreement: Agreement, engine: Engine, subject: Restorable, bring: Bring = _nowhere) -> Entry | None:
-        """The checkpoint that all ranks go on from. Returns when all of them have it."""
+        """The checkpoint that all ranks continue from. Returns when all of them have it."""
         self._bring = bring
         entries = self._catalog.entries() if self._world.rank == 0 else []
         order = [entry for entry in entries if entry.record.complete] + [entry for entry in entries if not entry.record.complete]
         for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
-            chosen, way_out = self._choose(agreement, order, number)
-            error, verdict = self._attempt(agreement, number, chosen, engine, subject, way_out)
+            chosen, has_fallback = self._choose(agreement, order, number)
+            error, verdict = self._attempt(agreement, number, chosen, engine, subject, has_fallback)
             if verdict.ok:
                 return chosen
             self._judge(verdict, error)
@@ -297,59 +297,59 @@ class Joining:
         """The next one to try, and whether another would overwrite what it may leave half loaded."""
         if self._world.rank == 0:
             chosen = order[number] if number < len(order) else None
-            way_out = number + 1 < sum(entry.record.complete for entry in order)
+            has_fallback = number + 1 < sum(entry.record.complete for entry in order)
             spoiled = self._spoiled and (chosen is None or not chosen.record.complete)
             agreement.tell(
                 f"load/{number}",
                 {
                     "name": None if chosen is None else chosen.path.name,
-                    "record": chosen.record.fingerprint if chosen is not None and self._homes.spread else "",
-                    "way_out": way_out,
+                    "record": chosen.record.fingerprint if chosen is not None and self._directories.spread else "",
+                    "has_fallback": has_fallback,
                     "spoiled": spoiled,
                 },
             )
             if spoiled:
                 raise errors.CheckpointError(_SPOILED)
-            return chosen, way_out
+            return chosen, has_fallback
         word = self._word(agreement, f"load/{number}", number, 0)
         if word.get("spoiled"):
             raise errors.CheckpointError(_SPOILED)
         name = word.get("name")
         if name is None:
             return None, False
-        if self._homes.apart:
-            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get("way_out") is True
+        if self._directories.elsewhere:
+            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get("has_fallback") is True
         path = self._catalog.root / Path(str(name)).name
         entry = next((entry for entry in self._catalog.entries() if entry.path == path), None)
-        return entry or _unseen(path), word.get("way_out") is True
+        return entry or _unseen(path), word.get("has_fallback") is True
 
     def _word(self, agreement: Agreement, key: str, number: int, rank: int) -> dict[str, Any]:
         """What a rank says about the attempt of this number."""
         until = self._clock.now() + rendezvous.TOGETHER
         while (word := agreement.wait_for(key, 1.0)) is None:
-            if self._told():
+            if self._stop_requested():
                 self._veto(agreement, number)
             self.check(rank)
             if self._clock.now() >= until:
-                raise errors.RanksError(f"rank {rank} has not said in {rendezvous.TOGETHER:.0f} s what is loaded")
+                raise errors.RanksError(f"rank {rank} has not reported within {rendezvous.TOGETHER:.0f} s what it loaded")
         return word
 
     def check(self, rank: int) -> None:
-        """Stopped or RanksError where it has no use to wait for the word of this rank."""
-        self._meeting.check()
+        """Stopped or RanksError where waiting for this rank is useless."""
+        self._rendezvous.check()
         if rank in self._dead():
             raise errors.RanksError(f"rank {rank} died before the ranks had begun")
 
     def _veto(self, agreement: Agreement, number: int) -> NoReturn:
-        self.leave()  # those who wait for what this rank brings do not vote yet
+        self.leave()  # ranks that wait for this one to fetch a checkpoint do not vote yet
         for vote in ("ready", "load"):  # the others may already wait in the first of them
             agreement.veto(f"{vote}/{number}", STOPPED)
         raise Stopped
 
     def _brought(self, agreement: Agreement, number: int, name: str, record: str) -> Entry:
-        """The checkpoint in a directory that is not that of rank 0. One rank of each machine brings it there."""
-        key = f"brought/{number}/{self._homes.name}"
-        if self._homes.leads:
+        """The checkpoint in a directory that is not that of rank 0. One rank of each machine fetches it."""
+        key = f"brought/{number}/{self._directories.name}"
+        if self._directories.opens_it:
             why = ""
             try:
                 self._bring(record)
@@ -359,10 +359,10 @@ class Joining:
                 why = f"{type(error).__name__}: {error}"
             agreement.tell(key, {"why": why})
         else:
-            why = str(self._word(agreement, key, number, self._homes.leader).get("why"))
+            why = str(self._word(agreement, key, number, self._directories.leader).get("why"))
         if why:
             kind = errors.CheckpointError if why.startswith(_DAMAGE) else errors.RanksError
-            self._unbrought = kind(f"{name} could not be brought to {self._catalog.root}: {why}")
+            self._unbrought = kind(f"{name} could not be copied to {self._catalog.root}: {why}")
         return self._here(record) or _unseen(self._catalog.root / name)
 
     def _here(self, record: str) -> Entry | None:
@@ -375,10 +375,10 @@ class Joining:
         chosen: Entry | None,
         engine: Engine,
         subject: Restorable,
-        way_out: bool,
+        has_fallback: bool,
     ) -> tuple[errors.LastcallError | None, Verdict]:
-        """Load this rank's part, and hear whether all could. Where nothing else would overwrite what one leaves half loaded, nobody
-        begins before all have checked: an objection then is the end of this attempt on all ranks, for the reason that the objector
+        """Load this rank's part, and learn whether all could. Where no older checkpoint would overwrite a half loaded state, no rank
+        begins before all have checked: an objection then ends this attempt on all ranks, for the reason that the objector
         gave."""
         checked: Verdict | None = None
 
@@ -391,32 +391,32 @@ class Joining:
         error: errors.LastcallError | None = None
         try:
             if chosen is not None:
-                self._load_part(chosen, engine, subject, way_out, (lambda: None) if way_out else ready)
+                self._load_part(chosen, engine, subject, has_fallback, (lambda: None) if has_fallback else ready)
         except _Objection:
             pass
         except (errors.CheckpointError, errors.MismatchError, errors.RanksError) as caught:
             error = caught
-            if not way_out and checked is None:
+            if not has_fallback and checked is None:
                 checked = self._vote(agreement, f"ready/{number}", error)
         if checked is not None and not checked.ok:
             return error, checked
         return error, self._vote(agreement, f"load/{number}", error)
 
-    def _load_part(self, chosen: Entry, engine: Engine, subject: Restorable, way_out: bool, ready: Callable[[], None]) -> None:
+    def _load_part(self, chosen: Entry, engine: Engine, subject: Restorable, has_fallback: bool, ready: Callable[[], None]) -> None:
         if self._unbrought is not None:
             found, self._unbrought = self._unbrought, None
             raise found
         if not chosen.record.files:
             raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
-        restore.attempt(chosen, engine, subject, way_out, self._world.rank, self._world.size, ready=ready)
+        restore.attempt(chosen, engine, subject, has_fallback, self._world.rank, self._world.size, ready=ready)
 
     def _vote(self, agreement: Agreement, name: str, error: errors.LastcallError | None) -> Verdict:
         why = "" if error is None else f"{type(error).__name__}: {error}"
-        if self._told():
+        if self._stop_requested():
             agreement.veto(name, STOPPED)
 
         def stopped() -> str:
-            return STOPPED if self._told() or self._meeting.left() else self._meeting.failed()
+            return STOPPED if self._stop_requested() or self._rendezvous.left() else self._rendezvous.failed()
 
         return agreement.vote(name, error is None, why, self._clock.now() + rendezvous.TOGETHER, self._dead, stopped)
 
@@ -430,12 +430,12 @@ class Joining:
             return set()
 
     def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
-        """Why not all could: a notice ends it, a state that does not fit is everybody's error, damage is not."""
+        """Why not all could: a notice ends it, a state that does not fit is an error on every rank, damage is not."""
         if STOPPED in verdict.reasons.values():
             raise Stopped
         if isinstance(mine, errors.MismatchError):
             raise mine
-        self._spoiled = self._spoiled or any(reason.startswith("Spoiled") for reason in verdict.reasons.values())
+        self._spoiled = self._spoiled or any(reason.startswith("PartlyLoaded") for reason in verdict.reasons.values())
         if verdict.lost or not any(reason.startswith(_DAMAGE) for reason in verdict.reasons.values()):
             raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
 
@@ -448,7 +448,7 @@ def _unseen(path: Path) -> Entry:
 
 
 def sweep(catalog: Catalog) -> None:
-    """What earlier incarnations have decided is of no use to anybody."""
+    """Decisions of earlier incarnations are no longer needed."""
     folder = catalog.private / AGREEMENT
     try:
         if folder.exists():

@@ -1,10 +1,10 @@
 """How many ranks answer a notice: the same waits and saves as in one process, but of all of them at one step.
 
-    boundary   after the kill wait every rank is held at its next boundary, says where it is, and all obey one decision: the first
-               boundary that nobody has passed. A rank that is not there yet trains on to it
-    instant    if that boundary will not come in time, or a rank cannot come to it any more: every rank shuts its gate and says how many
-               optimizer steps it has completed. The ranks behind are let through; then all save from the side thread
-    survivors  the same, with ranks missing: those that hold the newest whole state save it, and speak for the missing
+    boundary   after the kill wait every rank is held at its next boundary, reports its position, and all follow one decision: the first
+               boundary that no rank has passed. A rank that is not there yet trains on to it
+    instant    if that boundary will not come in time, or a rank cannot reach it any more: every rank shuts its gate and reports how
+               many optimizer steps it has completed. The ranks behind finish theirs; then all save from the side thread
+    survivors  the same, with ranks missing: those that hold the newest whole state save it, also for the missing
 
 Every rank's agent stays until the save is over: another rank may find, at any time, that the boundary does not come.
 """
@@ -38,7 +38,7 @@ from lastcall.core.save.saver import Saver
 from lastcall.types import Capture, Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
-_SHARE = 0.25  # of the time that is left: how long the others are waited for, to say where they are
+_SHARE = 0.25  # of the time that is left: how long to wait for the positions of the others
 _SETTLE = 2.0  # seconds for what follows the optimizer step, until its boundary
 _ASIDE = (Phase.INSTANT, Phase.SAVING_ASIDE)
 
@@ -65,7 +65,7 @@ class ManyRanks(OneProcess):
         self._on_saved_by_others = on_saved_by_others
         self.decision: Decision | None = None
         self.finished = False  # training has reached its end on this rank
-        self._torn = ""  # why the state of this rank is not whole: an optimizer step was cut short
+        self._torn = ""  # why the state of this rank is torn: an optimizer step was cut short
         self._stopped = False  # training has failed here: no further step is taken
         self._agent_is_out = False  # it has failed: what the training thread cannot save, nobody does
         self._parked = threading.Event()  # the training thread waits at a boundary
@@ -75,7 +75,7 @@ class ManyRanks(OneProcess):
         ordinal = self._context.subject.ordinal
         if self.finished:
             return ordinal, "finished"
-        return ordinal, "" if self._phases.phase is Phase.QUIET else "serving a notice"
+        return ordinal, "" if self._phases.phase is Phase.QUIET else "answering a notice"
 
     # ---- the agent's side ------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class ManyRanks(OneProcess):
         return notice.source in (LOST, HANG)
 
     def decide(self) -> Where:
-        """One decision for all: the first boundary that nobody has passed."""
+        """One decision for all: the first boundary that no rank has passed."""
         if self._stopped:
             return Where(boundary=False, because="training has failed here")
         ranks = self._ranks
@@ -100,8 +100,8 @@ class ManyRanks(OneProcess):
         return Where(boundary=kind == "boundary", finished=kind == "finish", because=because)
 
     def hopeless(self, saving: bool) -> str:
-        """While this rank saves it waits for all others, and finds out by itself if one is lost; one that is gone may also have left
-        well, after the commit."""
+        """While this rank saves it waits for all others, and the save itself finds out if one is lost; one that is gone may also have
+        exited in order, after the commit."""
         if (not saving and self._ranks.unable()) or self._given_up_by_another():
             return "another rank cannot come to the boundary"
         return ""
@@ -110,7 +110,7 @@ class ManyRanks(OneProcess):
         return self._ranks.hear(f"instant/{self._ranks.agreement.number}", 0.0) is not None
 
     def _until(self) -> float:
-        """How long the others are waited for, to say where they are."""
+        """How long to wait for the positions of the others."""
         return self._context.clock.now() + max(timing.RANKS, _SHARE * self._answer.left)
 
     def _latest(self) -> float:
@@ -121,7 +121,7 @@ class ManyRanks(OneProcess):
     def _position(self, *, clean: bool = True, because: str = "") -> Position:
         subject, gate = self._context.subject, self._context.gate
         same = not self.finished and subject.untouched()  # a checkpoint of this boundary holds all there is
-        parked = self._parked.is_set()  # looked at first: who leaves a boundary does so before it counts the next
+        parked = self._parked.is_set()  # read first: a thread leaves a boundary before it counts the next
         unsettled = "" if subject.settled else "what follows its optimizer step has not been done"
         return Position(
             self._ranks.rank,
@@ -169,8 +169,8 @@ class ManyRanks(OneProcess):
                 context.gate.open()
 
     def _found_committed(self) -> bool:
-        """Whether the others have committed this very boundary, or the end of the run, and left: nothing better can come of a rank
-        that is left over."""
+        """Whether the others have committed this very boundary, or the end of the run, and exited: the last rank cannot save anything
+        better."""
         if self.finished and self._joint_save.find(self._final_name()) is not None:
             self.decision = Decision("finish", because="the final checkpoint is committed")
             self._phases.enter(Phase.DISMISSED, self.decision.because)
@@ -209,14 +209,14 @@ class ManyRanks(OneProcess):
             self._await_the_writers(decision)
             return
         if decision.kind == "instant" and gate.steps < decision.entered:
-            log.info("This rank is let through to optimizer step %d", decision.entered)
+            log.info("One step behind: finishing optimizer step %d before saving", decision.entered)
             gate.let(decision.entered)
         kind = Kind.SURVIVORS if decision.kind == "survivors" else Kind.RESCUE
         if self._settled(decision):
             self._save_aside(decision, kind)
             return
         # What this rank holds belongs to another step.
-        because = f"rank {rank} did not come to optimizer step {decision.entered} in time"
+        because = f"rank {rank} did not reach optimizer step {decision.entered} in time"
         self._joint_save.refuse(self._order(decision, kind, self._answer.deadline), because)
         self._give_up(because)
 
@@ -233,7 +233,7 @@ class ManyRanks(OneProcess):
         return True
 
     def _settled(self, decision: Decision) -> bool:
-        """Whether the steps that were agreed on are done, and what follows them in their pass too, as far as it can be waited for."""
+        """Whether the agreed steps are done, and also what follows them in their pass, as far as there is time to wait for it."""
         clock, gate = self._context.clock, self._context.gate
         until = self._latest()
         while gate.steps < decision.entered and not self._stopped:
@@ -244,7 +244,7 @@ class ManyRanks(OneProcess):
         return True
 
     def _settle(self) -> None:
-        """Let the training thread come from its optimizer step to the boundary, if it is on its way."""
+        """Let the training thread get from its optimizer step to the boundary, if it is on its way."""
         clock, subject = self._context.clock, self._context.subject
         latest = self._answer.deadline - self._checkpointer.seconds() - timing.MARGIN
         until = min(clock.now() + _SETTLE, latest)
@@ -259,7 +259,7 @@ class ManyRanks(OneProcess):
         try:
             capture = context.subject.rescue()
             entry = self._save_together(capture, self._order(decision, kind, answer.deadline))
-        except Exception as error:  # whatever it was, there is nobody above who could do better
+        except Exception as error:  # of any kind: no caller could do better
             log.error("The ranks could not save: %s", error)
             answer.not_saved(kind.value, str(error))
             self._give_up(str(error))
@@ -269,12 +269,12 @@ class ManyRanks(OneProcess):
         answer.saved(f"saved {entry.path.name} together, {how}")
 
     def _save_together(self, capture: Capture, order: Order) -> Entry:
-        """Take part in what the ranks have agreed to save."""
+        """Take part in the agreed save."""
         portion = self._joint_save.portion(capture, order.writers)
         return self._checkpointer.save_agreed(capture, order.kind, lambda: self._joint_save.save(portion, order))
 
     def _await_the_writers(self, decision: Decision) -> None:
-        """This rank holds nothing that is wanted; whether it may leave as saved depends on the others."""
+        """This rank has nothing to write; whether it may exit as saved depends on the others."""
         order = self._order(decision, Kind.SURVIVORS, self._answer.deadline)
         try:
             entry = self._joint_save.outcome(order)
@@ -305,7 +305,7 @@ class ManyRanks(OneProcess):
         )
 
     def _boundary_given_up(self) -> bool:
-        """Whether the agents save from the side, and nobody waits for the boundary any more."""
+        """Whether the agents save from the side, and no thread waits for the boundary any more."""
         return self._phases.phase in _ASIDE
 
     # ---- afterwards ------------------------------------------------------------------------------------------
@@ -314,12 +314,12 @@ class ManyRanks(OneProcess):
         """A hang was answered by a save; a rank that hung may come back, and training continues as if nothing had happened."""
         if self._stopped:
             return False
-        log.warning("Training goes on, if it can: on_hang is 'save'")
+        log.warning("Training continues, if it can: on_hang is 'save'")
         self.decision = None
         if self._context.outcome.decided:
             self._context.outcome.reopen()
         self._ranks.next_round()
-        # First the phase: the training thread, which waits at its boundary, must not take the rest for a reason to leave.
+        # First the phase: the training thread, which waits at its boundary, must not take the resets below for a reason to leave.
         if not self._phases.try_enter(Phase.QUIET):
             return False
         self._answer.reset()
@@ -327,8 +327,8 @@ class ManyRanks(OneProcess):
         return True
 
     def stuck(self) -> None:
-        """The training thread may wait for a rank that never comes. Without it the others would wait, too, and so would whoever is to
-        start the run again."""
+        """The training thread may wait for a rank that never comes. Without it the others would wait, too, and so would the
+        launcher that restarts the run."""
         outcome = self._context.outcome
         if self._phases.try_enter(Phase.LEAVING, only_from={Phase.FAILED}):
             if outcome.value is not Outcome.FAILED:  # training has raised, and does not come out of its block
@@ -339,7 +339,7 @@ class ManyRanks(OneProcess):
         """The agent is out: nobody else would let go of a training thread that waits for a decision."""
         self._agent_is_out = True
         self._answer.passing = False  # nobody says any more that training may continue
-        self._give_up("a fault in lastcall")
+        self._give_up("an internal error in lastcall")
         self._context.subject.stop_at_next_boundary()
 
     # ---- the training thread's side --------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class ManyRanks(OneProcess):
                 continue
             if phase in _ASIDE and gate.steps < gate.allowed:
                 self._answer.arrived = False
-                return  # others have completed a step that this rank is being let through to
+                return  # this rank is behind, and finishes the step that others have completed
             self._answer.arrived = True
             if phase in (Phase.COMMITTED, Phase.FAILED, Phase.LEAVING) and not self._answer.passing:
                 self._answer.leave()
@@ -401,19 +401,19 @@ class ManyRanks(OneProcess):
 
     @contextlib.contextmanager
     def _alone_at_it(self) -> Iterator[None]:
-        """The checkpointer's lock, but not for ever: a periodic save may wait for a rank that will not take part in it any more."""
+        """The checkpointer's lock, within a time limit: a periodic save may wait for a rank that will not take part in it any more."""
         left = max(timing.RANKS, self.boundary_until() - self._context.clock.now())
         if not self._checkpointer.lock.acquire(timeout=left):
             self._periodic.give_up()
-            raise errors.DeadlineError("a save that was begun before does not end")
+            raise errors.DeadlineError("an earlier save does not end")
         try:
             yield
         finally:
             self._checkpointer.lock.release()
 
     def step_without_optimizer(self) -> None:
-        """A pass in which no optimizer stepped: what it would have done may have failed because a rank is gone, and the user's code may
-        have caught that. It is not a step; the ranks that are left save, and leave."""
+        """A pass in which no optimizer stepped: its step may have failed because a rank is gone, and the user's code may
+        have caught that error. It is not a step; the remaining ranks save and exit."""
         gone = self._ranks.unable()
         if not gone:
             return
@@ -426,7 +426,7 @@ class ManyRanks(OneProcess):
     # ---- errors and the end ----------------------------------------------------------------------------------
 
     def served(self) -> bool:
-        """Whether the ranks have saved, or are about to have: what raises now comes of their leaving."""
+        """Whether the ranks have saved, or are about to: an error that is raised now comes from their exit."""
         saving = (Phase.SAVING, *_ASIDE)
         if self._phases.phase in saving and not self._stopped:
             until = max(0.0, self._answer.left) + timing.RANKS
@@ -434,12 +434,12 @@ class ManyRanks(OneProcess):
         return self._answer.whole and not self._stopped
 
     def failed(self, error: BaseException) -> None:
-        """Training has raised here. The others cannot go on without this rank: all save the last completed step. Returns when that is
-        done."""
+        """Training has raised here. The others cannot continue without this rank: all save the last completed step. Returns when that
+        is done."""
         self._stopped = True
         self._torn = self._torn_by(error)
         why = f"rank {self._ranks.rank} failed: {type(error).__name__}: {error}"[:300]
-        if gone := self._ranks.gone():  # what raised here came of it
+        if gone := self._ranks.gone():  # the error here is a consequence
             why = f"{messages.named(gone)} {'is' if len(gone) == 1 else 'are'} gone"
         self._ranks.fail(why)
         if self._answer.whole or self._phases.concluded:
@@ -455,11 +455,11 @@ class ManyRanks(OneProcess):
 
     def blame(self) -> None:
         if self._at_fault:
-            self._context.outcome.decide(Outcome.FAILED)  # whatever was saved: it is an error, and nobody's preemption
+            self._context.outcome.decide(Outcome.FAILED)  # whatever was saved: this is an error, not a preemption
 
     @property
     def _at_fault(self) -> bool:
-        """Whether training failed here by itself, with all other ranks alive: started again, it may fail again."""
+        """Whether training failed here on its own, with all other ranks alive: started again, it may fail again."""
         return self._stopped and self.decision is not None and set(self.decision.missing) <= {self._ranks.rank}
 
     def _rank_lost(self, why: str) -> None:
@@ -468,7 +468,7 @@ class ManyRanks(OneProcess):
         self._inbox.lose_rank(Notice(LOST, why, now, now + self._context.jit.grace))
 
     def finish(self, reason: str, *, save: bool, had_finished: bool) -> None:
-        """Nobody leaves before all have finished; until then a notice still finds everybody here."""
+        """No rank leaves before all have finished; until then a notice still reaches all of them."""
         outcome, checkpointer = self._context.outcome, self._checkpointer
         self._periodic.wait()
         same = checkpointer.up_to_date and checkpointer.resumed_only
@@ -517,7 +517,7 @@ class ManyRanks(OneProcess):
         return Order(self._final_name(), Kind.FINAL, reason, writers, patience=math.inf, paused=paused)
 
     def _without_the_lost(self, why: str) -> bool:
-        """The last save came to nothing. If a rank was lost, the others save without it, as they would have in the middle of the
+        """The last save failed. If a rank was lost, the others save without it, as they would have in the middle of the
         run."""
         clock = self._context.clock
         if not self._ranks.unable() or self._phases.closed:

@@ -1,12 +1,13 @@
-"""One checkpoint of many ranks: every writer lays its files down, one of them commits what all have laid down, or nobody does.
+"""One checkpoint of many ranks: every writer stages its files, and one of them commits what all have staged, or none does.
 
     every writer   its files into the staging folder of this save, durable, then its receipt
-    the committer  (the lowest writer) waits for all receipts, adds what is known of the ranks that are missing, writes the manifest
+    the committer  (the lowest writer) waits for all receipts, adds what is known about the missing ranks, writes the manifest
                    and the record, and gives the folder its name: the one commit
-    the others     wait for the committer's word, and look on the disk where no word comes
+    the others     wait for the committer's message, and look on the disk where none comes
 
 The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing. Ranks that
-do not share the committer's directory (`homes`) send their files and their receipt there, and hear of the commit by its word.
+do not share the committer's directory (`directories`) send their files and their receipt there, and learn of the commit from its
+message.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ from lastcall.core.ranks import partition, receipts
 from lastcall.core.ranks.receipts import Part
 from lastcall.core.save.saver import Request, Saver
 from lastcall.core.subject import Boundary
-from lastcall.core.transfer.directories import Homes
-from lastcall.core.transfer.parts import Parcels
+from lastcall.core.transfer.directories import Directories
+from lastcall.core.transfer.parts import PartTransfer
 from lastcall.formats import manifest
 from lastcall.storage import files as storage
 from lastcall.types import Capture, FileRecord, Kind
 
 log = logging.getLogger("lastcall")
 _PATIENCE = 600.0  # seconds that a save without a deadline waits for the slowest rank
-_LATE = 5.0  # seconds after the deadline in which the committer's word may still come
+_LATE = 5.0  # seconds after the deadline in which the committer's message may still come
 _POLL = 0.01
 _MANUAL = 60.0  # seconds that run.save() waits for the other ranks, at least
-_HINT = 5.0  # seconds after which a user is told what run.save() waits for
+_HINT = 5.0  # seconds after which the log says what run.save() waits for
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be saved together. The same on every rank, or known to every rank without asking."""
+    """A joint save. The same on every rank, or known to every rank without asking."""
 
     name: str  # of this save and of no other
     kind: Kind
     reason: str
     writers: tuple[int, ...]
     helpers: tuple[int, ...] = ()  # ranks that write what is their own, and nothing that others hold too
-    missing: tuple[int, ...] = ()  # ranks that cannot write: somebody else must speak for them
+    missing: tuple[int, ...] = ()  # ranks that cannot write: another rank must write for them
     deadline: float | None = None
-    patience: float = _PATIENCE  # without a deadline: seconds that the others are waited for
+    patience: float = _PATIENCE  # without a deadline: seconds to wait for the others
     abandoned: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     paused: Callable[[], bool] = field(
         default=lambda: False, repr=False, compare=False
@@ -71,10 +72,10 @@ class Order:
 
 
 class Interrupted(Exception):
-    """The order was paused. What was laid down stays; complete() takes it up again."""
+    """The order was paused. The staged files stay; complete() continues."""
 
 
-class Company(Protocol):
+class OtherRanks(Protocol):
     """The other ranks, as far as a save needs them."""
 
     @property
@@ -88,16 +89,16 @@ class Company(Protocol):
         """Of this incarnation."""
 
     def tell(self, key: str, body: dict[str, object]) -> None:
-        """Fast word to the others. May be lost."""
+        """A fast message to the others. May be lost."""
 
     def hear(self, key: str, timeout: float) -> dict[str, object] | None:
-        """None where no word came; returns at once, with nothing, when the store is lost."""
+        """None where no message came; returns at once when the store is lost."""
 
     def gone(self) -> set[int]:
         """The ranks that are known to be dead."""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        """What a missing rank would have saved, as far as it is known; `mine` is this rank's own capture of that step."""
+        """What a missing rank would have saved, as far as known; `mine` is this rank's own capture of that step."""
 
 
 class JointSave:
@@ -106,41 +107,41 @@ class JointSave:
         catalog: Catalog,
         saver: Saver,
         fence: Fence,
-        company: Company,
+        others: OtherRanks,
         clock: clocks.Clock,
-        homes: Homes | None = None,
-        parcels: Parcels | None = None,
+        directories: Directories | None = None,
+        part_transfer: PartTransfer | None = None,
         grace: float = 0.0,
     ) -> None:
-        """`parcels`: where not all ranks share a directory."""
+        """`part_transfer`: where not all ranks share a directory."""
         self._catalog = catalog
         self._files = catalog.files
         self._saver = saver
         self._fence = fence
-        self._company = company
+        self._others = others
         self._clock = clock
-        self.homes = homes or Homes(company.rank)
-        self.parcels = parcels
+        self.directories = directories or Directories(others.rank)
+        self.part_transfer = part_transfer
         self._manual = max(_MANUAL, grace)
         self._latest, self._again = "", 0  # the last save of a boundary that all ranks saved, and how often it was
-        self.keeper: int | None = None  # ... the rank whose directory has the newest checkpoint
+        self.holder_of_newest: int | None = None  # ... the rank whose directory has the newest checkpoint
         self.elsewhere: set[str] = set()  # ... the names of those that this rank does not see
 
     def portion(self, capture: Capture, writers: tuple[int, ...] | None = None) -> Capture:
         """What of a capture this rank writes, where all ranks write (or only some do)."""
-        rank = self._company.rank
-        everybody = tuple(range(self._company.size)) if writers is None else writers
+        rank = self._others.rank
+        everybody = tuple(range(self._others.size)) if writers is None else writers
         files = capture.files if rank == min(everybody) else tuple(file for file in capture.files if not file.shared)
         return dataclasses.replace(capture, groups=partition.portion(capture.groups, rank, everybody), files=files)
 
     def write(self, capture: Capture, request: Request, boundary: Boundary) -> Entry:
         """Commit this boundary, which all ranks save without having to agree on it first."""
-        name = f"{request.kind.value}-{sum(boundary)}-{self._company.token[:8]}"
-        # Words and receipts of a former save must not answer for this one.
+        name = f"{request.kind.value}-{sum(boundary)}-{self._others.token[:8]}"
+        # Messages and receipts of an earlier save must not count for this one.
         self._again = self._again + 1 if name == self._latest else 1
         self._latest = name
         order = Order(
-            f"{name}-{self._again}", request.kind, request.reason, tuple(range(self._company.size)),
+            f"{name}-{self._again}", request.kind, request.reason, tuple(range(self._others.size)),
             deadline=request.deadline, abandoned=request.abandoned, same=request.same,
         )  # fmt: skip
         if request.kind is Kind.MANUAL:  # a rank that does not call run.save() must not hold the others up for long
@@ -153,13 +154,13 @@ class JointSave:
         return self.complete(capture, self.contribute(capture, order), order)
 
     def contribute(self, capture: Capture, order: Order) -> Part:
-        """Lay down this rank's part. One that could not be laid down is a part, too: it says why."""
+        """Stage this rank's part. A part that could not be staged is one, too: it says why."""
         return self._contribute(self._catalog.staging / order.name, capture, order)
 
     def complete(self, capture: Capture, part: Part, order: Order) -> Entry:
         """From the parts to the commit. Interrupted when the order is paused; then it may be called again."""
         folder = self._catalog.staging / order.name
-        if self._company.rank == order.committer:
+        if self._others.rank == order.committer:
             entry = self._commit(folder, capture, order, part)
         else:
             try:
@@ -174,9 +175,9 @@ class JointSave:
 
     def _note(self, entry: Entry, order: Order) -> None:
         """Where it is."""
-        if self.homes.spread:
-            self.keeper = order.committer
-        if not self.homes.shares_with(order.committer):
+        if self.directories.spread:
+            self.holder_of_newest = order.committer
+        if not self.directories.shares_with(order.committer):
             self.elsewhere.add(entry.path.name)
 
     def has(self, name: str) -> bool:
@@ -186,23 +187,23 @@ class JointSave:
     @property
     def newest_is_here(self) -> bool:
         """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its machine."""
-        return self.keeper is None or self.homes.shares_with(self.keeper)
+        return self.holder_of_newest is None or self.directories.shares_with(self.holder_of_newest)
 
     def close(self) -> None:
-        if self.parcels is not None:
-            self.parcels.close()
+        if self.part_transfer is not None:
+            self.part_transfer.close()
 
     def find(self, save: str) -> Entry | None:
-        """What came of a save, as far as can be seen from here: on the disk or, where that is not the committer's, by its word."""
-        if (entry := self._catalog.find(save)) is not None or not self.homes.spread:
+        """The result of a save, as far as this rank can see: on the disk or, where that is not the committer's, from its message."""
+        if (entry := self._catalog.find(save)) is not None or not self.directories.spread:
             return entry
-        word = self._company.hear(f"outcome/{save}", 0.0)
-        return None if word is None or "path" not in word else self._told(word)
+        word = self._others.hear(f"outcome/{save}", 0.0)
+        return None if word is None or "path" not in word else self._entry_of(word)
 
     # ---- every writer ----------------------------------------------------------------------------------------------------------
 
     def _contribute(self, folder: Path, capture: Capture, order: Order) -> Part:
-        rank = self._company.rank
+        rank = self._others.rank
         laid = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -220,22 +221,22 @@ class JointSave:
         return part
 
     def _hand_in(self, folder: Path, part: Part, order: Order) -> None:
-        """The receipt goes where the committer looks for it; what it speaks of is there by then."""
-        if self.homes.shares_with(order.committer):
+        """The receipt goes where the committer looks for it; the files that it names are there by then."""
+        if self.directories.shares_with(order.committer):
             receipts.write(self._files, folder, part)
             return
-        assert self.parcels is not None
+        assert self.part_transfer is not None
         until = None if order.deadline is None else order.deadline - timing.COMMIT
 
         def check() -> None:
             if order.abandoned() or (until is not None and self._clock.now() >= until):
-                raise errors.DeadlineError("the time ran out while it was being sent")
+                raise errors.DeadlineError("the deadline passed while it was being sent")
 
-        self.parcels.give(order.committer, order.name, folder, part, check)
+        self.part_transfer.send_part(order.committer, order.name, folder, part, check)
 
     def _clear_away(self, folder: Path, order: Order, files: Sequence[FileRecord]) -> None:
-        """What was to go to the committer is of no use here but as space."""
-        if self.homes.shares_with(order.committer):
+        """Files that were meant for the committer are of no use here, except as spare space."""
+        if self.directories.shares_with(order.committer):
             return
         for file in files:
             if not (file.name.endswith(".safetensors") and self._catalog.spares.give(folder / file.name)):
@@ -247,21 +248,21 @@ class JointSave:
                 empty.rmdir()
 
     def refuse(self, order: Order, because: str) -> None:
-        """This rank has no part that belongs to this save: then there is none, for anybody."""
+        """This rank has no part in this save: then the save fails on every rank."""
         self._fail(self._catalog.staging / order.name, order, 0, because)
-        if self._company.rank == order.committer:
+        if self._others.rank == order.committer:
             self._no_more(order)
-            self._company.tell(f"outcome/{order.name}", {"because": because})
+            self._others.tell(f"outcome/{order.name}", {"because": because})
 
     def _fail(self, folder: Path, order: Order, step: int, because: str) -> Part:
-        part = Part(self._company.rank, step, failed=because)
+        part = Part(self._others.rank, step, failed=because)
         try:
-            if self.homes.shares_with(order.committer):
+            if self.directories.shares_with(order.committer):
                 folder.mkdir(parents=True, exist_ok=True)
                 receipts.write(self._files, folder, part)
-        except OSError:  # a full disk: then the word must suffice
-            log.debug("the receipt of a failed part could not be written")
-        self._company.tell(f"failed/{order.name}/{part.rank}", {"because": because})
+        except OSError:  # a full disk: then the message must suffice
+            log.debug("Could not write the receipt of a failed part")
+        self._others.tell(f"failed/{order.name}/{part.rank}", {"because": because})
         return part
 
     # ---- the committer ---------------------------------------------------------------------------------------------------------
@@ -276,15 +277,15 @@ class JointSave:
             path = self._catalog.publish(folder, record.step)
         except (errors.LastcallError, OSError) as error:
             self._no_more(order)
-            self._company.tell(f"outcome/{order.name}", {"because": str(error)})
+            self._others.tell(f"outcome/{order.name}", {"because": str(error)})
             self._abandon(folder)
             if isinstance(error, errors.SaveError):
                 raise
             raise errors.SaveError(str(error)) from error
         word: dict[str, object] = {"path": path.name}
-        if self.homes.spread:  # not everybody can read it
+        if self.directories.spread:  # not every rank can read it
             word["record"] = dataclasses.replace(record, files=()).to_json().decode()
-        self._company.tell(f"outcome/{order.name}", word)
+        self._others.tell(f"outcome/{order.name}", word)
         return Entry(path, record)
 
     def _parts(self, folder: Path, order: Order, mine: Part) -> list[Part]:
@@ -298,7 +299,7 @@ class JointSave:
             waiting = [rank for rank in (*order.writers, *order.helpers) if rank not in parts]
             if not waiting:
                 return [parts[rank] for rank in sorted(parts)]
-            dead = self._company.gone() & set(waiting)
+            dead = self._others.gone() & set(waiting)
             for rank in waiting:
                 if (part := receipts.read(folder, rank)) is not None:
                     parts[rank] = part
@@ -308,11 +309,11 @@ class JointSave:
             if order.paused():
                 raise Interrupted
             if order.abandoned():
-                raise errors.DeadlineError("given up while it was being written")
+                raise errors.DeadlineError("abandoned while it was being written")
             late = [rank for rank in waiting if rank not in parts]
             if late and order.kind is Kind.MANUAL and not told and self._clock.now() >= began + _HINT:
                 told = True
-                log.warning("run.save() waits for rank %s: every rank must call it, at the same step", ", ".join(map(str, late)))
+                log.warning("run.save() is waiting for rank %s: every rank must call it, at the same step", ", ".join(map(str, late)))
             if late and self._clock.now() >= until:
                 raise errors.DeadlineError(f"no receipt came in time from rank {', '.join(map(str, late))}")
             self._clock.sleep(pause)
@@ -320,13 +321,13 @@ class JointSave:
 
     def _look_for_failures(self, order: Order, waiting: list[int]) -> None:
         for rank in waiting:
-            word = self._company.hear(f"failed/{order.name}/{rank}", 0.0)
+            word = self._others.hear(f"failed/{order.name}/{rank}", 0.0)
             if word is not None:
                 raise errors.SaveError(f"rank {rank} could not write its part: {word.get('because')}")
 
     def _speak_for(self, folder: Path, rank: int, mine: Capture, order: Order) -> Part | None:
-        """Lay down what a missing rank would have: its randomness, its place in the data."""
-        found = self._company.part_of(rank, mine.step, mine)
+        """Stage what a missing rank would have written: its randomness, its place in the data."""
+        found = self._others.part_of(rank, mine.step, mine)
         if found is None:
             return None
         saver = self._saver.for_rank(rank)
@@ -334,14 +335,14 @@ class JointSave:
         return Part(rank, found.step, laid.files, laid.written, found.exact, found.because, doubt=found.doubt)
 
     def _record(self, folder: Path, parts: list[Part], order: Order, began: float) -> Record:
-        unspoken = sorted(set(range(self._company.size)) - {part.rank for part in parts})
+        unspoken = sorted(set(range(self._others.size)) - {part.rank for part in parts})
         because = [f"rank {part.rank}: {part.because}" for part in parts if part.because]
         if unspoken:
-            because.append(f"nothing is known of the randomness and the data position of rank {', '.join(map(str, unspoken))}")
+            because.append(f"nothing is known about the randomness and the data position of rank {', '.join(map(str, unspoken))}")
         doubt = _doubt(parts)
         names = collections.Counter(file.name for part in parts for file in part.files)
         if twice := sorted(name for name, count in names.items() if count > 1):  # readers refuse a record that names a file twice
-            raise errors.SaveError(f"several ranks have written {', '.join(twice)}: it could be the file of only one of them")
+            raise errors.SaveError(f"several ranks have written {', '.join(twice)}: it can hold the data of only one of them")
         data = manifest.merge([part.tensors for part in parts if part.tensors is not None])
         storage.write_small(self._files, folder / manifest.NAME, data)
         writing = [part for part in parts if part.rank not in order.missing]
@@ -356,7 +357,7 @@ class JointSave:
             files=(_file(manifest.NAME, data), *(file for part in parts for file in part.files)),
             run=self._saver.run,
             incarnation=self._saver.incarnation,
-            world=self._company.size,
+            world=self._others.size,
             save=order.name,
             created=self._clock.wall(),
             seconds=round(self._clock.now() - began, 4),
@@ -370,36 +371,36 @@ class JointSave:
         return record
 
     def _own(self) -> None:
-        """Whoever commits owns the directory, by the lock or, where the leader of this incarnation still has that, by the token."""
+        """The committer must own the directory, by the lock or, where the leader of this incarnation still has that, by the token."""
         if not self._catalog.held:
             self._catalog.try_lock()
-        if self._catalog.make_again() and not self._fence.marked():  # removed under the run: nobody else has taken it since
+        if self._catalog.make_again() and not self._fence.marked():  # removed during the run, and not taken since
             self._fence.adopt(self._saver.incarnation)
         self._fence.check()
 
     def _no_more(self, order: Order) -> None:
-        """Parts that others still send are not taken any more."""
-        if self.parcels is not None:
-            self.parcels.over(order.name)
+        """Parts that others still send are refused from now on."""
+        if self.part_transfer is not None:
+            self.part_transfer.over(order.name)
 
     def _abandon(self, folder: Path) -> None:
         try:
             if folder.exists():
                 storage.remove_tree(self._files, folder)
         except OSError as error:
-            log.debug("%s is left for the next start to remove: %s", folder.name, error)
+            log.debug("Could not remove %s; the next start will: %s", folder.name, error)
 
     # ---- the others ------------------------------------------------------------------------------------------------------------
 
     def outcome(self, order: Order, failed: str = "") -> Entry:
-        """What became of it, from the committer's word or, without one, from the disk."""
+        """The result, from the committer's message or, without one, from the disk."""
         until = self._clock.now() + order.patience + 60.0 if order.deadline is None else order.deadline + _LATE
         while True:
-            word = self._company.hear(f"outcome/{order.name}", 0.25)
+            word = self._others.hear(f"outcome/{order.name}", 0.25)
             if word is not None and "path" not in word:
                 self._abandon(self._catalog.staging / order.name)  # what was written after the committer had cleared it away
                 raise errors.SaveError(str(word.get("because")))
-            dead = order.committer in self._company.gone()  # looked at before the disk: the dead commit nothing more
+            dead = order.committer in self._others.gone()  # looked at before the disk: the dead commit nothing more
             if (entry := self._committed(order, word)) is not None:
                 self._note(entry, order)
                 return entry
@@ -412,9 +413,9 @@ class JointSave:
                 self._clock.sleep(0.02)
 
     def _committed(self, order: Order, word: Mapping[str, object] | None) -> Entry | None:
-        """The checkpoint of this save on disk. A file system of many hosts may show it a moment after the word has come."""
-        if not self.homes.shares_with(order.committer):
-            return None if word is None else self._told(word)
+        """The checkpoint of this save on disk. A network file system may show it a moment after the message."""
+        if not self.directories.shares_with(order.committer):
+            return None if word is None else self._entry_of(word)
         if word is not None:
             path = self._catalog.root / Path(str(word["path"])).name
             try:
@@ -425,8 +426,8 @@ class JointSave:
             return None
         return self._catalog.find(order.name)
 
-    def _told(self, word: Mapping[str, object]) -> Entry | None:
-        """A checkpoint in a directory that this rank does not see. Its files are nobody's business here."""
+    def _entry_of(self, word: Mapping[str, object]) -> Entry | None:
+        """A checkpoint in a directory that this rank does not see. Its files are not used here."""
         try:
             return Entry(self._catalog.root / Path(str(word["path"])).name, records.parse(str(word.get("record")).encode()))
         except errors.CheckpointError:

@@ -1,4 +1,4 @@
-"""From the place of the mirror into the directory: every byte is checked before the copy gets the name of a checkpoint."""
+"""Download from the mirror into the directory: every byte is checked before the copy gets the name of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine.writer import Engine
-from lastcall.core.mirror.remote_catalog import Mirrored
+from lastcall.core.mirror.remote_catalog import RemoteCatalog
 from lastcall.core.process import throughput
-from lastcall.core.process.throughput import Telling
+from lastcall.core.process.throughput import ThroughputLog
 from lastcall.core.restore import restore
 from lastcall.core.sync.stopped import Stopped
 from lastcall.events import EventLog
@@ -26,102 +26,102 @@ from lastcall.types import FileRecord
 
 log = logging.getLogger("lastcall")
 T = TypeVar("T")
-_AT_ONCE = 4  # files on their way; a large one comes in parts besides
+_AT_ONCE = 4  # files at a time; a large one is also fetched in parts
 
 
 def never() -> bool:
     return False
 
 
-def unless_told(
+def interruptible(
     work: Callable[[Callable[[], bool]], T],
-    told: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     left: Callable[[], bool] = never,
     waiting: Callable[[], None] = lambda: None,
 ) -> T:
-    """What it returns. Stopped if a notice comes meanwhile: a place that has stopped answering holds a thread up, and not the process.
-    `left`: whether one has come to another rank; asked now and then. The work is handed what tells it that nobody waits any more.
-    `waiting` is called now and then."""
+    """Run the work on a thread and return its result. Stopped if a notice comes meanwhile: an unresponsive mirror blocks that thread
+    only, not the process. `left`: whether a notice has come to another rank; asked now and then. The work gets a function that says
+    whether the caller has gone. `waiting` is called now and then."""
     over = threading.Event()
 
     def check() -> None:
-        if told() or left():
+        if stop_requested() or left():
             raise Stopped
         waiting()
 
     try:
-        return daemons.at_once(lambda _: work(lambda: over.is_set() or told()), [None], 1, check)[0]
+        return daemons.at_once(lambda _: work(lambda: over.is_set() or stop_requested()), [None], 1, check)[0]
     finally:
         over.set()
 
 
-class Fetching:
-    def __init__(self, there: Mirrored, catalog: Catalog, clock: clocks.Clock, events: EventLog) -> None:
-        self._there = there
+class Downloader:
+    def __init__(self, remote: RemoteCatalog, catalog: Catalog, clock: clocks.Clock, events: EventLog) -> None:
+        self._remote = remote
         self._catalog = catalog
         self._clock = clock
         self._events = events
 
-    def newest(self, told: Callable[[], bool]) -> None:
+    def newest(self, stop_requested: Callable[[], bool]) -> None:
         """The newest one that is whole, if the directory has none that is as new. Stopped if a notice comes meanwhile."""
-        here, there = self._catalog.entries(), self._there
+        here, remote = self._catalog.entries(), self._remote
         newest = here[0].record.recency if here else (-1, -1, -1)
-        theirs = [(name, record) for name, record in there.records.items() if there.ours(record) and record.recency > newest]
+        theirs = [(name, record) for name, record in remote.records.items() if remote.ours(record) and record.recency > newest]
         for name, record in sorted(theirs, key=lambda found: (found[1].complete, found[1].recency), reverse=True):
             try:
-                self._fetch(name, record, told)
+                self._fetch(name, record, stop_requested)
                 return
             except errors.UncheckedError as error:
-                raise type(error)(f"{there.url}/{name}: {error}") from error
+                raise type(error)(f"{remote.url}/{name}: {error}") from error
             except errors.CheckpointError as error:
-                log.warning("%s/%s is damaged, and passed over: %s", there.url, name, error)
-                del there.records[name]
+                log.warning("%s/%s is damaged and was skipped: %s", remote.url, name, error)
+                del remote.records[name]
 
-    def bring(self, name: str, told: Callable[[], bool] = never) -> None:
-        """An older checkpoint that somebody refers to, if it is there and not here. What fails is said, and no more."""
+    def bring(self, name: str, stop_requested: Callable[[], bool] = never) -> None:
+        """An older checkpoint that something refers to, if it is in the mirror and not here. A failure is only logged."""
         try:
-            unless_told(lambda over: self._bring(name, over), told, waiting=self._there.say_silence)
+            interruptible(lambda over: self._bring(name, over), stop_requested, waiting=self._remote.say_silence)
         except (errors.LastcallError, OSError, Stopped) as error:
-            log.warning("%s/%s could not be fetched: %s", self._there.url, name, str(error) or "a notice came")
+            log.warning("%s/%s could not be fetched: %s", self._remote.url, name, str(error) or "a notice came")
 
-    def _bring(self, name: str, told: Callable[[], bool]) -> None:
-        self._there.look_once()
-        record = self._there.records.get(name)
-        if record is not None and self._there.ours(record) and not (self._catalog.root / name).exists():
-            self._fetch(name, record, told)
+    def _bring(self, name: str, stop_requested: Callable[[], bool]) -> None:
+        self._remote.look_once()
+        record = self._remote.records.get(name)
+        if record is not None and self._remote.ours(record) and not (self._catalog.root / name).exists():
+            self._fetch(name, record, stop_requested)
 
-    def same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
+    def same(self, fingerprint: str, stop_requested: Callable[[], bool]) -> bool:
         """The checkpoint whose record this is; False where it is not there. Stopped if a notice comes meanwhile."""
-        return unless_told(lambda over: self._same(fingerprint, over), told, waiting=self._there.say_silence)
+        return interruptible(lambda over: self._same(fingerprint, over), stop_requested, waiting=self._remote.say_silence)
 
-    def _same(self, fingerprint: str, told: Callable[[], bool]) -> bool:
-        self._there.look()
-        for name, record in self._there.records.items():
+    def _same(self, fingerprint: str, stop_requested: Callable[[], bool]) -> bool:
+        self._remote.look()
+        for name, record in self._remote.records.items():
             if record.fingerprint == fingerprint:
-                self._fetch(name, record, told)
+                self._fetch(name, record, stop_requested)
                 return True
         return False
 
-    def _fetch(self, name: str, record: Record, told: Callable[[], bool]) -> None:
+    def _fetch(self, name: str, record: Record, stop_requested: Callable[[], bool]) -> None:
         catalog, began = self._catalog, self._clock.now()
-        self._there.check_whole(name)
+        self._remote.check_whole(name)
         if catalog.files.free_bytes(catalog.root) < record.size:
-            raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._there.url}: {throughput.amount(record.size)}")
-        log.info("Fetching %s from %s (%s)", name, self._there.url, throughput.amount(record.size))
+            raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._remote.url}: {throughput.amount(record.size)}")
+        log.info("Fetching %s from %s (%s)", name, self._remote.url, throughput.amount(record.size))
         with catalog.arriving(name) as folder:
-            self._bring_files(name, record, folder, told)
+            self._bring_files(name, record, folder, stop_requested)
             self._check(Entry(folder, record))
             catalog.publish(folder, record.step)
         seconds = self._clock.now() - began
         log.info("Fetched %s in %.1fs; its digests hold", name, seconds)
-        self._events.emit("fetched", path=name, step=record.step, bytes=record.size, seconds=seconds, place=self._there.url)
+        self._events.emit("fetched", path=name, step=record.step, bytes=record.size, seconds=seconds, place=self._remote.url)
 
-    def _bring_files(self, name: str, record: Record, folder: Path, told: Callable[[], bool]) -> None:
-        tell = Telling(f"Fetching {name}", self._clock, record.size)
+    def _bring_files(self, name: str, record: Record, folder: Path, stop_requested: Callable[[], bool]) -> None:
+        tell = ThroughputLog(f"Fetching {name}", self._clock, record.size)
         over = False
 
         def check() -> None:
-            if over or told():
+            if over or stop_requested():
                 raise Stopped
 
         def bring(file: FileRecord) -> None:
@@ -131,18 +131,18 @@ class Fetching:
                 nonlocal left
                 check()
                 left -= count
-                if left < 0:  # whatever the place has there by now: no disk is filled with it
+                if left < 0:  # whatever the mirror sends: it must not fill the disk
                     raise errors.CheckpointError(f"{file.name} has more than the {file.size} bytes that were recorded")
                 tell.more(count)
 
-            self._there.place.fetch(f"{name}/{file.name}", folder / file.name, moved)
+            self._remote.place.fetch(f"{name}/{file.name}", folder / file.name, moved)
 
         for file in record.files:
             (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         try:
             daemons.at_once(bring, record.files, _AT_ONCE, check)
         finally:
-            over = True  # those that are still under way shall end, too
+            over = True  # those in progress must end, too
 
     def _check(self, fetched: Entry) -> None:
         """Its digests, and that it is durable."""

@@ -1,16 +1,16 @@
-"""The second place of a run's checkpoints: an object store, or a folder of another file system.
+"""The mirror: a second copy of a run's checkpoints in an object store, or in a folder of another file system.
 
-Local first. A checkpoint is committed in the directory as ever; then it is copied, its record last, so that nobody takes a copy that is
-not whole for a checkpoint (`copying`). Training does not wait for it, but a process that was told to stop does, for as long as it may
-live. On start the newest one is fetched where the directory has none that is as new (`fetching`): a directory that dies with its
+Local first. A checkpoint is committed in the directory as ever; then it is uploaded, its record last, so that an incomplete copy
+never looks like a checkpoint (`upload`). Training does not wait for it, but a process that was asked to stop does, for as long as it
+may live. On start the newest one is downloaded where the directory has none that is as new (`download`): a directory that dies with its
 machine is enough.
 
-    exp1/checkpoint-40/lastcall.json    ... the same names as in the directory (`mirrored`)
-    exp1/.lastcall/leaving.json         somebody was told to stop and may still be copying: whoever comes after it waits (`farewell`)
+    exp1/checkpoint-40/lastcall.json    ... the same names as in the directory (`remote_catalog`)
+    exp1/.lastcall/leaving.json         a run was asked to stop and may still be uploading: the next one waits (`remote_departure`)
     exp1/.lastcall/run.json             which run it is, and which incarnation was the last one
 
-Only one rank copies: the lowest one that is alive, since all of them write into one directory. Where they do not (`homes`), whoever has
-committed: its directory has the parts of all.
+Only one rank uploads: the lowest one that is alive, since all of them write into one directory. Where they do not (`directories`), the
+committer does: its directory has the parts of all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lastcall import errors, messages, parsing, settings
 from lastcall.core.checkpoint.catalog import PRIVATE, Catalog
 from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.mirror import download, upload
-from lastcall.core.mirror.download import Fetching, never
-from lastcall.core.mirror.remote_catalog import Mirrored
-from lastcall.core.mirror.remote_departure import Farewell
-from lastcall.core.mirror.upload import Copying, Until
+from lastcall.core.mirror.download import Downloader, never
+from lastcall.core.mirror.remote_catalog import RemoteCatalog
+from lastcall.core.mirror.remote_departure import RemoteDepartureNote
+from lastcall.core.mirror.upload import Until, Uploader
 from lastcall.core.sync.stopped import Stopped
 from lastcall.events import EventLog
 from lastcall.storage import files as storage
@@ -39,22 +39,22 @@ from lastcall.storage import files as storage
 log = logging.getLogger("lastcall")
 _RUN = f"{PRIVATE}/run.json"
 _SMALL = 64 * 1024
-_TAKE_BACK = 0.2, 5.0  # seconds that the last word to the next incarnation may take, at least and at most
+_TAKE_BACK = 0.2, 5.0  # seconds that removing the departure note may take, at least and at most
 
 
-_taken: dict[tuple[str, str], Path] = {}  # by place and run: the directory that this process copies from there
+_taken: dict[tuple[str, str], Path] = {}  # by mirror and run: the directory that this process uploads from
 
 
 def reserve(url: str | None, root: Path, run: str = "") -> None:
-    """A process that protects one run after the other, each in a directory of its own, must not give them one place: the second would
-    find it full, and go on from the first one's checkpoints. `run`: its name, where it has one."""
+    """A process that protects one run after the other, each in a directory of its own, must not give them one mirror: the second would
+    find it full, and continue from the first one's checkpoints. `run`: its name, where it has one."""
     if url is None:
         return
     first = _taken.setdefault((url, run), root.resolve())
     if first != root.resolve():
         settings.fail(
-            f"LASTCALL_MIRROR={url} is the place of the run in {first}, and this process protects another one in {root.resolve()}: "
-            "each would go on from the other's checkpoints. Give each a place of its own: "
+            f"LASTCALL_MIRROR={url} is the mirror of the run in {first}, and this process protects another one in {root.resolve()}: "
+            "each would continue from the other's checkpoints. Give each its own mirror: "
             f"JITCheckpointConfig(mirror='{url}/{root.name}')"
         )
 
@@ -67,110 +67,111 @@ class Mirror:
         self.url = url
         self._catalog = catalog
         self._clock = clock
-        self._there = Mirrored(url, catalog, keys, clock)
-        self._fetching = Fetching(self._there, catalog, clock, events)
-        self._copying = Copying(self._there, catalog, clock, events, keep)
-        self._farewell = Farewell(self._there, clock)
-        self.bring = self._fetching.bring
-        self.bring_same = self._fetching.same
-        self.has = self._there.has
-        self.forget = self._there.forget
-        self.seconds = self._copying.seconds
-        self.push = self._copying.push
-        self.leaving = self._farewell.say  # a notice has come: the next incarnation may be there before we are gone
+        self._remote = RemoteCatalog(url, catalog, keys, clock)
+        self._downloader = Downloader(self._remote, catalog, clock, events)
+        self._uploader = Uploader(self._remote, catalog, clock, events, keep)
+        self._departure = RemoteDepartureNote(self._remote, clock)
+        self.bring = self._downloader.bring
+        self.bring_same = self._downloader.same
+        self.has = self._remote.has
+        self.forget = self._remote.forget
+        self.seconds = self._uploader.seconds
+        self.push = self._uploader.push
+        self.leaving = self._departure.say  # a notice has come: the next incarnation may start before this one has ended
 
     # ---- start -----------------------------------------------------------------------------------------------------------------
 
-    def take_over(self, told: Callable[[], bool], left: Callable[[], bool] = never) -> bool:
-        """Before the directory is looked at: wait for an incarnation that still copies, and fetch what the directory lacks. False if
+    def take_over(self, stop_requested: Callable[[], bool], left: Callable[[], bool] = never) -> bool:
+        """Before the directory is read: wait for an incarnation that still uploads, and download what the directory lacks. False if
         a notice came meanwhile, or has come to another rank (`left`)."""
         scheme, place = parsing.split_place(self.url)
         root = self._catalog.root.resolve()
         if scheme == "file" and Path("/", place).resolve().is_relative_to(root):
             settings.fail(
-                f"LASTCALL_MIRROR: {self.url} is in {root}, whose checkpoints are to be copied there. Name a folder elsewhere."
+                f"LASTCALL_MIRROR: {self.url} is inside {root}, the directory that is to be mirrored. Name a folder elsewhere."
             )
         try:
-            return download.unless_told(self._take_over, told, left, self._there.say_silence)
+            return download.interruptible(self._take_over, stop_requested, left, self._remote.say_silence)
         except Stopped:
             return False
         except errors.StorageRefused as error:
             settings.fail(f"LASTCALL_MIRROR: {error}")
 
-    def _take_over(self, told: Callable[[], bool]) -> bool:
-        if not self._farewell.wait_for_the_one_before(told):
+    def _take_over(self, stop_requested: Callable[[], bool]) -> bool:
+        if not self._departure.wait_for_the_one_before(stop_requested):
             return False
         self._become_the_same_run()
-        self._there.look()
-        self._fetching.newest(told)
+        self._remote.look()
+        self._downloader.newest(stop_requested)
         return True
 
     def _become_the_same_run(self) -> None:
-        """A new directory takes up the run that the place is of; one of another run would have its state replaced by this one's."""
+        """A new directory continues the run of the mirror; the directory of another run would have its state replaced by this one's."""
         path = self._catalog.private / "run.json"
-        theirs = _identity(self._there.place.read(_RUN, _SMALL))
+        theirs = _identity(self._remote.place.read(_RUN, _SMALL))
         ours = _identity(_kept(path))
         if not theirs:
             return
-        if ours and ours["run"] != theirs["run"] and not self._catalog.run:  # with names, several runs may share a place
+        if ours and ours["run"] != theirs["run"] and not self._catalog.run:  # with names, several runs may share a mirror
             settings.fail(
-                f"LASTCALL_MIRROR: {self.url} holds another run than {self._catalog.root}. Give each run a place of its own: "
+                f"LASTCALL_MIRROR: {self.url} holds another run than {self._catalog.root}. Give each run its own mirror: "
                 f"export LASTCALL_MIRROR={self.url}/{self._catalog.root.name}"
             )
         if not ours or ours["incarnations"] < theirs["incarnations"]:
             storage.replace_small(path, json.dumps(theirs).encode())
 
-    def note(self, run: str, incarnation: int, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
+    def note(self, run: str, incarnation: int, stop_requested: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
         """Which incarnation this is. Also finds out now, and not at the first checkpoint, whether anything can be written there.
         Stopped if a notice comes meanwhile, or has come to another rank."""
         data = json.dumps({"run": run, "incarnations": incarnation}).encode()
         try:
-            download.unless_told(lambda over: self._there.place.write(_RUN, data), told, left, self._there.say_silence)
+            download.interruptible(lambda over: self._remote.place.write(_RUN, data), stop_requested, left, self._remote.say_silence)
         except errors.StorageRefused as error:
             settings.fail(f"LASTCALL_MIRROR: {error}")
 
     # ---- between machines that share nothing else ------------------------------------------------------------------------------
 
-    def share(self, token: str, data: bytes, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
-        """Keys for the ranks that have no directory in common with this one: the place asks for credentials, and torch's store does
+    def share(self, token: str, data: bytes, stop_requested: Callable[[], bool] = never, left: Callable[[], bool] = never) -> None:
+        """Keys for the ranks that share no directory with this one: the mirror asks for credentials, and torch's store does
         not."""
-        download.unless_told(lambda over: self._there.place.write(_shared(token), data), told, left)
+        download.interruptible(lambda over: self._remote.place.write(_shared(token), data), stop_requested, left)
 
-    def shared(self, token: str, told: Callable[[], bool] = never, left: Callable[[], bool] = never) -> bytes | None:
-        return download.unless_told(lambda over: self._there.place.read(_shared(token), _SMALL), told, left)
+    def shared(self, token: str, stop_requested: Callable[[], bool] = never, left: Callable[[], bool] = never) -> bytes | None:
+        return download.interruptible(lambda over: self._remote.place.read(_shared(token), _SMALL), stop_requested, left)
 
     def unshare(self, token: str) -> None:
         """All have them."""
         try:
-            download.unless_told(lambda over: self._there.place.remove([_shared(token)]), never)
+            download.interruptible(lambda over: self._remote.place.remove([_shared(token)]), never)
         except errors.LastcallError as error:
-            log.warning("The keys of this incarnation stay in %s until they are removed by hand: %s", self.url, error)
+            log.warning("Could not remove the keys of this incarnation from %s; remove them by hand: %s", self.url, error)
 
     # ---- end -------------------------------------------------------------------------------------------------------------------
 
     def settle(self, until: Until = upload.whenever) -> bool:
-        """Wait until everything is copied, but not longer than `until`. Nothing is copied afterwards. False if the newest is not."""
-        lost = self._copying.settle(until)
+        """Wait until everything is uploaded, but not longer than `until`. Nothing is uploaded afterwards. False if the newest is
+        not."""
+        lost = self._uploader.settle(until)
         if lost:
-            log.error("The newest checkpoint is in %s only, and not in %s: %s", self._catalog.root, self.url, lost)
+            log.error("The newest checkpoint is only in %s; it was not uploaded to %s: %s", self._catalog.root, self.url, lost)
         least, most = _TAKE_BACK
-        self._farewell.unsay(max(least, min(most, until() - self._clock.now())))
+        self._departure.unsay(max(least, min(most, until() - self._clock.now())))
         return not lost
 
     def copy_rest(self) -> None:
-        """Training is over, and so is the script: what it has written beside the checkpoints (`final/`, a model card) goes there too.
-        Called when the interpreter ends: no thread can be started any more."""
+        """Training is over, and so is the script: files that it has written beside the checkpoints (`final/`, a model card) are
+        uploaded too. Called when the interpreter ends: no thread can be started any more."""
         root = self._catalog.root
         try:
             for path in sorted(_beside(root)):
-                self._there.place.send(path, path.relative_to(root).as_posix(), threads=False)
-                log.info("Copied %s to %s", path.relative_to(root), self.url)
+                self._remote.place.send(path, path.relative_to(root).as_posix(), threads=False)
+                log.info("Uploaded %s to %s", path.relative_to(root), self.url)
         except (errors.LastcallError, OSError) as error:
-            log.error("Not everything in %s is copied to %s: %s", root, self.url, error)
+            log.error("Could not upload everything in %s to %s: %s", root, self.url, error)
 
 
 def _identity(data: bytes | None) -> dict[str, Any]:
-    """What a run.json says; empty where it says nothing that can be used."""
+    """The content of a run.json; empty where it is unusable."""
     body = messages.unpacked(data)
     whole = isinstance(body.get("run"), str) and type(body.get("incarnations")) is int
     return {"run": body["run"], "incarnations": body["incarnations"]} if whole else {}

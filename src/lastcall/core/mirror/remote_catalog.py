@@ -1,7 +1,7 @@
-"""What is known to be in the place of a mirror: whole checkpoints, by their records, and copies that were never finished.
+"""What is known to be in the mirror: whole checkpoints, by their records, and uploads that were never finished.
 
-A copy begins with the sentinel and ends with the record, which is its commit; the sentinel goes just before. So whatever somebody was
-killed over, or gave up, is known for what it is and removed after the next copy. Folders that have neither are somebody else's.
+An upload begins with the sentinel and ends with the record, which is its commit; the sentinel is removed just before. So an upload that
+was interrupted or abandoned can be recognised, and is removed after the next one. Folders that have neither are not ours.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _LARGEST = 512 * 1024 * 1024  # of a record
 _SMALL = 64 * 1024
 
 
-class Mirrored:
+class RemoteCatalog:
     def __init__(self, url: str, catalog: Catalog, keys: str | None = None, clock: clocks.Clock | None = None) -> None:
         """`keys`: a folder with the credentials."""
         self.url = url
         self._catalog = catalog
         self.place = Patient(url, lambda: objects.opened(url, keys), clock or clocks.Clock())
-        self._sizes: dict[str, int] | None = None  # of all that is there; None before anybody has looked
+        self._sizes: dict[str, int] | None = None  # of all objects in it; None before the first listing
         self.records: dict[str, Record] = {}
         self._unfinished: set[str] = set()
 
     def say_silence(self) -> None:
-        """Called now and then at the start, while the place is waited for."""
+        """Called now and then at the start, while waiting for the mirror."""
         self.place.asked.say(self.url)
 
     # ---- what is there ---------------------------------------------------------------------------------------------------------
@@ -55,11 +55,11 @@ class Mirrored:
         self._sizes = sizes
 
     def forget(self) -> None:
-        """Another rank has copied meanwhile: whoever needs to know what is there looks again."""
+        """Another rank has uploaded meanwhile: the next reader lists the mirror again."""
         self._sizes = None
 
     def look_once(self) -> None:
-        """For a rank that has not fetched anything, and now speaks for the others."""
+        """For a rank that has downloaded nothing, and now uploads for the others."""
         if self._sizes is None:
             self.look()
 
@@ -71,10 +71,10 @@ class Mirrored:
         except errors.UncheckedError as error:
             raise type(error)(f"{self.url}/{folder}: {error}") from error
         except errors.CheckpointError as error:
-            log.warning("%s/%s is passed over: %s", self.url, folder, error)
+            log.warning("%s/%s is unusable and was skipped: %s", self.url, folder, error)
 
     def _began(self, folder: str) -> bool:
-        """Whether a copy that was never finished is one of ours."""
+        """Whether an unfinished upload is one of ours."""
         run = self.place.read(f"{folder}/{records.SENTINEL}", _SMALL)
         return run is not None and (not self._catalog.run or run == self._catalog.run.encode())
 
@@ -85,18 +85,18 @@ class Mirrored:
         return record in list(self.records.values())
 
     def check_whole(self, name: str) -> None:
-        """CheckpointError where a file is missing, or is not as long as it was: then there is no use in fetching the others."""
+        """CheckpointError where a file is missing or has another size: then fetching the others is useless."""
         for file in self.records[name].files:
             size = (self._sizes or {}).get(f"{name}/{file.name}")
             if size != file.size:
-                there = "is missing" if size is None else f"has {size} bytes, {file.size} were recorded"
-                raise errors.CheckpointError(f"{file.name} {there}")
+                remote = "is missing" if size is None else f"has {size} bytes, {file.size} were recorded"
+                raise errors.CheckpointError(f"{file.name} {remote}")
 
     # ---- one more --------------------------------------------------------------------------------------------------------------
 
     def begin(self, entry: Entry) -> str:
-        """The name of a copy that begins now. Files of a checkpoint that is there are never overwritten: until the new one is whole,
-        the old one is all that there is."""
+        """The name of an upload that begins now. Files of a checkpoint in the mirror are never overwritten: until the new one is whole,
+        the old one is the only one."""
         name = f"checkpoint-{entry.record.step}"
         if name in self.records and self.records[name] != entry.record:
             name = next(other for n in range(10_000) if (other := f"{name}.replaced-{n}") not in self.records)
@@ -113,21 +113,21 @@ class Mirrored:
     # ---- fewer -----------------------------------------------------------------------------------------------------------------
 
     def tidy(self, keep: Keep | None, enough: Callable[[], bool]) -> None:
-        """Remove what was never finished and what rotation no longer needs, until `enough`. Without `keep` nothing is rotated."""
+        """Remove unfinished uploads and what rotation no longer needs, until `enough`. Without `keep` nothing is rotated."""
         try:
             for name in sorted(self._unfinished):
                 if not enough():
                     self._remove(name)
             for name in self._superfluous(keep) if keep is not None else ():
                 if not enough():
-                    # An end in the middle of it leaves something that the next one knows to be no checkpoint.
+                    # Interrupted halfway, it leaves a folder that the next upload recognises as unfinished.
                     self.place.write(f"{name}/{records.SENTINEL}", self.records[name].run.encode())
                     self.place.remove([f"{name}/{records.NAME}"])
                     del self.records[name]
                     self._unfinished.add(name)
                     self._remove(name)
         except errors.StorageError as error:
-            log.warning("Not all that is superfluous could be removed from %s: %s", self.url, error)
+            log.warning("Could not delete all expired checkpoints from %s: %s", self.url, error)
 
     def _superfluous(self, keep: Keep) -> list[str]:
         entries = [Entry(Path(name), record) for name, record in self.records.items() if self.ours(record)]
@@ -137,5 +137,5 @@ class Mirrored:
     def _remove(self, name: str) -> None:
         sentinel = f"{name}/{records.SENTINEL}"
         self.place.remove(sorted(self.place.names(f"{name}/").keys() - {sentinel}))
-        self.place.remove([sentinel])  # last: while it is there, the next one knows what the rest is
+        self.place.remove([sentinel])  # last: while it exists, the rest is known to be unfinished
         self._unfinished.discard(name)

@@ -1,5 +1,5 @@
-"""That an incarnation is on its way out, written down in the place of the mirror: as `leaving` does in the directory, for a next one
-that starts with another directory. It waits for what the one before may still be copying, and not longer than that may live."""
+"""A departure note in the mirror: like `departure` in the directory, for a next incarnation that starts with another directory.
+It waits for what the previous one may still be uploading, and not longer than that may live."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import PRIVATE
-from lastcall.core.checkpoint.departure import AFTERWARDS, Leaver
-from lastcall.core.mirror.remote_catalog import Mirrored
+from lastcall.core.checkpoint.departure import AFTERWARDS, Departure
+from lastcall.core.mirror.remote_catalog import RemoteCatalog
 from lastcall.core.process.identity import Process
 
 log = logging.getLogger("lastcall")
@@ -24,9 +24,9 @@ _SMALL = 64 * 1024
 _LOOK = 1.0
 
 
-class Farewell:
-    def __init__(self, there: Mirrored, clock: clocks.Clock) -> None:
-        self._there = there
+class RemoteDepartureNote:
+    def __init__(self, remote: RemoteCatalog, clock: clocks.Clock) -> None:
+        self._remote = remote
         self._clock = clock
         self._saying: threading.Thread | None = None
 
@@ -34,18 +34,18 @@ class Farewell:
 
     def say(self, reason: str, seconds: float) -> None:
         """Returns at once: the save does not wait for a store that may be slow."""
-        leaver = Leaver(0, reason, seconds, Process.own(), os.uname().nodename)
-        self._saying = self._aside(lambda: self._there.place.write(NAME, json.dumps(asdict(leaver)).encode()))
+        leaver = Departure(0, reason, seconds, Process.own(), os.uname().nodename)
+        self._saying = self._aside(lambda: self._remote.place.write(NAME, json.dumps(asdict(leaver)).encode()))
 
     def unsay(self, patience: float) -> None:
-        """Nothing is copied any more. Who cannot take it back is waited for in vain, but not for ever."""
+        """Nothing is uploaded any more. If the note cannot be removed, the next one waits in vain, but only until its time is over."""
         said, self._saying = self._saying, None
         if said is None:
             return
 
         def take_back() -> None:
             said.join()
-            self._there.place.remove([NAME])
+            self._remote.place.remove([NAME])
 
         self._aside(take_back).join(patience)
 
@@ -54,17 +54,17 @@ class Farewell:
             try:
                 what()
             except errors.LastcallError as error:
-                log.warning("The next incarnation cannot be told whether this one still copies: %s", error)
+                log.warning("Could not update the shutdown marker in the mirror; the next run may wait longer than needed: %s", error)
 
-        thread = threading.Thread(target=work, name="lastcall-farewell", daemon=True)
+        thread = threading.Thread(target=work, name="lastcall-departure", daemon=True)
         thread.start()
         return thread
 
     # ---- the next one ----------------------------------------------------------------------------------------------------------
 
-    def wait_for_the_one_before(self, told: Callable[[], bool]) -> bool:
+    def wait_for_the_one_before(self, stop_requested: Callable[[], bool]) -> bool:
         """False if a notice came meanwhile."""
-        mine, place = Process.own(), self._there.place
+        mine, place = Process.own(), self._remote.place
         until: dict[Process, float] = {}
         while (data := place.read(NAME, _SMALL)) is not None:
             leaver = departure.parse(data)
@@ -74,19 +74,19 @@ class Farewell:
                 until[leaver.process] = self._until(leaver)
             if self._clock.now() >= until[leaver.process]:
                 break
-            if told():
+            if stop_requested():
                 return False
             self._clock.sleep(_LOOK)
         if data is not None:
             place.remove([NAME])
         return True
 
-    def _until(self, leaver: Leaver) -> float:
-        """Reckoned once: our own clock counts from then on."""
-        left = leaver.seconds - (self._there.place.age(NAME) or 0.0) + AFTERWARDS
+    def _until(self, leaver: Departure) -> float:
+        """Computed once: our own clock counts from then on."""
+        left = leaver.seconds - (self._remote.place.age(NAME) or 0.0) + AFTERWARDS
         if left > 0:
             log.warning(
-                "Waiting for %s, which was told to stop (%s) and may still be copying to %s: for at most %.0f s",
-                leaver, leaver.reason, self._there.url, left,
+                "Waiting for %s, which was asked to stop (%s) and may still be uploading to %s: for at most %.0f s",
+                leaver, leaver.reason, self._remote.url, left,
             )  # fmt: skip
         return self._clock.now() + left

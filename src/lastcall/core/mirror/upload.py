@@ -1,7 +1,7 @@
-"""From the directory into the place of the mirror, on a thread of its own: one checkpoint at a time, the newest that waits.
+"""Upload from the directory to the mirror, on a thread of its own: one checkpoint at a time, the newest that waits.
 
-What waits gives way to what is newer; so does what is on its way once a notice has come. It waits as links, so that rotation takes
-nothing away, and what is there already, by its digest, is not sent again.
+A waiting checkpoint gives way to a newer one; so does an upload in progress once a notice has come. Waiting ones are held by links, so
+that rotation cannot remove them, and a file that is already in the mirror, by its digest, is not sent again.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from lastcall import errors
 from lastcall.core.checkpoint.catalog import MIRRORING, Catalog
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.checkpoint.retention import Keep
-from lastcall.core.mirror.remote_catalog import Mirrored
+from lastcall.core.mirror.remote_catalog import RemoteCatalog
 from lastcall.core.process import throughput
-from lastcall.core.process.throughput import Telling
+from lastcall.core.process.throughput import ThroughputLog
 from lastcall.events import EventLog
 from lastcall.storage import daemons
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord
 
 log = logging.getLogger("lastcall")
-_AT_ONCE = 4  # files on their way; a large one goes in parts besides
-_TRIES = 5  # while nobody waits for it: the next checkpoint will be tried, too
+_AT_ONCE = 4  # files at a time; a large one is also sent in parts
+_TRIES = 5  # while no process waits for it: the next checkpoint will be tried, too
 _PAUSE = 2.0  # seconds before the second attempt, doubled before each later one
 _LONGEST_PAUSE = 30.0
 _LOOK = 1.0
-_TIDY = 5.0  # seconds of its grace that one may spend on removing what is superfluous
+_TIDY = 5.0  # seconds of its grace that a process may spend on removing expired checkpoints
 _SAFETY = 1.3
 _WORTH_MEASURING = 1_000_000  # bytes; fewer say more about latency than about speed
 
@@ -42,7 +42,7 @@ Until = Callable[[], float]  # infinite while there is all the time; a notice, o
 
 
 def whenever() -> float:
-    """For whoever has not been told to stop."""
+    """For a process that has not been asked to stop."""
     return math.inf
 
 
@@ -51,20 +51,20 @@ def _limited(until: Until) -> bool:
 
 
 class _Dropped(Exception):
-    """A newer checkpoint is to be copied first, or nobody waits any more."""
+    """A newer checkpoint is to be uploaded first, or the caller no longer waits."""
 
 
 @dataclass
 class _Held:
-    """A checkpoint that waits to be copied, or is on its way."""
+    """A checkpoint that waits to be uploaded, or is being uploaded."""
 
     entry: Entry
-    folder: Path  # where its files are: by names of their own, so that rotation does not take them away
-    rotate: bool  # whether older ones may go after it
+    folder: Path  # where its files are: under names of their own, so that rotation does not remove them
+    rotate: bool  # whether older ones may be removed after it
     arrived: set[str] = field(default_factory=set)  # files that need not be sent again in the next attempt
     moved: int = 0  # bytes
     trouble: str = ""  # of the last attempt
-    dropped: bool = False  # nobody wants it any more
+    dropped: bool = False  # no longer wanted
 
     def more(self, count: int) -> None:
         if self.dropped:
@@ -72,9 +72,11 @@ class _Held:
         self.moved += count
 
 
-class Copying:
-    def __init__(self, there: Mirrored, catalog: Catalog, clock: clocks.Clock, events: EventLog, keep: Callable[[], Keep]) -> None:
-        self._there = there
+class Uploader:
+    def __init__(
+        self, remote: RemoteCatalog, catalog: Catalog, clock: clocks.Clock, events: EventLog, keep: Callable[[], Keep]
+    ) -> None:
+        self._remote = remote
         self._catalog = catalog
         self._clock = clock
         self._events = events
@@ -84,16 +86,16 @@ class Copying:
         self._sending: _Held | None = None
         self._tidying = False
         self._thread: threading.Thread | None = None
-        self._until: Until = whenever  # somebody waits, and for so long
+        self._until: Until = whenever  # a process waits, until then
         self._speed: float | None = None  # bytes a second
-        self._lost = ""  # why the newest checkpoint is not in the place
+        self._lost = ""  # why the newest checkpoint is not in the mirror
 
     def seconds(self, nbytes: int) -> float:
-        """What copying so many bytes is expected to take, as far as earlier copies tell."""
+        """How long uploading so many bytes is expected to take, measured by earlier uploads."""
         return _SAFETY * nbytes / self._speed if self._speed else 0.0
 
     def push(self, entry: Entry, *, urgent: bool = False, rotate: bool = True) -> None:
-        """Have a checkpoint copied; returns at once. One that still waits gives way to it, and so does one on its way if this is
+        """Have a checkpoint uploaded; returns at once. One that still waits gives way to it, and so does one in progress if this is
         urgent."""
         held = self._hold(entry, rotate)
         with self._changed:
@@ -108,8 +110,8 @@ class Copying:
             self._changed.notify_all()
 
     def settle(self, until: Until) -> str:
-        """Wait until everything is copied, but not longer than `until`. Nothing is copied afterwards. Returns why the newest is not
-        there; empty if it is."""
+        """Wait until everything is uploaded, but not longer than `until`. Nothing is uploaded afterwards. Returns why the newest is not
+        in the mirror; empty if it is."""
         with self._changed:
             self._until = until
             self._wait(self._copies, until)
@@ -127,13 +129,13 @@ class Copying:
             return self._lost
 
     def _wait(self, busy: Callable[[], bool], until: Until) -> None:
-        tell = Telling(f"Copying to {self._there.url}", self._clock)
+        tell = ThroughputLog(f"Uploading to {self._remote.url}", self._clock)
         while busy() and self._clock.now() < until():
             self._changed.wait(max(0.01, min(_LOOK, until() - self._clock.now())))
             tell.at(self._sending.moved if self._sending is not None else 0)
 
     def _wait_for_a_tidy_place(self, until: Until) -> None:
-        """A run that is told to stop again and again would leave one checkpoint more behind each time."""
+        """Otherwise a run that is preempted again and again would leave one more checkpoint behind each time."""
         enough = self._clock.now() + _TIDY
         self._wait(lambda: self._tidying, lambda: min(enough, until()) if _limited(until) else math.inf)
 
@@ -143,7 +145,7 @@ class Copying:
     # ---- what waits ------------------------------------------------------------------------------------------------------------
 
     def _hold(self, entry: Entry, rotate: bool) -> _Held:
-        """Links cost nothing, and a file with two names is never recycled. Where there are none, rotation may win."""
+        """Links cost nothing, and a file with two names is never recycled. Without links, rotation may remove it first."""
         folder = self._catalog.private / MIRRORING / f"{entry.path.name}-{entry.record.sequence}"
         try:
             if folder.exists():
@@ -152,7 +154,7 @@ class Copying:
                 (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
                 self._catalog.files.link(entry.path / file.name, folder / file.name)
         except OSError as error:
-            log.debug("%s cannot be held by links: %s", entry.path.name, error)
+            log.debug("Could not link the files of %s: %s", entry.path.name, error)
             with contextlib.suppress(OSError):
                 storage.remove_tree(self._catalog.files, folder)
             return _Held(entry, entry.path, rotate)
@@ -167,11 +169,12 @@ class Copying:
 
     def _work(self) -> None:
         while (held := self._next()) is not None:
-            lost = "a fault in lastcall"
+            lost = "an internal error in lastcall"
             try:
                 lost = self._try(held)
             except Exception:
-                log.exception("A fault in lastcall: %s is not copied to %s", held.entry.path.name, self._there.url)
+                name = held.entry.path.name
+                log.exception("Internal error in lastcall: %s was not uploaded to %s (please report this)", name, self._remote.url)
             self._let_go(held)
             with self._changed:
                 self._sending, self._lost, self._tidying = None, lost, not lost
@@ -181,9 +184,9 @@ class Copying:
 
     def _tidy(self, held: _Held) -> None:
         try:
-            self._there.tidy(self._keep() if held.rotate else None, lambda: self._waiting is not None)
-        except Exception:  # without this thread nothing would be copied any more
-            log.exception("A fault in lastcall: %s is not tidied", self._there.url)
+            self._remote.tidy(self._keep() if held.rotate else None, lambda: self._waiting is not None)
+        except Exception:  # without this thread nothing would be uploaded any more
+            log.exception("Internal error in lastcall: could not clean up %s (please report this)", self._remote.url)
 
     def _next(self) -> _Held | None:
         with self._changed:
@@ -195,39 +198,39 @@ class Copying:
             return self._sending
 
     def _try(self, held: _Held) -> str:
-        """Empty if it is there now; else why it is not."""
+        """Empty if it is in the mirror now; else why it is not."""
         for attempt in itertools.count(1):
             try:
                 self._send(held)
                 return ""
             except _Dropped:
-                return "it was given up for a newer one"
+                return "it was dropped for a newer one"
             except (errors.LastcallError, OSError) as error:
                 pause = min(_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
                 held.trouble = str(error)
                 final = isinstance(error, errors.StorageRefused) or (attempt >= _TRIES and not self._time_for(pause))
                 log.log(
-                    logging.ERROR if final else logging.WARNING, "%s could not be copied (%s)%s",
-                    held.entry.path.name, error, "" if final else "; it is tried again",
+                    logging.ERROR if final else logging.WARNING, "Could not upload %s (%s)%s",
+                    held.entry.path.name, error, "" if final else "; retrying",
                 )  # fmt: skip
                 if final or not self._pause(held, pause):
                     break
         return held.trouble
 
     def _time_for(self, seconds: float) -> bool:
-        """Whether somebody waits, and still will: whoever was told to stop tries for as long as it may live."""
+        """Whether a process waits, and still will: one that was asked to stop tries for as long as it may live."""
         return _limited(self._until) and self._clock.now() + seconds < self._until()
 
     def _pause(self, held: _Held, seconds: float) -> bool:
-        """False if something newer waits, or nobody does any more."""
+        """False if a newer one waits, or the caller no longer does."""
         with self._changed:
             self._changed.wait_for(lambda: held.dropped or self._waiting is not None, seconds)
             return not held.dropped and self._waiting is None
 
     def _send(self, held: _Held) -> None:
         entry, began, held.moved = held.entry, self._clock.now(), 0
-        self._there.look_once()
-        name = self._there.begin(entry)
+        self._remote.look_once()
+        name = self._remote.begin(entry)
         same = self._same()
 
         def send(file: FileRecord) -> int:
@@ -237,35 +240,35 @@ class Copying:
             known = same.get((file.digest, file.size, entry.record.algorithm))
             spared = known is not None and self._copied(known, f"{name}/{file.name}")
             if not spared:
-                self._there.place.send(held.folder / file.name, f"{name}/{file.name}", held.more)
+                self._remote.place.send(held.folder / file.name, f"{name}/{file.name}", held.more)
             held.arrived.add(file.name)
             return 0 if spared else file.size
 
         largest_first = sorted(entry.record.files, key=lambda file: file.size, reverse=True)
         sent = sum(daemons.at_once(send, largest_first, _AT_ONCE, lambda: held.more(0)))
         held.more(0)
-        self._there.commit(name, entry.record)
+        self._remote.commit(name, entry.record)
         seconds = self._clock.now() - began
         if sent >= _WORTH_MEASURING and seconds > 0:
             self._speed = sent / seconds
-        log.info("Copied %s to %s in %.1fs (%s)", entry.path.name, self._there.url, seconds, throughput.amount(sent))
-        self._events.emit("copied", path=entry.path.name, step=entry.record.step, bytes=sent, seconds=seconds, place=self._there.url)
+        log.info("Uploaded %s to %s in %.1fs (%s)", entry.path.name, self._remote.url, seconds, throughput.amount(sent))
+        self._events.emit("copied", path=entry.path.name, step=entry.record.step, bytes=sent, seconds=seconds, place=self._remote.url)
 
     def _same(self) -> dict[tuple[str, int, str], str]:
         """The files that are there, by what is in them."""
         return {
             (file.digest, file.size, record.algorithm): f"{name}/{file.name}"
-            for name, record in self._there.records.items()
+            for name, record in self._remote.records.items()
             for file in record.files
         }
 
     def _copied(self, known: str, name: str) -> bool:
-        """Whether it could be copied over there: somebody may have removed it."""
+        """Whether the mirror could copy it on its side: it may have been removed there."""
         if known == name:
             return True
         try:
-            self._there.place.copy(known, name)
+            self._remote.place.copy(known, name)
         except errors.StorageError as error:
-            log.debug("%s is sent again: %s", name, error)
+            log.debug("Sending %s again: %s", name, error)
             return False
         return True

@@ -1,4 +1,4 @@
-"""The agent: a thread that sleeps until there is a notice, and has it answered."""
+"""The agent: a thread that sleeps until there is a notice, then runs the responder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Agent:
             self._look_around()
             self._inbox.look()
         except Exception:  # the agent must not stop looking
-            log.exception("A fault in lastcall: it goes on listening")
+            log.exception("Internal error in lastcall; it continues to listen for notices (please report this)")
 
     def _answer(self) -> None:
         try:
@@ -68,5 +68,5 @@ class Agent:
             passing = notice.source == HANG and self._context.jit.on_hang == "save"
             self._responder.run(notice, passing=passing)
         except Exception:
-            log.exception("A fault in lastcall: the next boundary does what it can")
+            log.exception("Internal error in lastcall; will try to save at the next step (please report this)")
             self._responder.fault()

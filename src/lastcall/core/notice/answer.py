@@ -1,7 +1,7 @@
 """One notice on its way to an outcome: what the responder, its strategy and the training thread share.
 
 After an exact checkpoint is committed the training thread may not touch the state again: it leaves at the gate or at its boundary, and
-where it is stuck the agent leaves for it.
+where it is stuck the agent ends the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("lastcall")
 
 
 class Answer:
-    """`wind_up` is called before the process is left by force: from any thread, whatever the training thread is doing."""
+    """`wind_up` is called before the process is ended by force: from any thread, whatever the training thread is doing."""
 
     def __init__(self, context: NoticeContext, phases: Phases, wind_up: Callable[[], None] = lambda: None) -> None:
         self._context = context
@@ -45,7 +45,7 @@ class Answer:
         self.passing = passing
 
     def reset(self) -> None:
-        """Training continues: the next notice finds nothing of this one."""
+        """Training continues: the next notice starts from a clean slate."""
         self._current = None
         self.whole = self.committed = self.passing = self.arrived = self.at_gate = False
 
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def deadline(self) -> float:
-        """Of what is answered, or of a notice that came later and left less time."""
+        """The deadline of this notice, or of a later one that left less time."""
         notice, later = self.notice, self._context.latch.notice
         mine = notice.deadline if notice.deadline is not None else notice.at + self._context.jit.grace
         return mine if later is None or later.deadline is None else min(mine, later.deadline)
@@ -73,11 +73,11 @@ class Answer:
         self._context.outcome.decide(Outcome.SAVED)  # first: the training thread leaves with its code once this is `whole`
         self.whole = self.committed = True
         log.info("Notice answered: %s", how)
-        # Both threads may come here, where the ranks gave a boundary up that was committed all the same.
+        # Both threads may come here, where the ranks gave up on a boundary that was committed all the same.
         self.phases.try_enter(Phase.COMMITTED, how)
 
     def saved_in_part(self, how: str) -> None:
-        """Better than nothing; a boundary that comes late makes a better one."""
+        """An inexact checkpoint is committed; a late boundary may still save a better one."""
         self.committed = True
         self.phases.enter(Phase.COMMITTED, how)
 
@@ -86,7 +86,7 @@ class Answer:
         self._context.events.emit("not-saved", save=kind, because=because, **facts)
 
     def preempted(self) -> errors.Preempted:
-        """What leaves the training loop."""
+        """The exception that leaves the training loop."""
         saved = self._context.outcome.saved
         what = "saved and stopped" if saved else "stopped without a checkpoint"
         return errors.Preempted(self.exit_code, f"{what} after {self.notice.reason}")

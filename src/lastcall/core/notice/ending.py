@@ -1,4 +1,4 @@
-"""Words about how training ended, the same for one process and for many ranks."""
+"""Log messages about how training ended, the same for one process and for many ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def say(context: RunContext, reason: str, entry: Entry) -> None:
 
 
 def not_saved(context: RunContext, error: Exception) -> errors.SaveError:
-    """Training is over, and its result is in memory only: nobody may take that for an end."""
+    """Training is over, and its result is in memory only: that must not count as finished."""
     step = context.subject.step
     if not context.outcome.saved:  # a rescue that was committed meanwhile answers the notice all the same
         context.outcome.decide(Outcome.NOT_SAVED if context.latch.raised else Outcome.FAILED)
@@ -31,7 +31,7 @@ def not_saved(context: RunContext, error: Exception) -> errors.SaveError:
 
 
 def named(error: BaseException) -> str:
-    """What left the block, in the words of the script."""
+    """What left the block, in the terms of the script."""
     if isinstance(error, SystemExit):
         return "sys.exit()"
     return "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__

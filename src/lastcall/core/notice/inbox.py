@@ -20,7 +20,7 @@ class Inbox:
         self._wake = threading.Event()
 
     def notify(self, notice: Notice) -> None:
-        """The one entrance for every source of notices; called from any thread, returns at once."""
+        """The one entry point for every source of notices; called from any thread, returns at once."""
         context = self._context
         context.subject.copy_every_boundary()
         if notice.source in (LOST, HANG):
@@ -62,12 +62,12 @@ class Inbox:
             self.notify(notice)
 
     def stop_requested(self) -> bool:
-        """For waits before the agent is there: nobody else looks for files then."""
+        """For waits before the agent runs: no other thread looks for files then."""
         self.look()
         return self._context.latch.raised
 
     def wait(self, timeout: float) -> bool:
-        """Until something has arrived. False if nothing has in time."""
+        """Wait until a notice has arrived. False if none has in time."""
         if not self._wake.wait(timeout):
             return False
         self._wake.clear()

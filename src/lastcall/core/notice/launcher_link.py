@@ -1,5 +1,5 @@
-"""What a session hears and says through files: the notice that `lastcall run` posts, a person's pause, and how far this process is. And
-what nobody can tell it any more: that it has become an orphan."""
+"""What a session reads and writes in files: the notice that `lastcall run` posts, a pause that a user asks for, and the progress of
+this process. It also finds out when this process has become an orphan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lastcall.core.process import orphans, registry
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
-PAUSE = "pause.json"  # in the run's private folder, while a person wants it paused
+PAUSE = "pause.json"  # in the run's private folder, while a user wants it paused
 
 
 class LauncherLink:
@@ -25,7 +25,7 @@ class LauncherLink:
         self._pid = os.getpid()
         self._membership = registry.Membership.of_environment(root)
         self.launched = self._membership is not None  # `lastcall run` is above us
-        self._elders = orphans.Elders.of_start()
+        self._elders = orphans.RequiredAncestors.of_start()
         self._introduced = False
         self._orphaned = False
 
@@ -35,12 +35,12 @@ class LauncherLink:
             self._membership.update(**changes)
 
     def paused(self) -> bool:
-        return os.path.exists(self._pause)  # a folder that cannot be looked into is not paused; Path.exists would raise
+        return os.path.exists(self._pause)  # an unreadable folder counts as not paused; Path.exists would raise
 
     def wait_while_paused(self, given_up: Callable[[], bool]) -> bool:
-        """A person has paused this run: whoever starts it before they resume it waits here, and holds no lock. False if `given_up`."""
+        """A user has paused this run: a process that starts before it is resumed waits here, and holds no lock. False if `given_up`."""
         if self.paused():
-            log.warning("This run is paused. It goes on after: lastcall resume %s", self._root)
+            log.warning("This run is paused. To continue: lastcall resume %s", self._root)
         while self.paused():
             if given_up():
                 return False
@@ -48,7 +48,7 @@ class LauncherLink:
         return True
 
     def notice(self) -> Notice | None:
-        """News since the last look; a pause is news for as long as it lasts."""
+        """A notice that is new since the last look; a pause is new for as long as it lasts."""
         notice = self._membership.notice() if self._membership is not None else None
         if notice is None and self.paused():
             now = self._clock.now()
@@ -56,7 +56,7 @@ class LauncherLink:
         return notice or self._orphan()
 
     def _orphan(self) -> Notice | None:
-        """Told once. A launcher that leaves as it should waits for every process that has joined, and takes its folder along: so it is
+        """Reported once. A launcher that exits in order waits for every process that has joined, and removes its folder: so it is
         looked up only now, when this one has joined."""
         if not self._introduced and self._membership is not None:
             self._elders.add_launcher(self._membership.launcher())
@@ -65,6 +65,6 @@ class LauncherLink:
         if not gone:
             return None
         self._orphaned = True
-        log.warning("%s: this process is an orphan, and stops by itself", gone[:1].upper() + gone[1:])
+        log.warning("%s: this process is an orphan and will save and stop", gone[:1].upper() + gone[1:])
         now = self._clock.now()
         return Notice("orphan", gone, now, now + self._grace)

@@ -17,8 +17,8 @@ from lastcall.core.save.saver import Saver
 from lastcall.types import Kind, Notice, Outcome
 
 log = logging.getLogger("lastcall")
-_PATIENCE = 1.0  # seconds that a boundary is waited for at least
-_STEPS = 3.0  # ... and how many of the usual steps
+_PATIENCE = 1.0  # seconds to wait for a boundary at least
+_STEPS = 3.0  # ... and in usual steps
 
 
 class OneProcess:
@@ -31,7 +31,7 @@ class OneProcess:
         self._checkpointer = checkpointer
         self._periodic = periodic
         self._saver = saver
-        self._first = context.subject.step  # the step that this incarnation began with
+        self._first = context.subject.step  # the first step of this incarnation
 
     # ---- the agent's side ------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ class OneProcess:
         return self._checkpointer.seconds_until_safe(deadline)
 
     def announce(self, notice: Notice) -> None:
-        """There is nobody else."""
+        """There are no other ranks."""
 
     def hurried(self, notice: Notice) -> bool:
         return False
@@ -52,14 +52,14 @@ class OneProcess:
         return Where()
 
     def boundary_until(self) -> float:
-        """As long as a few usual steps take, but never longer than the save can afford."""
+        """Wait as long as a few usual steps take, but never longer than the save can afford."""
         context, deadline = self._context, self._answer.deadline
         latest = deadline - self._checkpointer.seconds_until_safe(deadline) - timing.MARGIN
         usual = context.subject.step_seconds
         if self._checkpointer.covers_now:
             usual = 0.0  # there is nothing to wait for
         elif self._unrescuable():
-            usual = None  # the boundary is all there is to hope for
+            usual = None  # only a boundary can save this
         if usual is None:  # the first step (compilation, data) takes as long as it takes
             return latest
         return min(latest, context.clock.now() + max(_PATIENCE, _STEPS * usual))
@@ -71,13 +71,13 @@ class OneProcess:
         """Rescue the last completed step, with the gate shut."""
         context = self._context
         if why_not := self._unrescuable():
-            log.warning("No boundary in time, and no rescue: %s. Waiting for the boundary until the deadline", why_not)
+            log.warning("No boundary in time, and a rescue is not possible: %s. Waiting for the boundary until the deadline", why_not)
             self._phases.try_enter(Phase.BOUNDARY, why_not, only_from={Phase.INSTANT})
             return
         log.warning("No boundary in time: rescuing the last completed step from a side thread")
         latest = self._answer.deadline - self._checkpointer.seconds()
         if not context.gate.close(context.clock, max(latest, context.clock.now() + 0.2)):
-            log.warning("The optimizer step in progress does not end: waiting for the boundary until the deadline")
+            log.warning("The current optimizer step does not finish: waiting for the boundary until the deadline")
             self._phases.try_enter(Phase.BOUNDARY, "the optimizer step does not end", only_from={Phase.INSTANT})
             return
         try:
@@ -92,17 +92,17 @@ class OneProcess:
         return False
 
     def stuck(self) -> None:
-        """Whoever set the deadline ends this process; a boundary that comes before that still saves."""
+        """The platform will end this process at the deadline; a boundary that comes before that still saves."""
 
     def fault(self) -> None:
-        """The next boundary does what it can."""
+        """The next boundary will try to save."""
         for phase in (Phase.HOLDING, Phase.BOUNDARY):
-            self._phases.try_enter(phase, "a fault in lastcall")
+            self._phases.try_enter(phase, "an internal error in lastcall")
         self._context.subject.stop_at_next_boundary()
 
     def _unrescuable(self) -> str:
         if self._checkpointer.covers_now:
-            return ""  # nothing is written for it: there is a checkpoint of this very state
+            return ""  # nothing needs to be written: there is a checkpoint of this very state
         return self._context.subject.unrescuable() if self._context.jit.rescue else "rescue is switched off"
 
     def _rescue(self) -> None:
@@ -114,7 +114,7 @@ class OneProcess:
             return
         try:
             entry = self._checkpointer.save(context.subject.rescue(), Kind.RESCUE, answer.notice.reason, answer.deadline)
-        except Exception as error:  # whatever it was, the boundary may still come
+        except Exception as error:  # of any kind: the boundary may still come
             log.error("The rescue failed: %s", error)
             answer.not_saved(Kind.RESCUE.value, str(error))
             self._phases.try_enter(Phase.BOUNDARY, str(error), only_from={Phase.SAVING_ASIDE})
@@ -161,7 +161,7 @@ class OneProcess:
             capture = context.subject.capture()
             deadline: float | None = answer.deadline
             if answer.left <= 0:
-                log.warning("The deadline has passed, but this process is still here: saving all the same")
+                log.warning("The deadline has passed, but this process is still alive: saving anyway")
                 deadline = None
             plan = context.budget.plan(capture.nbytes, deadline)
             log.info("Saving step %d: %s, %s", capture.step, plan.kind, plan.because)
@@ -178,7 +178,7 @@ class OneProcess:
         answer.saved(f"saved {entry.path.name}")
 
     def step_without_optimizer(self) -> None:
-        """A pass in which no optimizer stepped: with one process that is what it looks like."""
+        """A pass in which no optimizer stepped: with one process that needs no answer."""
 
     # ---- errors and the end ----------------------------------------------------------------------------------
 
@@ -205,10 +205,10 @@ class OneProcess:
                 self._phases.try_enter(Phase.FAILED, "training raised, and its last step cannot be saved")
 
     def blame(self) -> None:
-        """Training raised after a notice and nothing is saved: whether the error is the script's own."""
+        """Training raised after a notice and nothing is saved: whether the script itself caused the error."""
 
     def failed_without_notice(self, error: BaseException) -> None:
-        """The last completed step is whole, whatever raised behind it. Leaving it unsaved is said."""
+        """The last completed step is whole, whatever raised after it. If it is not saved, the log says so."""
         subject = self._context.subject
         if self._context.gate.begun == 0 and subject.step == self._first:
             return  # it has not trained since it started
@@ -236,7 +236,7 @@ class OneProcess:
             log.info("Saving step %d before %s leaves the block", context.subject.step, ending.named(error))
             try:
                 self._checkpointer.save(context.subject.rescue(), Kind.RESCUE, ending.described(error))
-            except Exception as failure:  # the error that brought us here is the one to be raised
+            except Exception as failure:  # the original error is the one to raise
                 self._answer.not_saved(Kind.RESCUE.value, str(failure))
                 return str(failure)
         return ""

@@ -41,7 +41,7 @@ class PeriodicSaver:
         self._before_copy = before_copy
         self._arena = Arena(context.allocate)
         self._best = best
-        self._owed = False  # a save was due while another was being written, or inside a step
+        self._owed = False  # a save was due while another was written, or inside a step
         self._thread: threading.Thread | None = None
         self._given_up = False
         self.writing: Boundary | None = None  # the boundary that is being saved
@@ -81,7 +81,7 @@ class PeriodicSaver:
         self._context.subject.stop_at_next_boundary()
 
     def _better(self) -> bool:
-        """With save_best_only: whether the monitored metric has improved. Many ranks do what rank 0 has found."""
+        """With save_best_only: whether the monitored metric has improved. Many ranks follow rank 0."""
         if not self._config.save_best_only or self._config.monitor is None:
             return True
         context, ranks = self._context, self._ranks
@@ -101,7 +101,7 @@ class PeriodicSaver:
         value = self._context.subject.numbers().get(monitor)
         if value is None:
             log.warning(
-                "No checkpoint at step %d: save_best_only watches %r, which run.report() has not been given",
+                "No checkpoint at step %d: save_best_only monitors %r, which was never passed to run.report()",
                 self._context.subject.step, monitor,
             )  # fmt: skip
             return False
@@ -135,7 +135,7 @@ class PeriodicSaver:
             self.wait()
             return True
         if not self._owed:
-            log.info("Periodic save at step %d waits: the one before is still being written", self._context.subject.step)
+            log.info("Periodic save at step %d is delayed: the previous one is still being written", self._context.subject.step)
         self.owe()
         return False
 
@@ -154,7 +154,7 @@ class PeriodicSaver:
         self._before_copy()
         with self._checkpointer.lock:
             capture = self._checkpointer.portion(self._context.subject.capture())
-            # What has not changed is found out now, while it cannot change: it needs no copy.
+            # Unchanged groups are found now, while nothing can change: they need no copy.
             same = self._saver.unchanged(capture.groups)
             moving = with_groups(capture, without(capture.groups, set(same)))
             staged = self._arena.stage(moving, self._engine)
@@ -197,11 +197,11 @@ class PeriodicSaver:
         if not self.busy:
             return
         if deadline - self._context.clock.now() < 2 * self._checkpointer.seconds() + 1.0:
-            log.warning("The periodic save in progress is given up: there is no time for both")
+            log.warning("Abandoning the periodic save in progress: there is no time for both saves")
             self._given_up = True
 
     def give_up(self) -> None:
-        """Nobody waits for the save in progress any more."""
+        """The save in progress is no longer wanted."""
         self._given_up = True
 
     @property

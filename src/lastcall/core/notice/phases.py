@@ -5,7 +5,7 @@
     COMMITTED | FAILED -> QUIET where training may continue;  any before COMMITTED -> DISMISSED where it has finished everywhere
 
 Two threads make the changes: the agent, which answers the notice, and the training thread, which comes to a boundary. A change is
-checked and made under one lock, so of two threads that want the same thing one gets it, and the other finds out. Every change is an
+checked and made under one lock, so of two threads that want the same change one makes it, and the other learns that. Every change is an
 event. docs/architecture.md has the drawing; a test compares it with the table.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 
 
 class Phase(enum.Enum):
-    QUIET = "quiet"  # no notice, or one that nobody has begun to answer
+    QUIET = "quiet"  # no notice, or one that is not being answered yet
     WAITING = "waiting"  # the kill wait: training continues
     HOLDING = "holding"  # training is held at its next boundary until the ranks have agreed where to save
     BOUNDARY = "boundary"  # the next boundary saves; with many ranks, the agreed one
@@ -43,7 +43,7 @@ ALLOWED: dict[Phase, frozenset[Phase]] = {
     # SAVING: the training thread came to a boundary first. BOUNDARY: nothing can be saved from the side; a boundary may still come.
     _P.INSTANT: frozenset({_P.SAVING_ASIDE, _P.SAVING, _P.BOUNDARY, _P.COMMITTED, _P.FAILED, _P.DISMISSED}),
     _P.SAVING_ASIDE: frozenset({_P.COMMITTED, _P.FAILED, _P.BOUNDARY}),
-    # SAVING: what was saved from the side is not whole, and the boundary that comes late makes a better one.
+    # SAVING: the side save is not whole, and a late boundary saves a better one.
     _P.COMMITTED: frozenset({_P.LEAVING, _P.QUIET, _P.SAVING}),
     # COMMITTED: the ranks gave up on a boundary that was committed all the same.
     _P.FAILED: frozenset({_P.LEAVING, _P.QUIET, _P.COMMITTED}),
@@ -53,7 +53,7 @@ ALLOWED: dict[Phase, frozenset[Phase]] = {
 
 # The kill wait is over: a boundary must be looked at.
 OPEN = frozenset(Phase) - {_P.QUIET, _P.WAITING, _P.DISMISSED}
-# Whatever could be done has been done.
+# Everything possible has been tried.
 CONCLUDED = frozenset({_P.COMMITTED, _P.FAILED, _P.LEAVING, _P.DISMISSED})
 
 
@@ -63,7 +63,7 @@ class Phases:
     def __init__(self, emit: Callable[..., None] = lambda kind, **facts: None) -> None:
         self.phase = Phase.QUIET
         self.because = ""  # of the last change
-        self.closed = False  # the session ends: nobody waits any more
+        self.closed = False  # the session ends: no thread waits any more
         self._emit = emit
         self._changed = threading.Condition()
 

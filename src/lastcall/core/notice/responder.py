@@ -24,8 +24,8 @@ from lastcall.core.save import budget
 from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
-_WAY_OUT = (0.2, 1.0)  # seconds before the deadline at which a stuck process is left: a GPU's driver takes half of one to end it
-_LEAVE = 5.0  # seconds that a stuck training thread gets to leave by itself after an exact rescue
+_WAY_OUT = (0.2, 1.0)  # seconds before the deadline at which a stuck process is ended: a GPU's driver takes half of one to end it
+_LEAVE = 5.0  # seconds that a stuck training thread gets to leave on its own after an exact rescue
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Strategy(Protocol):
         """Seconds that the save takes, with all that must follow before the process may be killed."""
 
     def announce(self, notice: Notice) -> None:
-        """Tell the other ranks."""
+        """Announce the notice to the other ranks."""
 
     def hurried(self, notice: Notice) -> bool:
         """Whether there is no kill wait and no boundary to wait for: a rank was lost."""
@@ -56,23 +56,23 @@ class Strategy(Protocol):
         """HOLDING: agree with the other ranks where to save."""
 
     def boundary_until(self) -> float:
-        """BOUNDARY: until when it is waited for."""
+        """BOUNDARY: until when to wait for it."""
 
     def hopeless(self, saving: bool) -> str:
-        """BOUNDARY and SAVING, a few times a second: why the boundary will not come, or its save to nothing; empty while it may."""
+        """BOUNDARY and SAVING, a few times a second: why the boundary will not come, or its save will fail; empty while it may work."""
 
     def aside(self, because: str) -> None:
         """INSTANT: save without a boundary. Leaves the phase at COMMITTED, FAILED or DISMISSED, or at BOUNDARY where only that
-        is left to hope for."""
+        can still save."""
 
     def continues(self) -> bool:
-        """After a hang that was answered: whether training does. Leaves the phase at QUIET then."""
+        """After a hang that was answered: whether training continues. Leaves the phase at QUIET then."""
 
     def stuck(self) -> None:
         """The deadline has come, nothing is saved, and the training thread does not leave."""
 
     def fault(self) -> None:
-        """run() has raised: nobody may be left waiting for it."""
+        """run() has raised: no thread may wait for it any longer."""
 
 
 class Responder:
@@ -115,7 +115,7 @@ class Responder:
         self._strategy.fault()
 
     def _wait_before(self, notice: Notice) -> None:
-        """The kill wait, cut short where the save would come too late after it."""
+        """The kill wait, cut short where the save would otherwise come too late."""
         context, answer = self._context, self._answer
         wanted, needs = context.jit.kill_wait, self._strategy.needs(answer.deadline)
         wait = budget.wait_within(wanted, answer.left, needs)
@@ -160,7 +160,8 @@ class Responder:
         return deadline - max(least, min(most, 0.1 * (deadline - self._answer.notice.at)))
 
     def _stay_until_the_end(self) -> None:
-        """Give the training thread time to leave by itself; while what is saved is not exact, a better checkpoint may come of it."""
+        """Give the training thread time to leave on its own; while only an inexact checkpoint is saved, it may still save a better
+        one."""
         clock, phases, answer = self._context.clock, self._phases, self._answer
         until = self._last_moment()
         if answer.whole:

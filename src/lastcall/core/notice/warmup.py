@@ -19,7 +19,7 @@ from lastcall.core.save.saver import Saver
 from lastcall.types import Capture
 
 log = logging.getLogger("lastcall")
-_LOOKS = 240  # how often the other ranks are asked what they hold
+_LOOKS = 240  # how often the other ranks' holdings are read
 
 
 class Warmup:
@@ -64,7 +64,7 @@ class Warmup:
             self._thread.join(1.0)  # it may be touching memory for a snapshot: not worth waiting for
 
     def _learn(self) -> None:
-        """What the other ranks hold, while they are there to say it."""
+        """What the other ranks hold, while they are alive to say it."""
         ranks = self._ranks
         for _ in range(_LOOKS if ranks is not None else 0):
             assert ranks is not None
@@ -77,7 +77,7 @@ class Warmup:
         self._on_sizes(capture)
         if context.background_saves and not self._periodic.reserve(nbytes):
             log.warning(
-                "No memory for a copy of the state (%.0f MB): periodic saves will stop training while they write", nbytes / 1e6
+                "Not enough memory for a copy of the state (%.0f MB): training will wait while periodic saves are written", nbytes / 1e6
             )  # fmt: skip
         preparation = spare_space.Preparation(context.catalog, self._engine, context.budget, self._disturbed)
         if context.jit.spare:

@@ -23,13 +23,13 @@ from lastcall.types import Notice
 log = logging.getLogger("lastcall")
 _FLUSH_SECONDS = 1.0
 _SPARE = 1.0  # seconds before the deadline at which a process that is still there leaves by force
-_LEAST = 0.2  # seconds that a process has to end by itself, however late it is
+_LEAST = 0.2  # seconds that a process has to end on its own, however late it is
 
 
 def code(notice: Notice, saved: bool, exit_code: int) -> int:
     """The exit code after a notice was served; the table is in DESIGN.md."""
     if notice.signum == signal.SIGINT:
-        return 128 + signal.SIGINT  # a person asked: no scheduler should bring the run back, saved or not
+        return 128 + signal.SIGINT  # a user asked: no scheduler should restart the run, saved or not
     if saved:
         return exit_code
     return 1 if notice.signum is None else 128 + notice.signum
@@ -43,7 +43,7 @@ def die_of(signum: int, *, flush: bool = True) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     # To this thread: one that the kernel gives to another thread may come later than the exit below
     signal.pthread_kill(threading.get_ident(), signum)
-    # PID 1 of a container is not killed by its own signals, and some signals kill nobody: then say it as a shell would
+    # PID 1 of a container is not killed by its own signals, and some signals kill no process: then use a shell's exit code
     os._exit(128 + signum)
 
 
@@ -72,19 +72,19 @@ def hurry_out(code: int, deadline: float) -> None:
 def _hurry(code: int, limit: float) -> None:
     while (left := limit - time.monotonic()) > 0:
         time.sleep(left)
-    log.warning("This process has saved what it could and does not end by itself (a thread, an exit function?): leaving with %d", code)
+    log.warning("This process has saved but does not exit (a running thread, an exit function?): leaving with exit code %d", code)
     leave(code)
 
 
 def insist(code: int) -> None:
-    """Whatever the program still does: its exit code is this one. All that others have registered for the exit is done before."""
+    """Force this exit code, whatever the program still does. Functions that others have registered for the exit run before."""
     atexit.register(_insisted, code, os.getpid())
 
 
 def _insisted(code: int, pid: int) -> None:
     atexit.unregister(_insisted)
     if os.getpid() != pid:
-        return  # a child that was forked since, and ends as it likes
+        return  # a child that was forked since, with its own exit code
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     leave(code)
@@ -95,7 +95,7 @@ def _flush() -> None:
     thread = threading.Thread(target=_flush_all, name="lastcall-flush", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # too late for threads: the interpreter is shutting down and flushes by itself
+    except RuntimeError:  # too late for threads: the interpreter is shutting down and flushes anyway
         return
     thread.join(_FLUSH_SECONDS)
 

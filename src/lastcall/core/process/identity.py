@@ -24,7 +24,7 @@ class Process:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             host = f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
         except OSError:
-            host = ""  # nobody can be looked up
+            host = ""  # no process can be looked up
         return cls(host, os.getpid(), registry.process_start(os.getpid()) or 0)
 
     def gone(self, host: str) -> bool:

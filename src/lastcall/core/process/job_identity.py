@@ -1,4 +1,4 @@
-"""What the platform calls the job that this process belongs to: the same before and after a restart, whatever else has changed.
+"""The platform's name for the job that this process belongs to: the same before and after a restart, whatever else has changed.
 
 A table of variables. Not the name of a machine, a path or a time: those change when a job comes back.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 _SUFFIX = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}")  # the letters that Kubernetes makes random names of
 _RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the driver of a submitted job
-_UNNAMED = ("", "none")  # torchrun's rendezvous id where nobody has given one
+_UNNAMED = ("", "none")  # torchrun's rendezvous id where none was given
 
 
 def identity(environ: Mapping[str, str] | None = None) -> str:

@@ -1,6 +1,6 @@
-"""Log lines reach a person also where nobody has configured logging, and never hold up a rescue: for the time of a session only.
+"""Log lines reach the user even without a logging configuration, and never delay a rescue: for the time of a session only.
 
-A handler takes its lock and writes. Where the main thread is stuck in that write (a full pipe that nobody reads), a side thread that
+A handler takes its lock and writes. Where the main thread is stuck in that write (a full pipe without a reader), a side thread that
 logs would wait for it, and the agent logs before it acts. So lines of side threads go through a queue to a thread of their own; lines
 of the main thread, which is the one that can be stuck, go straight out.
 """
@@ -17,13 +17,13 @@ _DRAIN_SECONDS = 2.0
 
 
 class Visible:
-    """While entered, INFO lines of ours go to stderr, unless the application has set up logging by itself."""
+    """While entered, INFO lines of ours go to stderr, unless the application has set up logging."""
 
     def __init__(self, level: str) -> None:
         self._level = level
         self._handler: logging.Handler | None = None
         self._before = logging.NOTSET
-        self._deferral = _Deferral()
+        self._deferral = _DeferredRecords()
 
     def __enter__(self) -> Visible:
         logger = logging.getLogger(_NAME)
@@ -46,7 +46,7 @@ class Visible:
             self._handler = None
 
 
-class _Deferral(logging.Filter):
+class _DeferredRecords(logging.Filter):
     """Takes the records of side threads out of the logger's way, and hands them to its handlers on a thread of its own."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class _Deferral(logging.Filter):
 
 
 def _on_one_line(value: object) -> object:
-    """Names of files and directories, and errors that quote them, may hold anything: a line of the log stays one, and a terminal obeys
-    nobody's file names."""
+    """Names of files and directories, and errors that quote them, may hold anything: a line of the log stays one line, and a terminal
+    never executes a file name."""
     if isinstance(value, str | os.PathLike | BaseException):
         text = str(value)
         if not text.isprintable():
@@ -101,5 +101,5 @@ def _on_one_line(value: object) -> object:
 
 def drain(seconds: float) -> None:
     """Wait for the queued lines of a session, if there is one: the process is about to leave."""
-    for deferral in [one for one in logging.getLogger(_NAME).filters if isinstance(one, _Deferral)]:
+    for deferral in [one for one in logging.getLogger(_NAME).filters if isinstance(one, _DeferredRecords)]:
         deferral.drain(seconds)

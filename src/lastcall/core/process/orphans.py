@@ -1,12 +1,12 @@
-"""Which processes this one must not outlive, and whether one of them is gone: then it is an orphan, and stops by itself.
+"""Which processes this one must not outlive, and whether one of them is gone: then it is an orphan, and stops.
 
-An orphan would go on as if nothing had happened: nobody passes a notice on to it, nobody takes its exit code, and whoever brings the
-run back starts a second one beside it. Three kinds of process above are meant: `lastcall run`, torchrun's agent, and the parent of a
-multiprocessing child, which waits for its children wherever it ends by itself. A shell is none of them: who types
-`nohup python train.py &` wants to be outlived.
+An orphan would continue as if nothing had happened: no process forwards notices to it or reads its exit code, and a restart of the
+run starts a second one beside it. Three kinds of process above are meant: `lastcall run`, torchrun's agent, and the parent of a
+multiprocessing child, which waits for its children when it ends on its own. A shell is none of them: a user who types
+`nohup python train.py &` wants the process to outlive the shell.
 
-Discarded: PR_SET_PDEATHSIG (it tells of the direct parent only, and of the end of the thread that forked, which may be any); a registry
-folder that has vanished (whoever cleans TMPDIR ends no run).
+Discarded: PR_SET_PDEATHSIG (it reports the direct parent only, and the end of the thread that forked, which may be any); a registry
+folder that has vanished (cleaning TMPDIR must not end a run).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lastcall.notices import ancestry
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 
 
-class Elders:
+class RequiredAncestors:
     """The processes that this one must not outlive, each with what it is in words."""
 
     def __init__(self, *elders: tuple[str, Process | None]) -> None:
         self._host = Process.own().host
-        self._elders = [(what, process) for what, process in elders if process is not None]
+        self._ancestors = [(what, process) for what, process in elders if process is not None]
 
     @classmethod
-    def of_start(cls) -> Elders:
-        """Those that can be found only while they live: to be asked for as early as possible."""
+    def of_start(cls) -> RequiredAncestors:
+        """Those that can be found only while they live: to be called as early as possible."""
         return cls(("torchrun", _agent()), ("the parent process", _parent()))
 
     def add_launcher(self, signed: Mapping[str, Any]) -> None:
@@ -44,11 +44,11 @@ class Elders:
         except TypeError:
             return
         if messages.typed(process) and process.host == self._host and not _hidden(process.pid):
-            self._elders.append(("the launcher", process))
+            self._ancestors.append(("the launcher", process))
 
     def gone(self) -> str:
-        """Who is gone, in words; empty while all are there."""
-        return next((f"{what} (process {process.pid}) is gone" for what, process in self._elders if process.gone(self._host)), "")
+        """Which process is gone, in words; empty while all are alive."""
+        return next((f"{what} (process {process.pid}) is gone" for what, process in self._ancestors if process.gone(self._host)), "")
 
 
 def _hidden(pid: int) -> bool:
@@ -76,7 +76,7 @@ def _agent() -> Process | None:
     pid = os.getppid()
     while pid > 1 and ancestry.carries(pid, f"{_RUN_ID}={run}"):
         pid = ancestry.parent_of(pid)
-    return _process(pid) if pid > 1 else None  # 1: it takes the container along when it ends, or the agent was gone before
+    return _process(pid) if pid > 1 else None  # 1: when it ends, the container does; or the agent was gone before
 
 
 def _process(pid: int) -> Process | None:

@@ -1,7 +1,7 @@
-"""A start that cannot be: one sentence instead of a traceback, and a code that says whether running it again can help.
+"""A start that fails: one sentence instead of a traceback, and an exit code that says whether running it again can help.
 
 What protect() raises on purpose says what happened and what to do; twenty lines of our own frames above it hide that. The traceback
-stays for whoever asks for it (LASTCALL_LOG_LEVEL=DEBUG), and for every other exception. Whoever catches the error sees nothing of this.
+stays with LASTCALL_LOG_LEVEL=DEBUG, and for every other exception. Code that catches the error sees no difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _former = sys.excepthook
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """What is raised in here ends a start."""
+    """An error that is raised in here ends a start."""
     try:
         yield
     except errors.LastcallError as error:
@@ -31,7 +31,7 @@ def explained() -> Iterator[None]:
 
 
 def explain(error: BaseException) -> None:
-    """This error ends a start, if nobody catches it."""
+    """This error ends a start, if it is not caught."""
     global _former
     if not isinstance(error, errors.LastcallError) or isinstance(error, SystemExit):
         return

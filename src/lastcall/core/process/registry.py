@@ -1,9 +1,9 @@
-"""How `lastcall run` and the training processes below it know of each other: small files in a folder that the launcher made.
+"""How `lastcall run` and the training processes below it find each other: small files in a folder that the launcher made.
 
-A training process joins with a file of its own and keeps it current; the launcher reads them to know whom to signal, how each one ended
-(torchrun turns every exit code into 1), and where the guardian finds its snapshot. The other way goes one file, the notice: a session
-looks for it four times a second, and it brings the deadline along, which no signal can. And the launcher says once who it is, so that
-whoever it leaves behind when it is killed can tell (`orphans`).
+A training process joins with a file of its own and keeps it current; the launcher reads them to know which processes to signal, how
+each one ended (torchrun turns every exit code into 1), and where the guardian finds its snapshot. The other way goes one file, the
+notice: a session looks for it four times a second, and it brings the deadline along, which no signal can. The launcher also writes down
+its own identity once, so that a process that survives it can notice (`orphans`).
 
 Discarded: a socket (the launcher may be restarted or gone, and a process that is killed must leave its last word behind).
 """
@@ -37,11 +37,11 @@ class Member:
     started: int  # when the process began, in the kernel's ticks: tells it from a later one with the same number
     root: str  # the absolute directory of the run
     step: int = 0
-    resumed: int | None = None  # the step that it went on from
+    resumed: int | None = None  # the step that it resumed from
     outcome: str | None = None  # an Outcome, once it has ended
     checkpoint: str | None = None  # the folder that was committed last
     area: str | None = None  # the guardian's shared memory
-    stays: str = ""  # why the same command would not go on from what was saved
+    stays: str = ""  # why the same command would not resume from what was saved
 
 
 def alive(member: Member) -> bool:
@@ -66,11 +66,11 @@ class Registry:
         self.folder = folder
 
     def sign(self, process: Mapping[str, object]) -> None:
-        """Say who keeps this registry."""
+        """Write down which process keeps this registry."""
         _replace(self.folder / _LAUNCHER, process)
 
     def members(self) -> list[Member]:
-        """Everybody who has joined since the last clear(), the dead included, in order of their numbers."""
+        """All processes that have joined since the last clear(), the dead included, in order of their numbers."""
         found = []
         for path in self.folder.glob("member-*.json"):
             body = _read(path)
@@ -86,7 +86,7 @@ class Registry:
         return [why for why in said if isinstance(why, str)]
 
     def post(self, notice: Notice) -> None:
-        """Tell everybody, also those who join later. A later notice takes the place of an earlier one."""
+        """Post a notice to all members, also to those that join later. A later notice replaces an earlier one."""
         _replace(self.folder / _NOTICE, dataclasses.asdict(notice))
 
     def clear(self) -> None:
@@ -123,7 +123,7 @@ class Membership:
                 return
 
     def launcher(self) -> dict[str, Any]:
-        """Who keeps the registry; nothing where it does not say."""
+        """The process that keeps the registry, if that is known."""
         return _read(self._folder / _LAUNCHER)
 
     def notice(self) -> Notice | None:

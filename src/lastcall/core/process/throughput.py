@@ -1,4 +1,4 @@
-"""A line now and then about work that takes long."""
+"""Log lines about the progress of long transfers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def amount(nbytes: float) -> str:
     return f"{nbytes:.0f} {units[-1]}" if nbytes >= 100 else f"{nbytes:.1f} {units[-1]}"
 
 
-class Telling:
-    """Told of bytes by any thread."""
+class ThroughputLog:
+    """Any thread adds the bytes that it has moved."""
 
     def __init__(self, what: str, clock: clocks.Clock, size: int = 0) -> None:
         self._what = what

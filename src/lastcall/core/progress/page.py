@@ -1,4 +1,4 @@
-"""How far the run is, as JSON over HTTP, where a port was asked for: the page that OpenShift AI's controller polls, and whoever likes.
+"""The run's progress as JSON over HTTP, where a port was set: the page that OpenShift AI's controller polls, and other clients may.
 
 What it says is in `report`. No GET waits for training or for a disk, and training for none of them. The server is on 0.0.0.0, since the
 controller is in another pod, reads nothing of a request but its path, and has a few threads at most. `http.server.HTTPServer` would ask
@@ -39,12 +39,12 @@ class MetricsPage:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Listen. A port that cannot be had is a warning: nobody should lose a run to it."""
+        """Listen. An unavailable port is a warning: it must not end a run."""
         try:
             self._server = server = _Server(self.port, self)
         except OSError as error:
             log.warning(
-                "Progress is not served: port %d cannot be had (%s). Choose another LASTCALL_PROGRESS_PORT; training goes on",
+                "Could not serve progress on port %d (%s); training continues. Choose another: export LASTCALL_PROGRESS_PORT=PORT",
                 self.port,
                 error,
             )
@@ -53,10 +53,10 @@ class MetricsPage:
         _listening.add(server)
         self._thread = threading.Thread(target=server.serve, name="lastcall-page", daemon=True)
         self._thread.start()
-        log.info("Progress is served on port %d (/metrics)", self.port)
+        log.info("Serving progress on port %d (/metrics)", self.port)
 
     def close(self) -> None:
-        """The session has ended: the last word goes to the pod's termination log, if there is one."""
+        """The session has ended: write the final status to the pod's termination log, if there is one."""
         if self._server is None:
             return
         self._server.leave()
@@ -69,8 +69,8 @@ class MetricsPage:
 
 
 def _last_words(document: dict[str, object]) -> None:
-    """The controller tells an early stop from the end by the step, and the last one that it polled is half a minute old. What somebody
-    else has written there stays; nothing is made where there is no pod."""
+    """The controller tells an early stop from the end by the step, and the last one that it polled is half a minute old. What another
+    program has written there stays; nothing is created outside a pod."""
     global _said
     with open(os.open(TERMINATION_LOG, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "r+b", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(_LONGEST_MESSAGE) not in (b"", _said):
@@ -110,27 +110,27 @@ class _Server(socketserver.ThreadingTCPServer):
     def leave(self) -> None:
         self._leaving.set()
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for a request
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a request
 
     def get_request(self) -> tuple[socket.socket, object]:
         try:
             return super().get_request()
         except OSError:
-            self._leaving.wait(0.5)  # no file descriptor left: the request stays there, and would be taken up again at once
+            self._leaving.wait(0.5)  # no file descriptor left: the request stays in the queue, and would be accepted again at once
             raise
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         assert isinstance(request, socket.socket)
         with self._door:
             self._answering.append(request)
-            # Who has had a place for longest and is not done is slow, or means harm: it goes, and never the one who comes.
+            # The oldest open connection is slow or hostile: close that one, never the new one.
             oldest = self._answering.pop(0) if len(self._answering) > _AT_ONCE else None
         if oldest is not None:
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread to be had
+        except BaseException:  # no thread could be started
             self._done(request)
             raise
 
@@ -145,7 +145,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._done(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        log.debug("A request for the progress was not answered", exc_info=True)
+        log.debug("Could not answer a request for the progress", exc_info=True)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
-"""Tells Kubeflow Trainer how far a TrainJob is, where its controller asked for it (KEP-2779, feature gate TrainJobStatus).
+"""Reports a TrainJob's progress to Kubeflow Trainer, where its controller asked for it (KEP-2779, feature gate TrainJobStatus).
 
-One POST every few seconds at most, from a thread of its own; training, a save and the way out wait for none of them: `close()` gives
-the last word two seconds. A server that does not answer is one warning, and is asked less and less often.
+One POST every few seconds at most, from a thread of its own; training, a save and the exit wait for none of them: `close()` gives
+the last one two seconds. An unresponsive server is logged once, and asked less and less often.
 
 The protocol has a percentage, seconds and named metrics. What it has no field for (the state of the run, its checkpoint, what it was
 resumed from) goes along as metrics. Discarded: `urllib.request`, which follows a redirect with our token and asks a proxy that the pod
@@ -26,7 +26,7 @@ from lastcall.settings import StatusServer
 
 log = logging.getLogger("lastcall")
 INTERVAL_SECONDS = 5.0  # the controller's own clients send no more often
-_SLOWEST_SECONDS = 60.0  # between two attempts, while nobody answers
+_SLOWEST_SECONDS = 60.0  # between two attempts, while the server does not answer
 _REQUEST_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 _MOST_METRICS = 256  # more of them, and the controller refuses the whole
@@ -49,7 +49,7 @@ class StatusPush:
         self._thread.start()
 
     def close(self) -> None:
-        """The session has ended. Whoever is killed soon has no more time than this."""
+        """The session has ended. A process that is about to be killed has no more time than this."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
@@ -63,7 +63,7 @@ class StatusPush:
         return min(self._interval * float(1 << min(self._failures, 10)), max(_SLOWEST_SECONDS, self._interval))
 
     def _tell(self) -> None:
-        """Send what is new. Whatever goes wrong is a warning the first time, and nobody's reason to stop."""
+        """Send what is new. A failure is a warning the first time, and never a reason to stop."""
         try:
             status = status_of(self._report.document())
             if status == self._said:
@@ -73,11 +73,11 @@ class StatusPush:
         except Exception as error:
             self._failures += 1
             level = logging.WARNING if self._failures == 1 else logging.DEBUG
-            log.log(level, "Kubeflow was not told of the progress (%s: %s); training goes on", type(error).__name__, error)
+            log.log(level, "Could not report progress to Kubeflow (%s: %s); training continues", type(error).__name__, error)
 
 
 def status_of(document: Mapping[str, object]) -> dict[str, object]:
-    """A report in the words of KEP-2779: what is not known is left out, and metrics are text."""
+    """A report in the format of KEP-2779: unknown values are left out, and metrics are text."""
     ours: dict[str, object] = {
         "current_step": document["currentStep"],
         "total_steps": document["totalSteps"],
@@ -95,7 +95,7 @@ def status_of(document: Mapping[str, object]) -> dict[str, object]:
     theirs: dict[str, object] = {}
     for group in (document["trainMetrics"], document["evalMetrics"]):
         theirs.update(group if isinstance(group, dict) else {})
-    metrics = {**ours, **theirs, **ours}  # ours come first, so that it is not they that are cut off, and keep their meaning
+    metrics = {**ours, **theirs, **ours}  # ours come first, so that they are not cut off, and keep their meaning
     known = [{"name": name, "value": str(value)} for name, value in metrics.items() if value is not None]
     status = {name: document[name] for name in ("progressPercentage", "estimatedRemainingSeconds") if document[name] is not None}
     return {**status, "metrics": known[:_MOST_METRICS]}

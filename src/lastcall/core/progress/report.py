@@ -1,9 +1,9 @@
-"""How far the run is, in one document: what is served (`metrics_page`) and what is sent (`status_push`).
+"""The run's progress in one document: what is served (`page`) and what is sent (`push`).
 
 The fields with capitals in them are those of OpenShift AI's controller: it refuses the whole answer where a number that it takes for
-whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100 % are said of a run that has finished, and of no
-other. The other fields are ours. NaN and Infinity are not JSON and become null. Nothing here waits for training or for a disk: what is
-said was put into memory by others.
+whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100 % are reported only for a run that has
+finished. The other fields are ours. NaN and Infinity are not JSON and become null. Nothing here waits for training or for a disk: what
+is said was put into memory by others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Report:
     def __init__(self, progress: Progress, events: EventLog, clock: Clock) -> None:
         self._progress = progress
         self._clock = clock
-        self._standing = Standing()
+        self._standing = RunState()
         events.heard = self._standing.tell
 
     def document(self) -> dict[str, object]:
@@ -51,15 +51,15 @@ class Report:
         }
 
     def _left(self, known: Mapping[str, object]) -> int | None:
-        """Seconds, and less with each of them that goes by; at least one, as there is something left."""
+        """Estimated seconds left, counted down between reports; at least one, since the run has not ended."""
         eta, at = known.get("eta_seconds"), known.get("at")
         if not isinstance(eta, float) or not isinstance(at, float) or not self._standing.training or not math.isfinite(eta):
             return None
         return max(math.ceil(eta - max(self._clock.wall() - at, 0.0)), 1)
 
 
-class Standing:
-    """What the events of this incarnation come to."""
+class RunState:
+    """The state of this incarnation, computed from its events."""
 
     def __init__(self) -> None:
         self.state = "starting"  # then "running" and "saving" in turn; in the end an Outcome, as in "saved"
@@ -70,13 +70,13 @@ class Standing:
 
     @property
     def training(self) -> bool:
-        """Whether it goes on, as far as anybody knows."""
+        """Whether it continues, as far as is known."""
         return self.state in ("running", "saving") and self.notice is None
 
     def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
         if kind == "start":
             self.state, self.incarnation, self.resumed_from = "running", fields.get("incarnation"), fields.get("resumed")
-        elif kind == "notice" and fields.get("source") != HANG:  # after a hang the run may go on
+        elif kind == "notice" and fields.get("source") != HANG:  # after a hang the run may continue
             self.notice = fields.get("reason")
         elif kind == "save-begins":
             self.state = "saving"

@@ -1,5 +1,5 @@
 """What `lastcall drill --prove` asks of a training process: digests of its whole state at each of the first boundaries, and a notice
-at a given step. The drill compares the digests of a run that was left alone with those of one that was preempted.
+at a given step. The drill compares the digests of an uninterrupted run with those of a preempted one.
 
 A proof works in a scratch directory: nothing of the run's own directory, mirror or ports is touched. It is asked for by a folder
 (`LASTCALL_PROOF`) with a plan in it, and the testimony of each rank is written beside the plan.
@@ -25,14 +25,14 @@ from lastcall.types import Capture, Notice
 
 log = logging.getLogger("lastcall")
 _PLAN = "plan.json"
-_PATIENCE = 30.0  # seconds that a boundary waits for the notice to be heard
+_PATIENCE = 30.0  # seconds that a boundary waits for the notice to arrive
 
 
 @dataclass(frozen=True)
 class Plan:
-    steps: int  # the last step that is witnessed; then the process waits until the drill ends it
-    notices: tuple[int, ...]  # the step at which each incarnation is told to stop; the one after the last is left alone
-    drill: int  # the process of the drill: without it nobody ends this one
+    steps: int  # the last recorded step; then the process waits until the drill ends it
+    notices: tuple[int, ...]  # the step at which each incarnation gets a notice; the one after the last gets none
+    drill: int  # the process of the drill: without it nothing ends this one
 
     def write(self, folder: Path) -> None:
         (folder / _PLAN).write_text(json.dumps(asdict(self)))
@@ -76,7 +76,7 @@ def adjusted(jit: JITCheckpointConfig) -> JITCheckpointConfig:
 
 
 def statements(folder: Path) -> list[Statement]:
-    """What all ranks have said so far, in the order in which each of them said it."""
+    """What all ranks have recorded so far, each in its own order."""
     found = []
     for path in sorted(folder.glob("witness-*.jsonl")):
         for line in path.read_text().splitlines():
@@ -123,7 +123,7 @@ class Witness:
         if stop is not None and step >= stop:
             self._preempt(heard)
         elif last:
-            log.info("Step %d: this proof needs no further step; the drill ends this process", step)
+            log.info("Step %d: the proof is complete; the drill will end this process", step)
             while _alive(self._plan.drill):
                 time.sleep(0.1)
             os._exit(1)
@@ -138,7 +138,7 @@ class Witness:
             os.close(fd)
 
     def _preempt(self, heard: Callable[[], bool]) -> None:
-        """A real signal, between this boundary and the next; the next one waits until it is heard, however short the steps are."""
+        """A real signal, between this boundary and the next; the next one waits until it has arrived, however short the steps are."""
         if not self._told:
             self._told = True
             if self._rank == 0:

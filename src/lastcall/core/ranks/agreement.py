@@ -1,12 +1,12 @@
 """One decision for all ranks, through the store: no collective, no rank in charge, and no time-out that could split it.
 
-Every rank sets what it has to say under a key of its own and adds one to a counter. Whoever makes the counter complete reads it all,
+Every rank writes its position under a key of its own and adds one to a counter. The rank that completes the counter reads them all,
 decides, and claims the decision; the others wait for the decision's key alone. So the traffic grows with the number of ranks, not with
 its square. A rank that has waited long enough, or that knows the missing ones to be dead, decides from what is there and claims, too:
-the first claim stays, and everybody obeys what the register holds, the one who was too late included.
+the first claim stays, and all ranks obey the register, including the one that was too late.
 
-Discarded: a barrier and a common function of what everybody reads (one rank's time-out is another rank's success: they split; and
-everybody reads everything); a leader that decides (it may be the one that died).
+Discarded: a barrier and a common function of what all read (one rank's time-out is another rank's success: they split; and
+every rank reads everything); a leader that decides (it may be the one that died).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from lastcall.core.ranks.election import Decision, Position
 from lastcall.core.store import Store
 
 log = logging.getLogger("lastcall")
-_TICK = 1.0  # seconds between two looks at who is dead
-_SOONER = 1.0  # seconds by which a later notice must shorten the deadline to be news
+_TICK = 1.0  # seconds between two checks which ranks are dead
+_SOONER = 1.0  # seconds by which a later notice must shorten the deadline to be announced
 _NEWS = 100  # announcements a round
-_REASONS = 64  # kept of a vote: everybody reads its result, which must not grow with the number of ranks
+_REASONS = 64  # kept of a vote: all ranks read its result, which must not grow with their number
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Verdict:
 class Agreement:
     """One thread's access to the decisions of one round; the store's keys are those of this incarnation alone.
 
-    A round is one notice and what follows from it. Where the run goes on afterwards (a hang that was saved), the next round begins with
-    keys of its own. Every rank goes through all rounds in order: one that was frozen finds the old decisions and catches up.
+    A round is one notice and what follows from it. Where the run continues afterwards (a hang that was saved), the next round begins
+    with keys of its own. Every rank goes through all rounds in order: one that was frozen finds the old decisions and catches up.
     """
 
     def __init__(self, store: Store, rank: int, size: int, clock: clocks.Clock, number: int = 1) -> None:
@@ -73,9 +73,9 @@ class Agreement:
     # ---- news: these raise StoreLost ---------------------------------------------------------------------------------------------
 
     def announce(self, notice: Mapping[str, Any]) -> None:
-        """Tell everybody of a notice. The first one of a round counts; a later one is told only if its "deadline" (seconds on a clock
-        that all ranks share, such as the wall clock) comes at least a second earlier, so that a thousand ranks with the same news say
-        it once."""
+        """Announce a notice to all ranks. The first one of a round counts; a later one is announced only if its "deadline" (seconds on
+        a clock that all ranks share, such as the wall clock) comes at least a second earlier, so that a thousand ranks with the same
+        notice announce it once."""
         body = messages.packed(notice)
         for number in range(1, _NEWS + 1):
             held = self._store.claim(self._key(f"news/{number}"), body)
@@ -107,24 +107,24 @@ class Agreement:
         until: float,
         dead: Callable[[], set[int]] = set,
     ) -> Decision:
-        """The one decision of this phase. The caller holds its position until then. `dead` gives the ranks known to be gone: nobody
-        waits for them, and what they said before they died does not count. Once a round and phase."""
+        """The one decision of this phase. The caller holds its position until then. `dead` gives the ranks known to be gone: no rank
+        waits for them, and positions that they wrote before they died do not count. Once a round and phase."""
 
         def conclude(said: Sequence[bytes | None]) -> bytes:
             found = (Position.from_bytes(data) for data in said)
             positions = {rank: at for rank, at in enumerate(found) if at is not None and at.rank == rank}
             try:
                 decision = decide(positions)
-            except Exception as error:  # nobody else would decide better from the same positions, and all of them wait
-                log.exception("No decision could be made from %s", positions)
-                decision = Decision("abort", because=f"no decision could be made: {type(error).__name__}: {error}")
+            except Exception as error:  # no other rank would decide better from the same positions, and all of them wait
+                log.exception("Could not make a decision from %s", positions)
+                decision = Decision("abort", because=f"could not make a decision: {type(error).__name__}: {error}")
             return replace(decision, token=secrets.token_hex(8)).to_bytes()
 
         try:
             return Decision.from_bytes(self._settle(phase, position.to_bytes(), conclude, until, dead))
         except errors.StoreLost as error:
             others = tuple(rank for rank in range(self.size) if rank != self.rank)
-            because = f"the store is lost ({error}): nothing is known of the other ranks"
+            because = f"the store is lost ({error}): nothing is known about the other ranks"
             return Decision("alone", position.step, position.entered, (self.rank,), others, because)
 
     def vote(
@@ -136,8 +136,8 @@ class Agreement:
         dead: Callable[[], set[int]] = set,
         stopped: Callable[[], str] = str,
     ) -> Verdict:
-        """Whether all ranks say yes; also a barrier. Whoever has said nothing by then has said no. Once a round and name.
-        `stopped`: asked once a second while others are waited for; a reason that it gives is a veto."""
+        """Whether all ranks say yes; also a barrier. A rank that has not answered by then has said no. Once a round and name.
+        `stopped`: called once a second while waiting for others; a reason that it returns is a veto."""
 
         def conclude(said: Sequence[bytes | None]) -> bytes:
             reasons = ((rank, _objection(data)) for rank, data in enumerate(said))
@@ -167,13 +167,13 @@ class Agreement:
             try:
                 return messages.packed(decide({rank: messages.unpacked(data) for rank, data in enumerate(said) if data is not None}))
             except Exception:  # as in agree()
-                log.exception("No decision could be made on %s", name)
+                log.exception("Could not make a decision on %s", name)
                 return messages.packed({})
 
         try:
             return messages.unpacked(self._settle(f"settle/{name}", messages.packed(mine), conclude, until, dead))
         except errors.StoreLost as error:
-            log.debug("%s cannot be settled: %s", name, error)
+            log.debug("Could not decide %s: %s", name, error)
             return None
 
     def veto(self, name: str, why: str) -> None:
@@ -203,7 +203,7 @@ class Agreement:
         return self._await(place, conclude, until, dead, veto)
 
     def _publish(self, place: str, mine: bytes) -> bool:
-        """True for whoever completes the counter. What it counts has arrived: a connection keeps the order."""
+        """True for the rank that completes the counter. What it counts has arrived: a connection keeps the order."""
         self._store.set(f"{place}/{self.rank}", mine)
         return self._store.add(f"{place}/count", 1) >= self.size
 
@@ -219,7 +219,7 @@ class Agreement:
         veto: Callable[[], bytes | None],
     ) -> bytes:
         attempts = overdue = 0
-        at_once = bool(dead())  # survivors are in a hurry: their launcher is about to stop them
+        at_once = bool(dead())  # survivors have little time: their launcher is about to stop them
         while True:
             wait = 0.0 if at_once else _TICK if overdue else min(_TICK, max(0.0, until - self._clock.now()))
             at_once = False
@@ -233,7 +233,7 @@ class Agreement:
                 continue
             attempts += 1
             overdue += late
-            # One rank reads for all, or the traffic would grow with the square after all; the others give it a second, once.
+            # One rank reads for all, so that the traffic does not grow with the square; the others wait a second for it, once.
             if self._store.add(f"{place}/attempt/{attempts}", 1) > 1 and overdue < 2:
                 continue
             said = self._read(place)
@@ -243,7 +243,7 @@ class Agreement:
     def _claim(
         self, place: str, conclude: Callable[[Sequence[bytes | None]], bytes], said: Sequence[bytes | None], gone: set[int]
     ) -> bytes:
-        """Whoever died after it had spoken can do nothing of what is decided now."""
+        """A rank that died after it had answered cannot carry out what is decided now."""
         living = [None if rank in gone else data for rank, data in enumerate(said)]
         return self._store.claim(f"{place}/decision", conclude(living))
 

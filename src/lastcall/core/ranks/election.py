@@ -1,6 +1,6 @@
-"""What the ranks do together, decided from what each of them said of itself: pure functions, each answer with its reason.
+"""What the ranks do together, decided from the position that each has reported: pure functions, each answer with its reason.
 
-Whoever decides calls one of these, claims the answer in the store, and obeys what the register then holds
+The deciding rank calls one of these, claims the answer in the store, and obeys what the register then holds
 (core/ranks/agreement.py). So two ranks that see different positions may well come to different answers here: only one
 of them counts.
 """
@@ -14,13 +14,13 @@ from typing import Literal, get_args
 from lastcall import messages
 
 Kind = Literal[
-    "boundary",  # everybody trains on to the boundary of `step` and saves there
-    "instant",  # everybody completes `entered` optimizer steps, stops at the gate, and saves from the side thread
+    "boundary",  # all train on to the boundary of `step` and save there
+    "instant",  # all complete `entered` optimizer steps, stop at the gate, and save from the side thread
     "survivors",  # the writers save what they hold now; the missing are dead, frozen or torn
     "nothing",  # no boundary can be agreed on: the instant agreement comes next
     "finish",  # training is finished on all ranks: there is nothing to interrupt
     "abort",  # no consistent state is left: the last committed checkpoint stays the newest
-    "alone",  # the store is lost: this rank knows nothing of the others. Never in a register
+    "alone",  # the store is lost: this rank knows nothing about the others. Never in a register
 ]
 Holdings = Mapping[int, Iterable[tuple[int, ...]]]
 """Which ranks hold the same piece of the shared state, as they registered it at the start: {rank: [holders of a piece, ...]}. It is
@@ -40,7 +40,7 @@ class Position:
     exact: bool = True
     because: str = ""  # when not clean or not exact: why
     barred: bool = False  # not clean, but no step was cut short either: it cannot be saved from the side
-    stopped: bool = False  # its training has failed: it holds its state, but cannot take another step
+    stopped: bool = False  # its training has failed: it has its state, but cannot take another step
     kept: bool = False  # an exact checkpoint of `step` is committed, and nothing has changed since
     keeping: bool = False  # ... or is being written, without a notice: it needs the parts of all ranks
     epochs: int = 0  # completed ones, which `step` counts, too
@@ -51,7 +51,7 @@ class Position:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> Position | None:
-        """None for what is no position: that rank counts as one that said nothing."""
+        """None for an invalid position: that rank counts as one that did not answer."""
         body = messages.unpacked(data)
         try:
             position = cls(**body)
@@ -71,7 +71,7 @@ class Decision:
     missing: tuple[int, ...] = ()
     because: str = ""
     token: str = ""  # tells this decision from every other; given when it is claimed
-    kept: bool = False  # a checkpoint of it is committed, or begun by all: where that comes to be, nobody writes it again
+    kept: bool = False  # a checkpoint of it is committed, or begun by all: if that one is committed, it is not written again
     epochs: int = 0  # that `step` counts
     ahead: bool = False  # no rank has come to that boundary yet: it may be the end of an epoch, which is no step
 
@@ -80,7 +80,7 @@ class Decision:
 
     @property
     def shown(self) -> int:
-        """The step as people count it: the same on all ranks, whether or not they have come to the end of the epoch. Of a boundary
+        """The step as users count it: the same on all ranks, whether or not they have come to the end of the epoch. Of a boundary
         that is still ahead, the step before it."""
         return self.step - self.epochs - self.ahead
 
@@ -92,7 +92,7 @@ class Decision:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Decision:
-        """Everybody reads the same bytes: what cannot be read is an abort for all."""
+        """All ranks read the same bytes: an unreadable decision is an abort for all."""
         try:
             body = messages.unpacked(data)
             decision = cls(**{**body, "writers": messages.ranks(body["writers"]), "missing": messages.ranks(body["missing"])})
@@ -105,7 +105,7 @@ class Decision:
 
 
 def boundary(positions: Mapping[int, Position], size: int, holdings: Holdings | None = None) -> Decision:
-    """The first boundary that nobody has passed yet. Needs every rank: one that is missing would not stop there."""
+    """The first boundary that no rank has passed yet. Needs every rank: one that is missing would not stop there."""
     missing = _others(positions, size)
     unable = [at.rank for at in positions.values() if not at.clean or (at.stopped and not at.finished)]
     running = [at for at in positions.values() if not at.finished]
@@ -113,7 +113,7 @@ def boundary(positions: Mapping[int, Position], size: int, holdings: Holdings | 
         return _nothing(positions, missing, f"{messages.named(missing)} did not say where {_it(missing)}")
     if unable:
         why = positions[unable[0]].because or "its training has failed"
-        return _nothing(positions, (), f"{messages.named(unable)} cannot go on: {why}")
+        return _nothing(positions, (), f"{messages.named(unable)} cannot continue: {why}")
     if not running:
         return _finish(positions)
     step = max(at.step if at.parked else at.step + 1 for at in running)
@@ -136,8 +136,8 @@ def instant(positions: Mapping[int, Position], size: int, holdings: Holdings) ->
 
 
 def _instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -> Decision:
-    """The last optimizer step that any rank has completed; the ranks behind are let through. Their collectives need nobody who is ahead
-    (whoever completed a step has sent its share of it), but they do need each other: with a rank lost, only survivors() is left."""
+    """The last optimizer step that any rank has completed; the ranks behind finish it. Their collectives need no rank that is ahead
+    (one that completed a step has sent its part of it), but they do need each other: with a rank lost, only survivors() is left."""
     if len(positions) < size or not all(at.clean for at in positions.values()):
         return survivors(positions, size, holdings)
     running = [at for at in positions.values() if not at.finished]
@@ -150,10 +150,10 @@ def _instant(positions: Mapping[int, Position], size: int, holdings: Holdings) -
         return survivors(positions, size, holdings)
     there = [at for at in running if level[at.rank] == target]
     if not behind and any(not at.exact for at in there) and any(at.exact for at in there):
-        return survivors(positions, size, holdings)  # what those lack whose step has not come to its end is in their mail
+        return survivors(positions, size, holdings)  # the missing state of ranks inside a step is in their mailboxes
     writers, left_out = _with_the_finished(running, positions, lambda at: level[at.rank] == target, holdings)
     step, entered = max(at.step for at in there), max(at.entered for at in there)
-    how = f"{messages.named(behind)} {'is' if len(behind) == 1 else 'are'} let through to it" if behind else "all ranks have"
+    how = f"{messages.named(behind)} {'is' if len(behind) == 1 else 'are'} finishing it" if behind else "all ranks have"
     because = f"no rank has completed more than {target} optimizer steps, {how}" + _apart(left_out)
     return Decision("instant", step, entered, writers, left_out, because, epochs=_epochs(there))
 
@@ -187,12 +187,12 @@ def survivors(positions: Mapping[int, Position], size: int, holdings: Holdings) 
 
 
 def _epochs(positions: Sequence[Position]) -> int:
-    """Those that the furthest of them has completed."""
+    """The steps that the furthest rank has completed."""
     return max(positions, key=lambda at: at.step).epochs
 
 
 def _is_kept(decision: Decision, positions: Mapping[int, Position], size: int) -> bool:
-    """One rank that knows of the commit is enough. A save that is being written comes to be only where no rank is missing from it."""
+    """One rank that knows of the commit is enough. A save that is being written can be committed only if no rank is missing from it."""
     level = _levels(positions)
     target = max(level[rank] for rank in decision.writers)
     there = [at for at in positions.values() if at.step == decision.step and level[at.rank] == target]
@@ -208,7 +208,7 @@ def _uncovered(pieces: Iterable[tuple[int, ...]], there: Iterable[Position]) -> 
 
 
 def _levels(positions: Mapping[int, Position]) -> dict[int, int]:
-    """The number that tells two states of the parameters apart. A run without optimizer hooks has its steps alone."""
+    """The number that distinguishes two states of the parameters. A run without optimizer hooks has its steps alone."""
     hooked = any(at.entered for at in positions.values())
     return {rank: at.entered if hooked else at.step for rank, at in positions.items()}
 
@@ -229,7 +229,7 @@ def _with_the_finished(
     running: Sequence[Position], positions: Mapping[int, Position], there: Callable[[Position], bool], holdings: Holdings
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The writers, and the finished ranks that are none: at another step they may not write a piece that others hold, too, or the
-    checkpoint would be torn. What is theirs alone they may write: it is their final state."""
+    checkpoint would be torn. They may write what is theirs alone: it is their final state."""
     sharing = {rank for pieces in holdings.values() for holders in pieces if len(holders) > 1 for rank in holders}
     finished = [at for at in positions.values() if at.finished]
     joining = [at.rank for at in finished if there(at) or at.rank not in sharing]
@@ -238,7 +238,7 @@ def _with_the_finished(
 
 
 def _lost(holders: tuple[int, ...], clean: Mapping[int, Position], step: int) -> str:
-    """Why nobody at this step holds that piece."""
+    """Why no rank at this step holds that piece."""
     elsewhere = [rank for rank in holders if rank in clean]
     if elsewhere:
         at = clean[elsewhere[0]].step
@@ -251,7 +251,7 @@ def _lost(holders: tuple[int, ...], clean: Mapping[int, Position], step: int) ->
 
 def _torn(positions: Mapping[int, Position]) -> str:
     if not positions:
-        return "nobody said where it is"
+        return "no rank has reported its position"
     first = positions[min(positions)]
     how = "cannot be saved from the side" if first.barred else "failed inside an optimizer step"
     return f"{messages.named(positions)} {how} ({first.because or 'no reason given'})"

@@ -1,7 +1,7 @@
-"""Who is alive and who makes progress: every rank's pulse in the store, and the two lowest ranks that watch them all.
+"""Which ranks are alive and make progress: every rank's heartbeat in the store, and the two lowest ranks that monitor them all.
 
-A pulse comes from a side thread, so it goes on while training waits in a collective: in lockstep one stuck rank stops all of them, and
-what tells it from its victims is its silence.
+A heartbeat comes from a side thread, so it continues while training waits in a collective: in lockstep one stuck rank stops all of
+them, and its silence distinguishes it from its victims.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from lastcall.core.store import Store
 
 log = logging.getLogger("lastcall")
 LOST = "lost"  # sources of a notice: a rank is gone or has failed
-HANG = "hang"  # ... a rank stands still
+HANG = "hang"  # ... a rank makes no progress
 HANG_SECONDS = 30.0
 WATCHERS = 2  # the lowest ranks: two, because one of them may be the one that hangs
 _BEAT = 1.0
 _LOOK = 3  # beats between two looks
-_ASLEEP = 15.0  # seconds between two looks of a watch that was itself stopped
+_ASLEEP = 15.0  # seconds between two looks of a monitor that was itself stopped
 _USUAL = 10.0  # so many times the longest usual step is still no hang
 _REMEMBERED = 64  # steps that count as usual
-_EARLY_SILENCE, _EARLY_STANDSTILL = 4.0, 40.0  # times hang_seconds, while nobody knows how long a step takes
+_EARLY_SILENCE, _EARLY_STANDSTILL = 4.0, 40.0  # times hang_seconds, while it is unknown how long a step takes
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank says of itself once a second."""
+    """What a rank publishes once a second."""
 
     beat: int
     step: int
@@ -42,17 +42,17 @@ class Beat:
     pid: int = 0
     started: int = 0
     busy: str = (
-        ""  # what it does instead of steps: evaluating, saving. It excuses no silence: the pulse does not come from the training thread
+        ""  # what it does instead of steps: evaluating, saving. It excuses no silence: heartbeats do not come from the training thread
     )
     failed: str = ""  # the exception that ended its training
-    finished: bool = False  # it has left, as it should
+    finished: bool = False  # it has exited in order
 
     def to_bytes(self) -> bytes:
         return messages.packed({name: value for name, value in asdict(self).items() if value})
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> Beat | None:
-        """None for what is no beat."""
+        """None for an invalid beat."""
         if data is None:
             return None
         try:
@@ -63,14 +63,14 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What is wrong, with whom, in words. No ranks: nobody can be told from the others."""
+class Diagnosis:
+    """What is wrong, with which ranks, and why. No ranks: the cause cannot be told from its victims."""
 
     kind: Literal[
         "dead",  # the process is gone, or its training has failed
-        "frozen",  # no sign of life, and nobody makes progress
-        "stuck",  # everybody is alive, and nobody makes progress
-        "silent",  # no sign of life, but nothing stands still (yet): worth a line in the log, no more
+        "frozen",  # no heartbeat, and no rank makes progress
+        "stuck",  # all are alive, and none makes progress
+        "silent",  # no heartbeat, but training progresses (so far): worth a line in the log, no more
     ]
     ranks: tuple[int, ...]
     because: str
@@ -79,8 +79,8 @@ class Finding:
 # ---- a rank's own side -----------------------------------------------------------------------------------------------------------
 
 
-class Pulse:
-    """Says once a second how far this rank is. Never raises: a lost store is a silence, which the others judge."""
+class Heartbeat:
+    """Publishes this rank's progress once a second. Never raises: a lost store is a silence, which the others judge."""
 
     def __init__(self, store: Store, rank: int, process: Process | None = None) -> None:
         self._store = store
@@ -93,11 +93,11 @@ class Pulse:
         self._say(step=step, busy=busy)
 
     def fail(self, why: str) -> None:
-        """Training has raised here. Said at once, and with every later beat."""
+        """Training has raised here. Published at once, and with every later beat."""
         self._say(failed=why)
 
     def finish(self) -> None:
-        """This rank leaves as it should: its silence means nothing from now on."""
+        """This rank exits in order: its silence means nothing from now on."""
         self._say(finished=True)
 
     def _say(self, **changes: object) -> None:
@@ -111,7 +111,7 @@ class Pulse:
 
 
 class Peers:
-    """The other ranks of this host, by their processes: that one of them is gone is seen without any store."""
+    """The other ranks of this host, by their processes: their death is seen without any store."""
 
     def __init__(self, table: Mapping[int, Process], host: str) -> None:
         self.table = dict(table)
@@ -119,14 +119,14 @@ class Peers:
 
     @staticmethod
     def register(store: Store, rank: int, process: Process) -> None:
-        """Before the ranks meet at the start. Everybody reads only its own host, so that nobody reads everything."""
+        """Before the ranks meet at the start. Each reads only its own host, so that no rank reads everything."""
         place = store.add(f"host/{process.host}", 1)
         store.set(f"host/{process.host}/{place}", json.dumps([rank, process.pid, process.started]).encode())
 
     @classmethod
     def of_host(cls, store: Store, process: Process, *, all_of_them: bool = False) -> Peers:
-        """After the ranks have met. A process that cannot be seen from here is left out: nothing can be said of it; unless
-        `all_of_them` are wanted, as by those who still wait for each other."""
+        """After the ranks have met. A process that cannot be seen from here is left out: its state is unknown; unless
+        `all_of_them` are wanted, as by ranks that still wait for each other."""
         count = store.add(f"host/{process.host}", 0)
         table = {}
         for data in store.get_many([f"host/{process.host}/{place}" for place in range(1, count + 1)]):
@@ -148,7 +148,7 @@ class Peers:
 
 @dataclass
 class _Seen:
-    """One rank as the watch has seen it, on the watch's own clock: the clocks of hosts differ."""
+    """One rank as the monitor has seen it, on the monitor's own clock: the clocks of hosts differ."""
 
     since: float  # its beat has not changed since then
     beat: Beat = field(default_factory=lambda: Beat(-1, -1))
@@ -156,7 +156,7 @@ class _Seen:
 
 @dataclass
 class Progress:
-    """What a watch remembers between two looks."""
+    """What a monitor remembers between two looks."""
 
     size: int
     hang_seconds: float = HANG_SECONDS
@@ -164,7 +164,7 @@ class Progress:
     began: float = 0.0
     ranks: dict[int, _Seen] = field(default_factory=dict)
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # seconds that steps took
-    still_since: float = 0.0  # the last time that progress was seen, or could not be expected
+    still_since: float = 0.0  # the last time that there was progress, or none was expected
     looked: float | None = None
     stepped: bool = False
 
@@ -174,14 +174,14 @@ class Progress:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """How long a rank may give no sign of life, and how long nobody may come further. Before anybody knows how long a step takes
-        both are generous: a first step compiles, and may do so for minutes, but it does not stop a rank's pulse."""
+        """How long a rank may send no heartbeat, and how long all may make no progress. While it is unknown how long a step takes
+        both are generous: a first step compiles, and may do so for minutes, but it does not stop a rank's heartbeat."""
         if self.usual:
             return self.threshold, self.threshold
         return _EARLY_SILENCE * self.hang_seconds, _EARLY_STANDSTILL * self.hang_seconds
 
     def take(self, beats: Mapping[int, Beat], now: float) -> None:
-        """Remember what was read at `now`. A watch that was frozen itself begins anew: it was not the others who stood still."""
+        """Remember what was read at `now`. A monitor that was frozen itself starts from scratch: the others did not stand still."""
         anew = self.looked is None or now - self.looked > _ASLEEP
         before = self._furthest()
         for rank in range(self.size):
@@ -205,42 +205,40 @@ class Progress:
         return max((seen.beat.step for seen in self.ranks.values()), default=self.base)
 
 
-def judge(progress: Progress, now: float, host: str) -> Finding | None:
-    """The worst that can be said of what was seen; None while all is well, or nothing can be said yet."""
+def judge(progress: Progress, now: float, host: str) -> Diagnosis | None:
+    """The worst diagnosis; None while all is well, or nothing is known yet."""
     ranks = {rank: seen for rank, seen in progress.ranks.items() if not seen.beat.finished}
     failed = {rank: seen.beat.failed for rank, seen in ranks.items() if seen.beat.failed}
     if failed:
         first = min(failed)
-        return Finding("dead", tuple(failed), f"the training of {messages.named(failed)} failed; rank {first}: {failed[first]}")
+        return Diagnosis("dead", tuple(failed), f"the training of {messages.named(failed)} failed; rank {first}: {failed[first]}")
     gone = tuple(r for r, seen in ranks.items() if Process(seen.beat.host, seen.beat.pid, seen.beat.started).gone(host))
     if gone:
-        return Finding("dead", gone, f"the process of {messages.named(gone)} is gone")
+        return Diagnosis("dead", gone, f"the process of {messages.named(gone)} is gone")
     silence, standstill = progress.limits
     silent = tuple(rank for rank, seen in ranks.items() if now - seen.since >= silence)
     still = now - progress.still_since
     if silent and len(silent) < len(ranks) and still < silence:
-        return Finding(
-            "silent", silent, f"{messages.named(silent)} gave no sign of life for {silence:.0f} s; the others may well go on"
-        )
+        return Diagnosis("silent", silent, f"{messages.named(silent)} sent no heartbeat for {silence:.0f} s; the others make progress")
     if silent:
-        because = f"{messages.named(silent)} gave no sign of life for {silence:.0f} s, and no rank makes progress"
-        return Finding("frozen", silent, because)
+        because = f"{messages.named(silent)} sent no heartbeat for {silence:.0f} s, and no rank makes progress"
+        return Diagnosis("frozen", silent, because)
     if ranks and still >= standstill:
         return _stuck(ranks, f"no rank has completed a step for {standstill:.0f} s")
     return None
 
 
-def _stuck(ranks: Mapping[int, _Seen], what: str) -> Finding:
+def _stuck(ranks: Mapping[int, _Seen], what: str) -> Diagnosis:
     steps = {rank: seen.beat.step for rank, seen in ranks.items()}
     lowest, highest = min(steps.values()), max(steps.values())
     if lowest == highest:
-        return Finding("stuck", (), f"{what}; all are alive and at step {lowest}: nobody can be told from the others")
+        return Diagnosis("stuck", (), f"{what}; all are alive and at step {lowest}: the cause cannot be told from its victims")
     behind = tuple(rank for rank, step in steps.items() if step == lowest)
-    return Finding("stuck", behind, f"{what}; {messages.named(behind)} came no further than step {lowest}, others reached {highest}")
+    return Diagnosis("stuck", behind, f"{what}; {messages.named(behind)} stopped at step {lowest}, others reached {highest}")
 
 
-class Watch:
-    """Reads every pulse and says what it finds. For one thread, which has its own connection to the store."""
+class Monitor:
+    """Reads every heartbeat and returns a diagnosis. For one thread, which has its own connection to the store."""
 
     def __init__(
         self, store: Store, rank: int, size: int, clock: clocks.Clock, hang_seconds: float = HANG_SECONDS, base: int = -1
@@ -256,7 +254,7 @@ class Watch:
     def on_duty(self) -> bool:
         return self._rank < WATCHERS
 
-    def look(self) -> Finding | None:
+    def look(self) -> Diagnosis | None:
         """StoreLost if nothing can be read any more."""
         beats = ((rank, Beat.from_bytes(data)) for rank, data in enumerate(self._store.get_many(self._keys)))
         now = self._clock.now()
@@ -264,15 +262,16 @@ class Watch:
         return judge(self.progress, now, self._host)
 
 
-class Heart:
-    """The thread behind both: a beat a second, and, on the ranks that watch, a look every few of them. Each finding is told once.
+class HeartbeatThread:
+    """The thread behind both: a beat a second, and, on the ranks that monitor, a look every few of them. Each diagnosis is reported
+    once.
 
-    Pulse and watch have connections of their own: training that fails says so at once, also while the watch reads. `found` returns at
-    once, too: while it runs, this rank has no pulse.
+    Heartbeat and monitor have connections of their own: a failure of training is published at once, also while the monitor reads.
+    `found` returns at once, too: while it runs, this rank sends no heartbeat.
     """
 
     def __init__(
-        self, pulse: Pulse, watch: Watch | None, progress: Callable[[], tuple[int, str]], found: Callable[[Finding], None]
+        self, pulse: Heartbeat, watch: Monitor | None, progress: Callable[[], tuple[int, str]], found: Callable[[Diagnosis], None]
     ) -> None:
         self._pulse = pulse
         self._watch = watch if watch is not None and watch.on_duty else None
@@ -280,7 +279,7 @@ class Heart:
         self._found = found
         self._told: tuple[str, tuple[int, ...]] | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lastcall-heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lastcall-heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -304,7 +303,7 @@ class Heart:
         try:
             finding = self._watch.look()
         except errors.StoreLost as error:
-            log.warning("The other ranks are no longer watched: %s", error)
+            log.warning("The other ranks are no longer monitored: %s", error)
             self._watch = None
             return
         told = None if finding is None else (finding.kind, finding.ranks)

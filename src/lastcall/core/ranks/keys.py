@@ -1,7 +1,7 @@
 """The secrets of one incarnation of many ranks: what opens the launcher's store, and what opens the way for parts of checkpoints.
 
-torch's own store, in which the ranks meet, asks nobody for a secret: whoever reaches MASTER_PORT reads all that is in it. So nothing
-that opens anything is ever put there. The ranks of one directory find the keys in a file that only their user can read; a rank whose
+torch's own store, in which the ranks meet, asks for no secret: any process that reaches MASTER_PORT can read all of it. So no secret
+is ever put there. The ranks of one directory find the keys in a file that only their user can read; a rank whose
 machine has another directory finds them in the mirror, which asks for credentials of its own.
 """
 
@@ -22,9 +22,9 @@ _LARGEST = 4096
 
 @dataclass(frozen=True)
 class Keys:
-    token: str  # whose they are: that of the incarnation, which is no secret
+    token: str  # of the incarnation that they belong to; not a secret
     store: str  # opens the store of `lastcall run`; empty where there is none
-    parts: str  # opens the ports at which the ranks take in parts
+    parts: str  # opens the ports at which the ranks receive parts
 
     @classmethod
     def made(cls, token: str, store: str = "") -> Keys:
@@ -48,7 +48,7 @@ def parse(data: bytes | None, token: str) -> Keys | None:
 
 
 def read(private: Path, token: str) -> Keys | None:
-    """None where there are none yet, or where somebody else could have written or read them."""
+    """None where there are none yet, or where another user could have written or read them."""
     path = private / NAME
     try:
         info = os.stat(path, follow_symlinks=False)

@@ -49,13 +49,13 @@ def portion(groups: Sequence[Group], rank: int, writers: Collection[int]) -> tup
 
 
 def missing(holdings: Mapping[int, Sequence[tuple[int, ...]]], writers: Collection[int]) -> list[tuple[int, ...]]:
-    """The holders, of all that any rank names, among whom there is no writer: their pieces cannot be saved."""
+    """The groups of holders without a writer among them: their pieces cannot be saved."""
     known = {holders for named in holdings.values() for holders in named}
     return sorted(holders for holders in known if not set(holders) & set(writers))
 
 
 def holdings(groups: Iterable[Group]) -> list[tuple[int, ...]]:
-    """With whom this rank holds what, for `missing`. Empty pieces count for nobody."""
+    """Which ranks hold the same pieces as this one, for `missing`. Empty pieces count for no rank."""
     return sorted({share.holders for group in groups for entry, share in _shared(group) if entry.source.nbytes})
 
 
@@ -135,7 +135,7 @@ def _rows(entry: TensorEntry, share: Share, begin: int, end: int, rank: int) -> 
 
 
 def _named(piece: TensorEntry, taken: set[str]) -> TensorEntry:
-    """The piece under the key that it has in its file. A tensor of the rank's own may be called like a part of another."""
+    """The piece under the key that it has in its file. A tensor of the rank's own may have the name of a part of another."""
     assert piece.share is not None
     if piece.shape == piece.share.whole:
         return piece

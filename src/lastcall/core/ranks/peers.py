@@ -1,7 +1,7 @@
-"""The other ranks of this run, as one of them sees them: their news, their pulse, their word on a save.
+"""The other ranks of this run, as one of them sees them: their announcements, their heartbeats, their messages about a save.
 
-Three side threads, each with a connection of its own: the agent, which agrees and saves (`joint`); the ear, which waits for the news of
-others; the heart, which says once a second that this rank lives and, on two ranks, listens whether all do.
+Three side threads, each with a connection of its own: the agent, which agrees and saves (`joint`); the listener, which waits for the
+announcements of others; the heartbeat, which says once a second that this rank is alive and, on two ranks, monitors whether all are.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from lastcall import errors, messages
 from lastcall.core.process.identity import Process
 from lastcall.core.ranks.agreement import Agreement
 from lastcall.core.ranks.election import Holdings
-from lastcall.core.ranks.heartbeat import HANG, LOST, Finding, Heart, Peers, Pulse, Watch
+from lastcall.core.ranks.heartbeat import HANG, LOST, Diagnosis, Heartbeat, HeartbeatThread, Monitor, Peers
 from lastcall.core.ranks.world import World
 from lastcall.core.store import Store
 from lastcall.types import Capture, Notice
 
 log = logging.getLogger("lastcall")
-_LISTEN = 300.0  # seconds of one wait for news: the store answers at once when there are some
-_OVER = "over"  # the last news of a round
+_LISTEN = 300.0  # seconds of one wait for announcements: the store answers at once when there is one
+_OVER = "over"  # the last announcement of a round
 
 
 class Ranks:
@@ -51,34 +51,34 @@ class Ranks:
         self._ear_agreement = self.agreement.clone()
         self._words = store.clone()  # of saves
         self._words_lock = threading.Lock()
-        self._registered: dict[int, bytes] = {}  # what each rank has said that it holds
-        self._pulse = Pulse(store.clone(), world.rank, Process.own())
+        self._registered: dict[int, bytes] = {}  # the holdings that each rank has registered
+        self._pulse = Heartbeat(store.clone(), world.rank, Process.own())
         self.peers = peers or Peers({}, "")
-        self.failed: set[int] = set()  # ranks that said that their training has failed
-        self.frozen: set[int] = set()  # ranks that give no sign of life: nobody waits for them
+        self.failed: set[int] = set()  # ranks that reported that their training has failed
+        self.frozen: set[int] = set()  # ranks without a heartbeat: no rank waits for them
         self.part_of = part
         self._closed = threading.Event()
-        self._heart: Heart | None = None
+        self._heart: HeartbeatThread | None = None
 
     # ---- the threads -----------------------------------------------------------------------------------------------------------
 
     def begin(
         self, hang_seconds: float, progress: Callable[[], tuple[int, str]], notify: Callable[[Notice], None], grace: float
     ) -> None:
-        """All ranks are there. `notify` gets what the others say, `progress` says how far this one is."""
+        """All ranks are there. `notify` gets the others' announcements, `progress` returns this rank's progress."""
         self.peers = Peers.of_host(self._store, Process.own())
         self._notify, self._grace = notify, grace
-        watch = Watch(self._store.clone(), self.rank, self.size, self._clock, hang_seconds, progress()[0])
-        self._heart = Heart(self._pulse, watch, progress, self._found)
+        watch = Monitor(self._store.clone(), self.rank, self.size, self._clock, hang_seconds, progress()[0])
+        self._heart = HeartbeatThread(self._pulse, watch, progress, self._found)
         self._heart.start()
-        threading.Thread(target=self._listen, name="lastcall-ear", daemon=True).start()
+        threading.Thread(target=self._listen, name="lastcall-listener", daemon=True).start()
 
     def finished(self) -> None:
         """All ranks have finished: the store may go at any time."""
         self._over.set()
 
     def close(self) -> None:
-        """This rank leaves. A wait that is under way ends by itself: nobody waits for it."""
+        """This rank exits. A wait in progress ends on its own: nothing waits for it."""
         self._closed.set()
         if self._heart is not None:
             self._heart.close()
@@ -90,7 +90,7 @@ class Ranks:
                 news = self._ear_agreement.heard(_LISTEN)
             except errors.StoreLost as error:
                 if not self._closed.is_set():
-                    log.warning("The news of the other ranks can no longer be heard: %s", error)
+                    log.warning("Can no longer receive announcements from the other ranks: %s", error)
                 return
             if news is None or self._closed.is_set():
                 continue
@@ -115,8 +115,8 @@ class Ranks:
             Notice(str(source), str(news.get("reason", "a notice")), now, deadline, signum if isinstance(signum, int) else None)
         )
 
-    def _found(self, finding: Finding) -> None:
-        """What the watch has seen. The others are told by whoever acts on it: `joint`."""
+    def _found(self, finding: Diagnosis) -> None:
+        """What the monitor has seen. `joint` acts on it and informs the others."""
         if self._closed.is_set():
             return
         if finding.kind == "silent":
@@ -132,7 +132,7 @@ class Ranks:
     # ---- news ------------------------------------------------------------------------------------------------------------------
 
     def announce(self, notice: Notice, *, failed: bool = False) -> None:
-        """Tell the others. A store that is lost is no reason not to go on."""
+        """Inform the others. A lost store is no reason to stop."""
         left = None if notice.deadline is None else notice.deadline - self._clock.now()
         body: dict[str, object] = {
             "rank": self.rank,
@@ -150,14 +150,14 @@ class Ranks:
         try:
             self.agreement.announce(body)
         except errors.StoreLost as error:
-            log.warning("The other ranks could not be told of %s: %s", notice.reason, error)
+            log.warning("Could not announce %s to the other ranks: %s", notice.reason, error)
 
     def fail(self, why: str) -> None:
         """The training of this rank has failed."""
         self._pulse.fail(why)
 
     def next_round(self) -> None:
-        """The run goes on after what was served: the next notice finds new registers."""
+        """The run continues after an answered notice: the next one gets new registers."""
         with contextlib.suppress(errors.StoreLost):
             self.agreement.announce({_OVER: True, "deadline": 0})
         self.agreement = self.agreement.round(self.agreement.number + 1)
@@ -166,7 +166,7 @@ class Ranks:
     # ---- what an election needs -------------------------------------------------------------------------------------------------
 
     def register(self, holdings: tuple[tuple[int, ...], ...], alone: str) -> None:
-        """Who holds which piece of the shared state: data that a recovery asks for. Only the lowest holder of a piece tells of it.
+        """Which ranks hold which piece of the shared state: a recovery needs this. Only the lowest holder of a piece registers it.
         `alone`: a digest of what is this rank's own, at the same boundary on all ranks: those with the same digest hold the same."""
         mine = [list(holders) for holders in holdings if holders and min(holders) == self.rank]
         body = messages.packed({"pieces": mine, "alone": alone})
@@ -211,11 +211,11 @@ class Ranks:
         return self.rank == min(set(range(self.size)) - self.gone(), default=0)
 
     def silent(self) -> set[int]:
-        """Those that will not say where they are."""
+        """Those that will not report a position."""
         return self.gone() | self.frozen
 
     def unable(self) -> set[int]:
-        """Those that will not come to another boundary."""
+        """Those that will not reach another boundary."""
         return self.gone() | self.failed
 
     # ---- words of a save -------------------------------------------------------------------------------------------------------

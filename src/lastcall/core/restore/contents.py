@@ -1,8 +1,8 @@
 """What a committed checkpoint holds for one rank, and which bytes of which files it has to read for that.
 
 In a checkpoint of many ranks a rank takes the document that the rank of its number left, or rank 0's where there is none (the world has
-grown), with the tensors that were that rank's own. What they held together is put together from the pieces that the manifest names,
-for any number of ranks and any sharding; only the pieces that meet a live region are opened.
+grown), with the tensors that were that rank's own. Their shared tensors are assembled from the pieces that the manifest names,
+for any number of ranks and any sharding; only the pieces that overlap a live region are opened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Wanted:
     @property
     def pieces(self) -> list[writer.Piece]:
         return [
-            writer.Piece(offset, found[0] if len(found) == 1 else regions.Together(found))
+            writer.Piece(offset, found[0] if len(found) == 1 else regions.FanOut(found))
             for offset, found in sorted(self.targets.items())
         ]
 
@@ -58,7 +58,7 @@ class Contents:
         many = manifest.NAME in self._files
         self.shared: manifest.Manifest = manifest.parse(self._bytes(manifest.NAME)) if many else {}
         found = rank if filenames.document(rank) in self._files else 0
-        self.rank = found if many else None  # whose document it is; None: there was one process
+        self.rank = found if many else None  # the rank whose document it is; None: there was one process
         self.document = self._document(filenames.document(self.rank))
         self._own = {group: file for file in self._files for group in [filenames.group_of(file, self.rank)] if group is not None}
         self.stored = self._stored()
@@ -147,7 +147,7 @@ def small_file(entry: Entry, name: str) -> bytes:
     file, function = entry.record.file(name), digest.named(entry.record.algorithm)
     if file is None:
         raise errors.CheckpointError(f"the record names no {name}")
-    if file.size > _LARGEST:  # before a byte of it is read: a sparse file costs its maker nothing
+    if file.size > _LARGEST:  # before a byte of it is read: a huge sparse file costs an attacker nothing
         raise errors.CheckpointError(f"{name} has {file.size} bytes, more than the {_LARGEST} that are read")
     data = records.read_regular(entry.path / name, file.size)
     if tuple(function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)) != file.chunks:
@@ -165,7 +165,7 @@ def _each(target: object) -> Iterator[object]:
 
 
 def _aim(wanted: Wanted, stored: safetensors.Stored, offset: tuple[int, ...], whole: tuple[int, ...], one: object) -> None:
-    """Have the bytes of a stored piece brought to a target, as far as it wants them."""
+    """Copy the bytes of a stored piece to a target, as far as it wants them."""
     if stored.begin == stored.end:  # it begins where its neighbour does
         return
     place = one if isinstance(one, Region) else Region((0,) * len(whole), whole, one)  # type: ignore[arg-type]

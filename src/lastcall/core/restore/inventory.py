@@ -1,8 +1,8 @@
-"""The tensors of a committed checkpoint under the names that a person would use, whatever its format and however many ranks wrote it.
+"""The tensors of a committed checkpoint under the names that a user would use, whatever its format and however many ranks wrote it.
 
-For those who read a checkpoint without the run that made it: `lastcall export` and `lastcall.dcp.Reader`. What protect() was given as
+For reading a checkpoint without the run that made it: `lastcall export` and `lastcall.dcp.Reader`. What protect() was given as
 `model` is the group `model` here, with the names of its state_dict: frozen weights lie in a file of their own, and tied ones are stored
-once, but that is nobody's business outside. Tensors that belong to one rank alone (BatchNorm's buffers, random states) are rank 0's.
+once, but readers need not know that. Tensors that belong to one rank alone (BatchNorm's buffers, random states) are rank 0's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place = tuple[str, str]  # group and name as stored
 
 
 @dataclass(frozen=True)
-class Several:
+class SeveralTargets:
     """What wants bytes of the same tensor, as Contents.plan() takes it."""
 
     targets: tuple[Region | Target, ...]
@@ -67,13 +67,13 @@ class Inventory:
         return [(piece.offset, piece.shape) for piece in shared.pieces]
 
     def load(self, engine: writer.Engine, wanted: Iterable[tuple[Place, Region | Target]]) -> None:
-        """Bring tensors, or regions of them, to their targets. Only what is needed is read, and no byte reaches a target before its
+        """Read tensors, or regions of them, into their targets. Only what is needed is read, and no byte reaches a target before its
         digest is checked: CheckpointError at the first that does not hold."""
         targets: dict[str, dict[str, list[Region | Target]]] = {}
         for (group, name), one in wanted:
             targets.setdefault(group, {}).setdefault(name, []).append(one)
         plan = self._contents.plan(
-            {group: {name: Several(tuple(found)) for name, found in names.items()} for group, names in targets.items()}
+            {group: {name: SeveralTargets(tuple(found)) for name, found in names.items()} for group, names in targets.items()}
         )
         restore.read(Entry(self.path, self.record), engine, plan)
 
@@ -91,7 +91,7 @@ def _as_known(stored: Mapping[str, Mapping[str, safetensors.Stored]], document: 
 
 
 def _references(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Place]]:
-    """What the state_dict of each module names, and where it is stored. Whatever does not look like that is passed over."""
+    """What the state_dict of each module names, and where it is stored. Anything else is skipped."""
     state = document.get("state")
     for group, node in state.items() if isinstance(state, dict) else ():
         pairs = node.get("tensors") if isinstance(node, dict) else None

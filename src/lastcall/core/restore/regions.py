@@ -1,7 +1,7 @@
-"""Boxes of tensors: where a stored piece and a live region meet, and how the bytes get from one to the other.
+"""Boxes of tensors: where a stored piece and a live region overlap, and how the bytes get from one to the other.
 
-Both lie in C order, each in its own. Where they meet is a box: runs of bytes that are next to each other in both, at regular distances.
-Shards by rows meet in one run; shards by columns in a run a row, which are moved many at a time where the target can (`write_rows`).
+Both lie in C order, each in its own. The overlap is a box: runs of bytes that are next to each other in both, at regular distances.
+Shards by rows overlap in one run; shards by columns in a run a row, which are moved many at a time where the target can (`write_rows`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Scatter:
                 self._target.write_from(address + number * stride, offset + number * step, self._run)
 
 
-class Together:
+class FanOut:
     """The bytes of one stored piece for several targets, each of which takes all of them."""
 
     __slots__ = ("_targets", "nbytes")
@@ -119,7 +119,7 @@ class Together:
 
 
 def _joined(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Fewer axes: those of one are left out, and an axis whose steps go on where the one inside it ends becomes one with it."""
+    """Fewer axes: those of one are left out, and an axis whose steps continue where the one inside it ends is merged with it."""
     joined = [axes[-1]]
     for count, stride, step in reversed(axes[:-1]):
         inner, near, far = joined[0]

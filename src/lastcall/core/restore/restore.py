@@ -1,7 +1,7 @@
 """From the catalog back to live state: the newest checkpoint whose digests hold, read in parallel straight into place.
 
-Live tensors are only written to when there is a way out: an older checkpoint that would overwrite them again. The last one that is
-left is checked first, so a damaged one never leaves the run with half a state. One process checks every byte of it; of many ranks each
+Live tensors are only written to when there is a fallback: an older checkpoint that would overwrite them again. The last remaining
+one is checked first, so a damaged one never leaves the run with half a state. One process checks every byte of it; of many ranks each
 checks what it needs.
 """
 
@@ -29,35 +29,35 @@ log = logging.getLogger("lastcall")
 _AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
 
 
-class Spoiled(errors.CheckpointError):
+class PartlyLoaded(errors.CheckpointError):
     """The damage was found after live tensors had been written to."""
 
 
 def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entry | None:
     """Restore the newest checkpoint that is whole. Damaged ones are set aside, with the reason logged."""
     spoiled = False
-    for entry, way_out in order(catalog.entries()):
+    for entry, has_fallback in order(catalog.entries()):
         if spoiled and not entry.record.complete:
-            break  # it would not overwrite everything that the damaged one has left
+            break  # it would not overwrite everything that the damaged one has written
         try:
-            attempt(entry, engine, subject, way_out)
+            attempt(entry, engine, subject, has_fallback)
         except errors.UncheckedError as error:
             raise type(error)(f"{entry.path}: {error}") from error
         except errors.CheckpointError as error:
-            spoiled = spoiled or isinstance(error, Spoiled)
+            spoiled = spoiled or isinstance(error, PartlyLoaded)
             log.warning("%s", catalog.set_aside(entry.path, str(error)))
         else:
             return entry
     if spoiled:
         raise errors.CheckpointError(
-            f"all checkpoints in {catalog.root} were damaged and have been set aside; the state in memory is overwritten in part. "
-            "Start the run again to begin from the beginning."
+            f"all checkpoints in {catalog.root} were damaged and have been set aside; the state in memory is partly overwritten. "
+            "Start the run again to begin from scratch."
         )
     return None
 
 
 def order(entries: Iterable[Entry]) -> list[tuple[Entry, bool]]:
-    """The entries (newest first) in the order in which to try them, and whether each leaves a way out: a complete one after it."""
+    """The entries (newest first) in the order in which to try them, and whether each has a fallback: a complete one after it."""
     found = list(entries)
     complete = [entry for entry in found if entry.record.complete]
     partial = [entry for entry in found if not entry.record.complete]
@@ -68,15 +68,15 @@ def attempt(
     entry: Entry,
     engine: writer.Engine,
     subject: Restorable,
-    way_out: bool,
+    has_fallback: bool,
     rank: int = 0,
     size: int = 1,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Restore this one. CheckpointError where it is damaged (Spoiled: live tensors have been written to), MismatchError where it does
+    """Restore this one. CheckpointError where it is damaged (PartlyLoaded: live tensors were written to), MismatchError where it does
     not fit. `ready` is called when the checks are done and no live byte has changed; when it raises, none will. Here many ranks wait
     for each other, so that none loads what another found damaged."""
-    load(entry, engine, subject, verify_first=not way_out, rank=rank, size=size, ready=ready)
+    load(entry, engine, subject, verify_first=not has_fallback, rank=rank, size=size, ready=ready)
 
 
 def load(
@@ -90,7 +90,7 @@ def load(
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     alone = size == 1
-    # Where a framework loads the files by itself, what is read here for the digests is left in the page cache for it.
+    # Where a framework loads the files itself, the bytes that are read here for the digests stay in the page cache for it.
     direct = not subject.loads_by_itself
     everything = [Wanted(file) for file in entry.record.files]
     if alone:
@@ -106,13 +106,13 @@ def load(
         raise
     _check_step(entry, loading)
     plan = contents.plan(loading.targets)
-    if loading.whole and not alone:  # nobody else checks what a framework reads by itself: the ranks share the work
+    if loading.whole and not alone:  # no other code checks the files that a framework reads itself: the ranks share the work
         read(entry, engine, everything[rank::size], whole=True, direct=direct)
     if verify_first and not alone:
         read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
     ready()
     try:
-        if alone and not verify_first:  # nobody else checks the rest
+        if alone and not verify_first:  # no other rank checks the rest
             known = {wanted.file.name for wanted in plan}
             plan += [wanted for wanted in everything if wanted.file.name not in known]
         read(entry, engine, plan, whole=alone and not verify_first, direct=direct)
@@ -120,7 +120,7 @@ def load(
     except errors.UncheckedError:
         raise
     except errors.CheckpointError as error:
-        raise Spoiled(str(error)) from error
+        raise PartlyLoaded(str(error)) from error
 
 
 def again(entry: Entry, engine: writer.Engine, subject: Restorable, wanted: Callable[[str, str], bool], rank: int = 0) -> None:
@@ -136,8 +136,8 @@ def again(entry: Entry, engine: writer.Engine, subject: Restorable, wanted: Call
 
 
 def _check_step(entry: Entry, loading: Loading) -> None:
-    """Two files say which step it is. Where they disagree nobody knows whose state this is: a folder that was put together of two.
-    Of many ranks, one may have come to its end before the others: its own state is of an earlier step, and never of a later one."""
+    """Two files name the step. If they disagree, the folder was assembled from two checkpoints and cannot be trusted.
+    Of many ranks, one may have reached its end before the others: its own state is of an earlier step, and never of a later one."""
     step = loading.saved_step
     if step is not None and (step > entry.record.step or (step < entry.record.step and entry.record.world == 1)):
         raise errors.CheckpointError(
@@ -151,8 +151,8 @@ def verify(entry: Entry, engine: writer.Engine) -> None:
 
 
 def read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False, direct: bool = True) -> None:
-    """Bring what is wanted of these files where it is wanted. `whole`: read all of each, for the digests; `direct`: past the page cache
-    where it is not there yet."""
+    """Read the wanted parts of these files into their targets. `whole`: read all of each, for the digests; `direct`: past the page
+    cache where it is not there yet."""
     function = digest.named(entry.record.algorithm)
     left = iter(plan)
     while batch := list(itertools.islice(left, _AT_ONCE)):

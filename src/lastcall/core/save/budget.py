@@ -9,14 +9,14 @@ from lastcall.types import Plan
 
 ASSUMED = 200e6  # bytes a second, until a save or the preparation of spare space has measured it: a slow network disk
 FIXED = 0.25  # seconds of every save that do not depend on its size: planning, fsync, rename
-SAFETY = 1.3  # a disk that has other guests is not always as fast as it was
+SAFETY = 1.3  # a disk that others use, too, is not always as fast as it was
 
 
 class Budget:
     def __init__(self, clock: clocks.Clock) -> None:
         self._clock = clock
         self._bandwidth: float | None = None
-        self.afterwards: Callable[[int], float] = lambda nbytes: 0.0  # seconds that follow a save: copying it to another place
+        self.afterwards: Callable[[int], float] = lambda nbytes: 0.0  # seconds that follow a save: its upload
 
     @property
     def bandwidth(self) -> float:
@@ -38,13 +38,13 @@ class Budget:
         return FIXED + SAFETY * nbytes / self.bandwidth
 
     def until_safe(self, nbytes: int, deadline: float) -> float:
-        """... with what follows it before the process may be killed, where the time that is left can hold both: nothing is gained by
-        hurrying towards a copy that will not be whole."""
+        """... with what follows it before the process may be killed, if there is time for both: hurrying gains
+        nothing if the upload cannot be completed anyway."""
         both = self.seconds(nbytes) + self.afterwards(nbytes)
         return both if both <= deadline - self._clock.now() else self.seconds(nbytes)
 
     def kill_wait(self, wanted: float, nbytes: int, deadline: float | None) -> float:
-        """How long to wait before the save, cut short where the grace would not hold both."""
+        """How long to wait before the save, cut short where the grace is too short for both."""
         return wanted if deadline is None else wait_within(wanted, deadline - self._clock.now(), self.until_safe(nbytes, deadline))
 
     def plan(self, nbytes: int, deadline: float | None) -> Plan:
@@ -57,7 +57,7 @@ class Budget:
             return Plan("full", f"needs about {needed:.1f} s ({speed}), {left:.1f} s left", needed)
         return Plan(
             "partial",
-            f"needs about {needed:.1f} s ({speed}), only {left:.1f} s left: the most wanted files first",
+            f"needs about {needed:.1f} s ({speed}), only {left:.1f} s left: the most important files first",
             needed,
         )
 

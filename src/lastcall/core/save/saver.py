@@ -40,23 +40,23 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Request:
-    """What to call the checkpoint, and until when it must be there."""
+    """The name of the checkpoint, and its deadline."""
 
     kind: Kind
     reason: str
     deadline: float | None = None
-    abandoned: Callable[[], bool] = lambda: False  # turns true when nobody wants it any more
-    # What unchanged() found before training went on: taken over as it is, never read again, since it may change by now.
+    abandoned: Callable[[], bool] = lambda: False  # turns true when the checkpoint is no longer wanted
+    # What unchanged() found before training continued: taken over as it is, never read again, since it may change by now.
     same: Mapping[str, FileRecord] | None = None
 
 
 @dataclass(frozen=True)
-class Laid:
+class StagedFiles:
     """The files of a capture, durable in a folder."""
 
     files: tuple[FileRecord, ...]
     written: int  # bytes that went to the disk
-    missing: tuple[str, ...]  # files that the time did not suffice for
+    missing: tuple[str, ...]  # files that there was no time for
     because: str  # why it is not the exact state of its step; empty if it is
     doubt: str = ""  # ... and of the capture: why it is not exact all the same
 
@@ -64,7 +64,7 @@ class Laid:
 class Saver:
     """Builds and publishes checkpoints, one at a time. The caller holds the catalog's lock.
 
-    With a `rank` it writes that rank's files of a checkpoint of many (`lay`); `gathering` makes them one.
+    With a `rank` it writes that rank's files of a joint checkpoint (`lay`); `joint.save` commits them as one.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Saver:
         self.last: Entry | None = None  # the newest committed one: unchanged files are taken over from it
 
     def follow(self, entries: list[Entry], resumed: Entry | None) -> None:
-        """Go on after the checkpoints that are there."""
+        """Continue after the existing checkpoints."""
         self._sequence = max((entry.record.sequence for entry in entries), default=0)
         self.last = resumed
 
@@ -132,7 +132,7 @@ class Saver:
             self._budget.observe(built.written, built.seconds)
         return self.last
 
-    def lay(self, folder: Path, capture: Capture, request: Request) -> Laid:
+    def lay(self, folder: Path, capture: Capture, request: Request) -> StagedFiles:
         """This rank's files of a checkpoint of many, durable. Tries again as save() does."""
         began = self._clock.now()
         for attempt in range(1, ATTEMPTS + 1):
@@ -147,7 +147,7 @@ class Saver:
         return laid
 
     def for_rank(self, rank: int) -> Saver:
-        """One that lays down the files of another rank, for who speaks for it."""
+        """A saver that stages the files of another rank, for the rank that writes them for it."""
         return Saver(self._catalog, self._engine, self._budget, self._clock, run=self.run, incarnation=self.incarnation, rank=rank)
 
     def saw(self, entry: Entry) -> None:
@@ -196,7 +196,7 @@ class Saver:
         for file in request.same.values():
             if self.last is None or self.last.record.file(file.name) != file or not self._there(self.last):
                 raise errors.SaveError(
-                    f"checkpoint-{capture.step} could not be saved: {file.name} was to be taken over from a checkpoint that is gone"
+                    f"checkpoint-{capture.step} could not be saved: {file.name} was to be linked from a checkpoint that is gone"
                 )
         return request.same
 
@@ -231,7 +231,7 @@ class Saver:
         self._files.sync_directory(folder)
         return record
 
-    def _lay(self, folder: Path, capture: Capture, request: Request, *, recycled: bool) -> Laid:
+    def _lay(self, folder: Path, capture: Capture, request: Request, *, recycled: bool) -> StagedFiles:
         same = self._same(capture, request, recycled=recycled)
         taken = [self._take_over(folder, before) for before in same.values()]
         groups = sorted((group for group in capture.groups if group.name not in same), key=lambda group: group.rank)
@@ -240,21 +240,23 @@ class Saver:
         layouts += [self._layout(group) for group in groups]
         layouts += [file.layout for file in capture.files]
         for name in (layout.name for layout in layouts if not records.is_plain(layout.name)):
-            # A record that nobody can read is no commit: the other ranks would wait for one that is there.
-            raise errors.SaveError(f"the framework's save has written {name!r}, and a checkpoint cannot have a file of that name")
+            # An unreadable record is no commit: the other ranks would wait for a checkpoint that is there.
+            raise errors.SaveError(f"the framework's save has written {name!r}, which is not a valid file name in a checkpoint")
         self._make_folders(folder, layouts)
         written = self._write(folder, layouts, request, recycled=recycled)
         missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
         if missing:
             self._check_worth(missing, capture, request)
         self._learn(written)
-        return Laid((*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing), capture.doubt)
+        return StagedFiles(
+            (*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing), capture.doubt
+        )
 
     def _make_folders(self, folder: Path, layouts: list[FileLayout]) -> None:
         """A framework's checkpoint may have folders in it."""
         for below in sorted({parent for layout in layouts for parent in Path(layout.name).parents if parent.name}):
             if not (folder / below).is_dir():
-                with contextlib.suppress(FileExistsError):  # another rank, which has files in it too, was faster
+                with contextlib.suppress(FileExistsError):  # another rank, which also has files in it, was faster
                     self._files.mkdir(folder / below)
 
     def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
@@ -330,7 +332,7 @@ class Saver:
         return file
 
     def _learn(self, written: list[FileRecord]) -> None:
-        """A file that came out the same although nobody expected it is worth comparing next time."""
+        """A file that was unexpectedly the same is worth comparing next time."""
         if self.last is None:
             return
         for file in written:
@@ -340,21 +342,21 @@ class Saver:
 
     def _check_worth(self, missing: tuple[str, ...], capture: Capture, request: Request) -> None:
         if request.abandoned():
-            raise errors.DeadlineError(f"step {capture.step} was given up while it was being written")
+            raise errors.DeadlineError(f"step {capture.step} was abandoned while it was being written")
         wanted = {filenames.tensors(group.name, self._rank) for group in capture.groups if group.rank == 0}
         together = self._rank is not None or bool(capture.files)  # of many ranks, of a framework: it is whole or not at all
         if together or self._document in missing or not wanted or wanted & set(missing):
-            raise errors.DeadlineError(f"the time ran out while step {capture.step} was being written; the previous checkpoint stays")
+            raise errors.DeadlineError(f"the deadline passed while step {capture.step} was written; the previous checkpoint stays")
 
     def _abandon(self, folder: Path) -> None:
         with contextlib.suppress(OSError):
             storage.remove_tree(self._files, folder)
 
     def _shortage(self, error: OSError, capture: Capture) -> str:
-        """What there is too little of. The errno is the same for bytes and for inodes, and for a quota of either."""
+        """Which resource is exhausted. The errno is the same for bytes and for inodes, and for a quota of either."""
         root, files = self._catalog.root, self._catalog.files
         if files.free_inodes(root) == 0:
-            return f"No inode is left on the file system, however much space is free (df -i {root}): remove files that you can spare."
+            return f"The file system has no inodes left, although it may have free space (df -i {root}): remove some files."
         free = files.free_bytes(root)
         quota = " The quota of this user is used up (quota -s)." if error.errno == errno.EDQUOT else ""
         return f"It needs {capture.nbytes / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room in {root}.{quota}"
@@ -371,16 +373,16 @@ class Saver:
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
             self.method = Method.BUFFERED  # some file systems open a file for direct writes and then refuse them
         freed = self._catalog.spares.clear() if full else 0
-        note = f"; gave {freed / 1e6:.0f} MB of spare space back" if freed else ""
-        log.warning("Saving step %d failed (%s)%s; trying again", capture.step, error.strerror or error, note)
+        note = f"; released {freed / 1e6:.0f} MB of spare space" if freed else ""
+        log.warning("Saving step %d failed (%s)%s; retrying", capture.step, error.strerror or error, note)
 
 
 def _shortcoming(capture: Capture, missing: tuple[str, ...]) -> str:
     """Why what has been written is not the exact state of its step; empty if it is."""
     if missing:
-        return f"the time did not suffice for {', '.join(missing)}"
+        return f"there was no time to write {', '.join(missing)}"
     if not capture.exact:
-        return capture.because or "the caller does not vouch for it"
+        return capture.because or "the caller does not guarantee it"
     return "" if capture.still() else "the state was changed outside optimizer.step() while it was being saved"
 
 

@@ -43,7 +43,7 @@ class Method(enum.Enum):
 
 
 def warn_if_short(catalog: Catalog, needed: int) -> bool:
-    """Say so early when the next checkpoint will not find room. Spare files count as room."""
+    """Warn early when there is no room for the next checkpoint. Spare files count as room."""
     try:
         free = catalog.files.free_bytes(catalog.root) + sum(catalog.spares.sizes())
         inodes = catalog.files.free_inodes(catalog.root)
@@ -51,7 +51,7 @@ def warn_if_short(catalog: Catalog, needed: int) -> bool:
         return False
     if inodes is not None and inodes < _INODES:
         log.warning(
-            "The file system of %s has only %d inodes left, whatever space is free (df -i): the next checkpoint may fail unless you "
+            "The file system of %s has only %d inodes left (df -i): the next checkpoint may fail unless you "
             "remove files",
             catalog.root, inodes,
         )  # fmt: skip
@@ -86,12 +86,12 @@ class Preparation:
                 if not self._spare(size):
                     return False
         except OSError as error:
-            log.warning("Space for the next checkpoint could not be prepared: %s", error)
+            log.warning("Could not prepare space for the next checkpoint: %s", error)
             return False
         return True
 
     def check(self, sizes: Sequence[int]) -> bool:
-        """Warn early when the next checkpoint will not find room."""
+        """Warn early when there is no room for the next checkpoint."""
         return not warn_if_short(self._catalog, sum(sizes))
 
     def _missing(self, sizes: Sequence[int]) -> list[int]:

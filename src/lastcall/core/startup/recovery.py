@@ -1,4 +1,4 @@
-"""A process was killed and left a guarded state behind: save it as an ordinary committed checkpoint."""
+"""Recovery of a guarded state that a killed process left behind: it is saved as an ordinary committed checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rescued:
 
 
 def recover(root: Path, reason: str, *, clock: clocks.Clock | None = None) -> Rescued | None:
-    """Take hold of a dead run's directory and save what it left. None where there is nothing newer than its last checkpoint."""
+    """Lock a dead run's directory and save its guarded state. None where that is not newer than its last checkpoint."""
     if not (root / ".lastcall" / guard.POINTER).exists():
         return None
     clock = clock or clocks.Clock()
@@ -45,14 +45,16 @@ def recover(root: Path, reason: str, *, clock: clocks.Clock | None = None) -> Re
 
 
 def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued | None:
-    """The same, for who holds the directory. What cannot be saved now is left where it is, with a warning, for the next one who comes:
+    """The same, for the process that holds the directory. What cannot be saved now stays, with a warning, for the next start:
     never a reason not to start."""
     pointer = catalog.private / guard.POINTER
     paths = [Path(path) for path in guard.areas(pointer) if os.path.exists(path)]  # gone with the machine, if it was restarted
     try:
         found = [(area, slot) for area in _attached(paths) if (slot := _slot(area)) is not None]
         if strange := [area.path for area, slot in found if not _of_this_run(catalog, slot[1])]:
-            log.warning("%s names the guarded state of another run, which is left alone: %s", pointer, ", ".join(map(str, strange)))
+            log.warning(
+                "Ignoring the guarded state that %s names: it belongs to another run: %s", pointer, ", ".join(map(str, strange))
+            )
             found = [each for each in found if each[0].path not in strange]
             paths = [path for path in paths if path not in strange]
         newest = max(found, key=lambda each: each[1][0].step, default=None)
@@ -67,7 +69,7 @@ def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued 
 
 
 def _of_this_run(catalog: Catalog, body: dict[str, object]) -> bool:
-    """A directory that came from somebody else may name any area of this user's."""
+    """A directory from another user may name any area of this user's."""
     try:
         known = json.loads(storage.read_plain(catalog.private / "run.json", 64 * 1024))
         return not isinstance(known, dict) or "run" not in known or known["run"] == body.get("run", known["run"])

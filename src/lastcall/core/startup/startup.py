@@ -1,4 +1,4 @@
-"""From protect() to the first step: the directory is ours, it is tidy, and the state is that of the newest valid checkpoint.
+"""From protect() to the first step: lock the directory, clean it up, and restore the newest valid checkpoint.
 
 Alone, one process does it all. Together, rank 0 opens the directory and all ranks load the same checkpoint (`joint.start`).
 """
@@ -27,11 +27,11 @@ from lastcall.core.ranks.peers import Ranks
 from lastcall.core.restore import restore
 from lastcall.core.save.saver import Saver
 from lastcall.core.startup import recovery
-from lastcall.core.startup.takeover import Succession
+from lastcall.core.startup.takeover import Takeover
 from lastcall.core.subject import Boundary
 from lastcall.core.sync.stopped import Stopped
 from lastcall.core.transfer.distribute import Distribution
-from lastcall.core.transfer.parts import Parcels
+from lastcall.core.transfer.parts import PartTransfer
 from lastcall.storage import files as storage
 from lastcall.types import Kind, Notice, Outcome
 
@@ -41,8 +41,8 @@ _MANY = 10**9  # incarnations: more is no count
 
 
 @dataclass(frozen=True)
-class Together:
-    """What an incarnation of many ranks has besides."""
+class JointParts:
+    """What an incarnation of many ranks has in addition."""
 
     ranks: Ranks
     save: JointSave
@@ -58,7 +58,7 @@ class Started:
     engine: Engine
     saver: Saver
     mirror: Mirror | None
-    together: Together | None
+    together: JointParts | None
     resumed: Entry | None  # the checkpoint that this incarnation continues from
     committed: Boundary | None  # the boundary that it holds exactly
     best: float | None  # of the monitored metric, so far
@@ -70,12 +70,12 @@ class Started:
 
 
 class Startup:
-    """`stop_requested`: whether a notice has come; it looks for those that come as files, since nobody else does yet."""
+    """`stop_requested`: whether a notice has come; it looks for those that come as files, since no thread does yet."""
 
     def __init__(self, context: RunContext, stop_requested: Callable[[], bool]) -> None:
         self._context = context
         self._stop_requested = stop_requested
-        # Whether another rank has left because of a notice, and nobody waits for this one any more.
+        # Whether another rank has left because of a notice, and no rank waits for this one any more.
         self._left: Callable[[], bool] = lambda: False
         self._mirror = self._make_mirror()
 
@@ -95,7 +95,7 @@ class Startup:
 
     def _alone(self) -> Started:
         context = self._context
-        if not Succession(context.catalog, context.clock, self._stop_requested).open():
+        if not Takeover(context.catalog, context.clock, self._stop_requested).open():
             self._stopped_before_the_first_step()
         try:
             if not self._fetched():
@@ -121,20 +121,20 @@ class Startup:
         return self._started(run, incarnation, engine, saver, None, entry, best)
 
     def _fence(self, incarnation: int) -> Fence | None:
-        """So that what is left of an earlier incarnation, which no lock keeps out everywhere, commits nothing any more."""
+        """Keeps the remains of an earlier incarnation from committing, where the lock does not."""
         try:
             return Fence.take(self._context.catalog.private, incarnation)
         except OSError as error:  # a full disk must not keep a run from resuming
-            log.warning("The directory could not be marked as taken: %s", error)
+            log.warning("Could not mark the directory as taken: %s", error)
             return None
 
     # ---- many ranks ------------------------------------------------------------------------------------------
 
     def _together(self) -> Started:
-        """Rank 0 opens the directory; all ranks load the same checkpoint, and nobody begins before all have it."""
+        """Rank 0 opens the directory; all ranks load the same checkpoint, and none begins before all have it."""
         context = self._context
         context.catalog.make()
-        start = joint_start.Joining(context.world, context.catalog, context.clock, self._stop_requested, self._mirror)
+        start = joint_start.JointStart(context.world, context.catalog, context.clock, self._stop_requested, self._mirror)
         self._left = start.left
         try:
             joined = self._lead(start) if context.world.rank == 0 else self._follow(start)
@@ -153,10 +153,10 @@ class Startup:
             context.catalog.close()
             raise
 
-    def _lead(self, start: joint_start.Joining) -> joint_start.Joined:
+    def _lead(self, start: joint_start.JointStart) -> joint_start.Joined:
         context = self._context
         try:
-            if not Succession(context.catalog, context.clock, self._stop_requested).open() or not self._fetched():
+            if not Takeover(context.catalog, context.clock, self._stop_requested).open() or not self._fetched():
                 raise Stopped
             return start.lead(*self._identity())
         except Stopped:
@@ -166,37 +166,39 @@ class Startup:
             start.refuse(error)
             raise
 
-    def _follow(self, start: joint_start.Joining) -> joint_start.Joined:
+    def _follow(self, start: joint_start.JointStart) -> joint_start.Joined:
         joined = start.follow()
-        if joined.homes.apart:
+        if joined.directories.elsewhere:
             self._open_apart(start, joined)
         return joined
 
-    def _open_apart(self, start: joint_start.Joining, joined: joint_start.Joined) -> None:
+    def _open_apart(self, start: joint_start.JointStart, joined: joint_start.Joined) -> None:
         """A directory that is not that of rank 0: one rank of its machine takes it, as rank 0 takes the other."""
         context = self._context
-        if not joined.homes.leads:
+        if not joined.directories.opens_it:
             start.wait_until_opened()
             return
-        if not Succession(context.catalog, context.clock, self._stop_requested).open():
+        if not Takeover(context.catalog, context.clock, self._stop_requested).open():
             start.leave()
             raise Stopped
         joined.fence.adopt(joined.start.incarnation)
         start.opened()
 
-    def _begin_together(self, start: joint_start.Joining, joined: joint_start.Joined, engine: Engine, saver: Saver) -> Started:
-        context, homes = self._context, joined.homes
+    def _begin_together(self, start: joint_start.JointStart, joined: joint_start.Joined, engine: Engine, saver: Saver) -> Started:
+        context, directories = self._context, joined.directories
         world, catalog, clock = context.world, context.catalog, context.clock
         ranks = Ranks(world, clock, joined.store, joined.start.token, joined.over, joined.peers, context.subject.part_of)
-        parcels = Parcels(catalog, joined.store, joined.keys.parts, world.rank, world.address) if homes.spread else None
-        save = JointSave(catalog, saver, joined.fence, ranks, clock, homes, parcels, context.jit.grace)
+        part_transfer = (
+            PartTransfer(catalog, joined.store, joined.keys.parts, world.rank, world.address) if directories.spread else None
+        )
+        save = JointSave(catalog, saver, joined.fence, ranks, clock, directories, part_transfer, context.jit.grace)
         distribution = Distribution(
-            catalog, clock, engine, ranks, homes, parcels, self._from_mirror, joined.start.run
+            catalog, clock, engine, ranks, directories, part_transfer, self._from_mirror, joined.start.run
         )  # fmt: skip
-        together = Together(ranks, save, distribution)
+        together = JointParts(ranks, save, distribution)
         try:
-            entries = self._tidied() if homes.leads else []
-            if homes.spread and homes.leads:
+            entries = self._tidied() if directories.opens_it else []
+            if directories.spread and directories.opens_it:
                 distribution.gather(self._stop_requested, start.check)
                 entries = catalog.entries()
             began = clock.now()
@@ -223,7 +225,7 @@ class Startup:
         incarnation: int,
         engine: Engine,
         saver: Saver,
-        together: Together | None,
+        together: JointParts | None,
         resumed: Entry | None,
         best: float | None,
     ) -> Started:
@@ -235,12 +237,12 @@ class Startup:
         return Started(run, incarnation, engine, saver, self._mirror, together, resumed, committed, best)
 
     def _stopped_before_the_first_step(self) -> NoReturn:
-        """Nobody has taken a step: there is nothing to save."""
+        """No rank has taken a step: there is nothing to save."""
         context = self._context
         context.outcome.decide(Outcome.SAVED)
-        notice = context.latch.notice or Notice("ranks", "another rank was told to stop", context.clock.now())
-        log.info("%s came before the first step: nothing has been done, and nothing is lost", notice.reason)
-        raise errors.Preempted(exits.code(notice, True, context.jit.exit_code), "told to stop before the first step")
+        notice = context.latch.notice or Notice("ranks", "another rank was asked to stop", context.clock.now())
+        log.info("%s came before the first step: there is nothing to save", notice.reason)
+        raise errors.Preempted(exits.code(notice, True, context.jit.exit_code), "asked to stop before the first step")
 
     def _equip(self, run: str, incarnation: int, rank: int | None) -> tuple[Engine, Saver]:
         context, catalog = self._context, self._context.catalog
@@ -255,7 +257,7 @@ class Startup:
         for sentence in catalog.clean():
             log.warning("On start: %s", sentence)
         for entry in catalog.foreign():
-            log.info("%s belongs to another run (%s): it is left alone", entry.path.name, entry.record.run[:8])
+            log.info("Ignoring %s: it belongs to another run (%s)", entry.path.name, entry.record.run[:8])
         return catalog.entries()
 
     def _resumed(self, saver: Saver, incarnation: int, entry: Entry | None, entries: list[Entry], seconds: float) -> float | None:
@@ -266,7 +268,7 @@ class Startup:
                 context.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
         saver.follow(entries, entry)
         if entry is not None and mirror is not None and context.world.rank == 0 and not mirror.has(entry.record):
-            mirror.push(entry, rotate=False)  # what an adapter wants to be kept is not known yet
+            mirror.push(entry, rotate=False)  # what the adapter wants to keep is not known yet
         self._name_passed_over(entry, entries)
         if entry is not None:
             record = entry.record
@@ -286,32 +288,32 @@ class Startup:
         return None if best is None or keep.monitor is None else best.record.metrics[keep.monitor]
 
     def _name_passed_over(self, entry: Entry | None, entries: list[Entry]) -> None:
-        """What looks like saved work, and is not resumed from: never without a word."""
+        """Logs what looks like saved work and is not resumed from."""
         context, root = self._context, self._context.catalog.root
         others_too = context.subject.loads_by_itself  # it continues from checkpoints without a record, too
         found = [each for each in context.catalog.passed_over() if not (others_too and "has no commit record" in each[1])]
         if entry is not None:
             for step, words in found:
                 if step > entry.record.step and "damaged" not in words and context.world.rank == 0:
-                    log.warning("%s. It is newer than %s, and is not resumed from", words, entry.path.name)
+                    log.warning("%s. It is newer than %s, but is not resumed from", words, entry.path.name)
             return
         names = [each for _, each in found] + [f"{each.path.name} is damaged" for each in entries if each.path.is_dir()]
         if names and context.world.rank == 0:
             log.error(
-                "Starting from the beginning, although work was saved in %s: none of it can be resumed from (%s). If that is a "
-                "mistake, stop this run, put the checkpoint back and start it again. What is wrong with each: lastcall verify %s",
+                "Starting from the beginning, although %s holds saved work: none of it can be resumed from (%s). If that is a "
+                "mistake, stop this run, put the checkpoint back and start it again. See what is wrong with each: lastcall verify %s",
                 root, "; ".join(names), root,
             )  # fmt: skip
-        elif not others_too:  # otherwise its adapter decides, and says so
+        elif not others_too:  # otherwise its adapter decides, and logs it
             log.info("Starting from the beginning: %s holds no checkpoint", root)
 
     def _fetched(self) -> bool:
-        """From the mirror, what this directory lacks. False if a notice came meanwhile."""
+        """Download from the mirror what this directory lacks. False if a notice came meanwhile."""
         self._context.catalog.run = self._context.run
         return self._mirror is None or self._mirror.take_over(self._stop_requested, self._left)
 
     def _identity(self) -> tuple[str, int]:
-        """The run's name for itself and the number of this incarnation, kept beside the checkpoints."""
+        """The run's id and the number of this incarnation, kept beside the checkpoints."""
         context, catalog = self._context, self._context.catalog
         path = catalog.private / "run.json"
         try:
@@ -322,12 +324,12 @@ class Startup:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             run, former = uuid.uuid4().hex, 0
         run = context.run or run
-        # What this one commits is newer than all that is there, also where run.json was lost.
+        # Commits of this incarnation are newer than all existing ones, also where run.json was lost.
         incarnation = 1 + max([former, *(entry.record.incarnation for entry in catalog.entries())])
         try:
             storage.replace_small(path, json.dumps({"run": run, "incarnations": incarnation}).encode())
         except OSError as error:  # a full disk must not keep a run from resuming
-            log.warning("%s could not be written: %s", path, error)
+            log.warning("Could not write %s: %s", path, error)
         if self._mirror is not None:
             self._mirror.note(run, incarnation, self._stop_requested, self._left)
         return run, incarnation

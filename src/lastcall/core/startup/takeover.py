@@ -1,8 +1,8 @@
-"""How an incarnation takes the directory over: it waits for the one before, for as long as that may still live, and not longer.
+"""How an incarnation takes the directory over: it waits for the previous one, for as long as that may still live, and not longer.
 
-Who was told to stop has written down until when (`leaving`), and is waited for until then. Who holds the lock and has said nothing is
-another run by mistake, or was never told; on another machine it may also be dead, and its lock not yet taken away. Where there are no
-locks, what was written down is all that there is; who comes back after its time finds the directory taken (`fencing`).
+A process that was asked to stop has noted until when it may live (`departure`), and is waited for until then. One that holds the lock
+without such a note is another run by mistake, or got no notice; on another machine it may also be dead, and its lock not yet released.
+Where there are no locks, the note is all that is known; a process that comes back later finds the directory taken (`ownership`).
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from collections.abc import Callable
 from lastcall import clock as clocks
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import Catalog
-from lastcall.core.checkpoint.departure import AFTERWARDS, Leaver
+from lastcall.core.checkpoint.departure import AFTERWARDS, Departure
 from lastcall.core.process.identity import Process
 
 log = logging.getLogger("lastcall")
-PATIENCE = 10.0  # seconds for a process of this machine that holds the directory and has not said that it leaves
+PATIENCE = 10.0  # seconds for a process of this machine that holds the directory without a departure note
 LEASE = 120.0  # ... and for one of another machine: NFS keeps the lock of a dead one for 90 s
 _LOOK = 0.2
 
 
-class Succession:
-    def __init__(self, catalog: Catalog, clock: clocks.Clock, told: Callable[[], bool]) -> None:
+class Takeover:
+    def __init__(self, catalog: Catalog, clock: clocks.Clock, stop_requested: Callable[[], bool]) -> None:
         self._catalog = catalog
         self._clock = clock
-        self._told = told
+        self._stop_requested = stop_requested
         self._mine = Process.own()
-        self._until: dict[Process, float] = {}  # those that leave, and when they count as dead
+        self._until: dict[Process, float] = {}  # processes that are shutting down, and when they count as dead
         self._said: set[str] = set()
 
     def open(self) -> bool:
-        """Make the directory, and make it ours. False if a notice came while we waited: then it is not. BusyError if somebody else is
-        at work in it."""
+        """Make the directory and lock it. False if a notice came while waiting: then it is not locked. BusyError if another process
+        uses it."""
         catalog, clock = self._catalog, self._clock
         catalog.prepare()
         began = quiet = clock.now()
         locked = catalog.try_lock()
         while (waiting := self._leavers(locked)) or not locked:
             if waiting:
-                quiet = clock.now()  # one that leaves by itself takes a moment from its last word to the end
+                quiet = clock.now()  # a process that exits takes a moment between removing its note and its end
             elif clock.now() >= quiet + self._patience():
                 raise catalog.busy()
-            if self._told():
+            if self._stop_requested():
                 catalog.close()
                 return False
             clock.sleep(_LOOK)
@@ -54,7 +54,7 @@ class Succession:
         return True
 
     def _leavers(self, locked: bool) -> list[float]:
-        """Until when each of those that are leaving, and may still be there, is waited for."""
+        """Until when to wait for each process that is shutting down and may still be alive."""
         there = []
         for leaver in departure.found(self._catalog.private):
             if leaver.process == self._mine or leaver.gone(self._mine, locked and not self._catalog.without_locks):
@@ -62,23 +62,23 @@ class Succession:
             if self._until_of(leaver) > self._clock.now():
                 there.append(self._until_of(leaver))
             else:
-                self._say(f"{leaver} was to be gone {AFTERWARDS:.0f} s ago: not waited for any longer")
+                self._say(f"{leaver} should have ended {AFTERWARDS:.0f} s ago: no longer waiting for it")
         return there
 
-    def _until_of(self, leaver: Leaver) -> float:
-        """Reckoned once: our own clock counts from then on."""
+    def _until_of(self, leaver: Departure) -> float:
+        """Computed once: our own clock counts from then on."""
         if leaver.process not in self._until:
             left = departure.left(self._catalog.private, leaver)
             self._until[leaver.process] = self._clock.now() + left + AFTERWARDS
             if left + AFTERWARDS > 0:
                 self._say(
-                    f"Waiting for {leaver}, which was told to stop ({leaver.reason}) and may still be saving: "
+                    f"Waiting for {leaver}, which was asked to stop ({leaver.reason}) and may still be saving: "
                     f"for at most {left + AFTERWARDS:.0f} s"
                 )
         return self._until[leaver.process]
 
     def _patience(self) -> float:
-        """For a process that has not said that it leaves."""
+        """For a process without a departure note."""
         owner = self._catalog.owner()
         seconds = PATIENCE if owner.host == self._mine.host else LEASE
         if not self._until:

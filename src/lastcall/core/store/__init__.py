@@ -27,7 +27,7 @@ class Store(Protocol):
         """What is there now, without waiting."""
 
     def claim(self, key: str, value: bytes) -> bytes:
-        """Write a key once and for all: the first writer's value stays, and everybody who claims gets it back. The one atomic act on
+        """Write a key once and for all: the first writer's value stays, and every claim returns it. The one atomic act on
         which every decision of the ranks rests. `value` is not empty."""
 
     def add(self, key: str, amount: int) -> int:
@@ -37,7 +37,7 @@ class Store(Protocol):
         """A connection of its own to the same store, for another thread."""
 
     def close(self) -> None:
-        """Let go of the connection. A thread that waits on it gets StoreLost."""
+        """Close the connection. A thread that waits on it gets StoreLost."""
 
 
 class Scoped:

@@ -1,9 +1,9 @@
 """The store that the ranks use: fast through memory, anchored in the directory that the checkpoints go to.
 
 Every claim is made in the directory, where the commit is made too: so there is one register even when some ranks can reach the
-store in memory and others cannot (a cut link), and whoever cannot reach the directory could not save anyway. Everything else goes
-through memory. Who loses that goes on in the directory, and leaves a mark there: the others, when they see it, look there too, and
-repeat there what they say. Meanwhile a thread tries to get the connection back: a slow answer is not a lost store.
+store in memory and others cannot (a cut link), and a rank that cannot reach the directory could not save anyway. Everything else goes
+through memory. A rank that loses that connection continues in the directory, and leaves a mark there: when the others see it, they also
+read and write there. Meanwhile a thread tries to reconnect: a slow answer is not a lost store.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from collections.abc import Callable, Sequence
 from lastcall import errors
 from lastcall.core.store import Store
 from lastcall.core.store.folder import FolderStore
-from lastcall.core.store.nowhere import Nowhere
+from lastcall.core.store.nowhere import NullStore
 
 _FALLBACK = "fallback"  # there once a rank has lost the store in memory
-_LOOK = 1.0  # seconds between two looks into the directory once somebody is there
-_GLANCE = 10.0  # ... before that: a rank that is cut off can say so nowhere else, and must be heard within the grace
+_LOOK = 1.0  # seconds between two looks into the directory once a rank has fallen back to it
+_GLANCE = 10.0  # ... before that: a rank that is cut off can report nowhere else, and must be noticed within the grace
 _AGAIN = 2.0  # seconds between two attempts to connect
-_FLEETING = "pulse/"  # what is said anew every second is not worth repeating
+_FLEETING = "pulse/"  # what is written again every second is not worth repeating
 
 
 class Anchored:
-    """`over`: set once all ranks have finished. Who loses the store then leaves nothing in the directory, which is being tidied."""
+    """`over`: set once all ranks have finished. A rank that loses the store then leaves nothing in the directory, which is being
+    cleaned up."""
 
     def __init__(
         self,
         fast: Store | None,
-        folder: FolderStore | Nowhere,
+        folder: FolderStore | NullStore,
         connect: Callable[[], Store] | None = None,
         over: threading.Event | None = None,
     ) -> None:
@@ -39,10 +40,10 @@ class Anchored:
         self._over = over if over is not None else threading.Event()
         self._folder = folder
         self._connect = connect  # a new connection to the same store
-        self._back: Store | None = None  # ... that has come about
+        self._back: Store | None = None  # ... that was established
         self._closed = threading.Event()
         self._said: dict[str, bytes] = {}
-        self._elsewhere = False  # somebody is in the directory
+        self._elsewhere = False  # a rank has fallen back to the directory
         self._looked = 0.0
 
     @property
@@ -72,7 +73,7 @@ class Anchored:
                 return found
 
     def _get(self, key: str, left: float) -> bytes | None:
-        """One wait, for as long as nobody needs to look elsewhere."""
+        """One wait, for as long as the directory need not be read."""
         fast = self._store()
         if fast is None:
             return self._folder.get(key, min(left, _LOOK))
@@ -108,13 +109,13 @@ class Anchored:
             return self._claim_in_memory(key, value)
         if (fast := self._store()) is not None:
             try:
-                fast.set(key, winner)  # wakes those who wait
+                fast.set(key, winner)  # wakes the waiters
             except errors.StoreLost:
                 self._lose()
         return winner
 
     def _claim_in_memory(self, key: str, value: bytes) -> bytes:
-        """The directory takes nothing any more: it is full. A notice must go out all the same; what is there already still counts."""
+        """The directory is full. A notice must still be announced; existing entries still count."""
         held, fast = self._folder.get_many([key])[0], self._store()
         if held is not None:
             return held
@@ -156,7 +157,7 @@ class Anchored:
         return self._fast
 
     def _look(self) -> bool:
-        """Whether somebody is in the directory. Who sees that for the first time repeats there what it has said."""
+        """Whether a rank has fallen back to the directory. The first time, repeat there what this rank has written."""
         now = time.monotonic()
         if not self._elsewhere and now - self._looked >= _LOOK:
             self._looked = now
@@ -166,7 +167,7 @@ class Anchored:
         return self._elsewhere
 
     def _lose(self) -> None:
-        """From here on everything goes through the directory, what has been said included: it may not have arrived."""
+        """From here on everything goes through the directory, earlier writes included: they may not have arrived."""
         self._fast = None
         if self._over.is_set():
             return

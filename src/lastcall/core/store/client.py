@@ -28,13 +28,13 @@ class StoreClient:
         try:
             self._link = socket.create_connection(self._server, connect_timeout)
         except (OSError, UnicodeError) as error:  # UnicodeError: what a host name cannot be
-            raise errors.StoreLost(f"The store at {self} cannot be reached: {error}") from error
+            raise errors.StoreLost(f"Could not reach the store at {self}: {error}") from error
         try:
             links.tune(self._link)
             self._ask(connect_timeout, wire.HELLO, secret.encode())
         except (OSError, errors.StoreLost) as error:
             self._link.close()
-            raise errors.StoreLost(f"The store at {self} did not let us in: {error}") from error
+            raise errors.StoreLost(f"The store at {self} refused the connection: {error}") from error
 
     def __str__(self) -> str:
         return f"{self._server[0]}:{self._server[1]}"
@@ -72,7 +72,7 @@ class StoreClient:
         return StoreClient(*self._server, self._secret, self._connect_timeout)
 
     def close(self) -> None:
-        """From any thread. The file descriptor is closed only when nobody uses it: it would soon be another file's."""
+        """From any thread. The file descriptor is closed only when no thread uses it: its number would soon be another file's."""
         self._closed = True
         try:
             self._link.shutdown(socket.SHUT_RDWR)
@@ -127,7 +127,7 @@ class StoreClient:
             self._link.settimeout(max(_LAST_LOOK, deadline - time.monotonic()))
             return self._link.recv_into(view)
         except TimeoutError:
-            # Ctrl-Z stops us and the server together, and the clock goes on: after `fg` the answer may be a moment away.
+            # Ctrl-Z stops client and server, but not the clock: after `fg` the answer may be a moment away.
             self._link.settimeout(_LAST_LOOK)
             try:
                 return self._link.recv_into(view)
@@ -140,7 +140,7 @@ class StoreClient:
 
 
 def parse_port_and_secret(text: str) -> tuple[int, str] | None:
-    """What `lastcall run` tells the processes below it in LASTCALL_STORE; None if it is something else."""
+    """The value that `lastcall run` sets in LASTCALL_STORE for the processes below it; None if it is invalid."""
     port, _, secret = text.partition(":")
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not secret:
         return None

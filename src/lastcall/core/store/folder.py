@@ -1,5 +1,5 @@
-"""A store in a folder that all ranks share: slow, polled, and there as long as the directory is that the checkpoints go to. What
-the ranks fall back on when the store in memory is lost, and where their decisions are anchored (`anchored`)."""
+"""A store in a folder that all ranks share: slow, polled, and as durable as the checkpoint directory. The ranks fall back to it when
+the store in memory is lost, and their decisions are anchored in it (`anchored`)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FolderStore:
         try:
             return do(*arguments, **named)
         except OSError as error:
-            raise errors.StoreLost(f"{self._folder} cannot be used: {error.strerror or error}") from error
+            raise errors.StoreLost(f"could not use {self._folder}: {error.strerror or error}") from error
 
     def _path(self, key: str) -> Path:
         return self._folder / urllib.parse.quote(key, safe="")
@@ -95,7 +95,7 @@ class FolderStore:
         return value
 
     def _add(self, key: str, amount: int) -> int:
-        """Each addition is a claim of the next number, with the sum so far: what stands under a number never changes."""
+        """Each addition is a claim of the next number, with the sum so far: the value under a number never changes."""
         while True:
             number, total = self._count(key)
             mine = f"{storage.own_name()} {total + amount}".encode()
@@ -103,7 +103,7 @@ class FolderStore:
                 return total + amount
 
     def _count(self, key: str) -> tuple[int, int]:
-        """The newest number of a counter, and the sum there. No number: nobody has counted."""
+        """The newest number of a counter, and the sum there. No number: nothing was counted yet."""
         number = self._counted.get(key, 0)
         while self._path(f"{key}+{number + 1}").exists():
             number += 1

@@ -1,5 +1,5 @@
-"""No directory that all ranks see: what `anchored` gets in its place. Decisions are then made in the store in memory, and who loses
-that has nowhere else to go."""
+"""What `anchored` uses where no directory is shared by all ranks. Decisions are then made in the store in memory, and a rank that
+loses it has no fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastcall import errors
 _REST = 0.2  # between two looks at whether the connection is back
 
 
-class Nowhere:
+class NullStore:
     def set(self, key: str, value: bytes) -> None:
         """Kept by `anchored`, which says it again once it is connected."""
 
@@ -28,11 +28,11 @@ class Nowhere:
     def add(self, key: str, amount: int) -> int:
         raise _lost()
 
-    def clone(self) -> Nowhere:
-        return Nowhere()
+    def clone(self) -> NullStore:
+        return NullStore()
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 def _lost() -> errors.StoreLost:

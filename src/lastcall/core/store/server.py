@@ -1,8 +1,8 @@
 """The server of our own store: one thread, one table, as many connections as the machine allows.
 
-It lives in `lastcall run`, outside every training process, so that no rank takes it away by dying. Whoever does not show the secret, or
-breaks the rules of wire.py, loses its own connection and disturbs nobody else. A client that waits for a key is parked here and costs
-nothing until the key is set; nobody polls.
+It lives in `lastcall run`, outside every training process, so that it survives the death of any rank. A client that does not send the
+secret, or breaks the rules of wire.py, loses its own connection and disturbs no other. A client that waits for a key is parked here and
+costs nothing until the key is set; there is no polling.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK = 256 * 1024
 _INTRODUCTION = 10.0  # seconds in which a new connection has to show the secret
 _NO_ROOM = 1.0  # seconds without new connections after the machine had no room for one
 _STALE = 1000  # deadlines of requests that were answered, kept until they are in the way
-_PATIENCE = 5.0  # seconds for the thread to do as it is told
+_PATIENCE = 5.0  # seconds for the thread to follow a command
 
 
 class StoreServer:
@@ -78,7 +78,7 @@ class StoreServer:
             os.close(self._wake)
 
     def clear(self) -> None:
-        """Forget every key and every connection: what is left of a former incarnation finds no store any more."""
+        """Forget every key and every connection: the remains of a former incarnation are cut off."""
         if self._thread is None:
             return
         done = threading.Event()
@@ -105,7 +105,7 @@ class StoreServer:
             self._selector.close()
 
     def _pause(self) -> float | None:
-        """Seconds until somebody's time is over."""
+        """Seconds until the next deadline of a connection."""
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._deaf_until is not None:
             times.append(self._deaf_until)
@@ -143,11 +143,11 @@ class StoreServer:
                     if error.errno == errno.EMFILE and self._more_files():
                         continue
                     # The listener stays readable all the while: looking at it would keep this thread busy for nothing.
-                    log.warning("The store of this run has no room for another connection: %s. Raise the limit: ulimit -n", error)
+                    log.warning("Could not accept another connection to the store of this run: %s. Raise the limit: ulimit -n", error)
                     self._selector.unregister(self._listener)
                     self._deaf_until = time.monotonic() + _NO_ROOM
                     return
-                continue  # that client has gone again
+                continue  # that client has disconnected
             try:
                 link.setblocking(False)
                 links.tune(link)
@@ -171,7 +171,7 @@ class StoreServer:
         return True
 
     def _drop(self, connection: _Connection, why: str) -> None:
-        log.debug("The store closes a connection: %s", why)
+        log.debug("Closing a connection to the store: %s", why)
         self._connections.discard(connection)
         self._strangers.pop(connection, None)
         self._unpark(connection)
@@ -187,7 +187,7 @@ class StoreServer:
             if events & selectors.EVENT_READ:
                 data = connection.link.recv(_CHUNK)
                 if not data:
-                    self._drop(connection, "the client has gone")
+                    self._drop(connection, "the client has disconnected")
                     return
                 connection.inbox.feed(data)
             self._work(connection)
@@ -198,8 +198,8 @@ class StoreServer:
         except Malformed as error:
             self._drop(connection, f"its client sent {error}")
         except Exception:
-            log.exception("The store of this run could not serve a request: its connection is closed")
-            self._drop(connection, "of an error of ours")
+            log.exception("Internal error in the store of this run; closing the connection of the request (please report this)")
+            self._drop(connection, "internal error")
 
     def _work(self, connection: _Connection) -> None:
         """Every request that is whole; none while an answer is under way, so that what a client does not read cannot pile up."""
@@ -253,7 +253,7 @@ class StoreServer:
             raise Malformed(f"request {what}")
 
     def _introduce(self, connection: _Connection, what: int, fields: list[bytes]) -> None:
-        import hmac  # it takes hashlib along: not at the start of every `lastcall run`
+        import hmac  # it imports hashlib: not at the start of every `lastcall run`
 
         if what != wire.HELLO or len(fields) != 1 or not hmac.compare_digest(fields[0], self._secret):
             raise Malformed("no secret, or a wrong one")
@@ -288,7 +288,7 @@ class StoreServer:
         self._table.set(key, value)
         self._tell(key, value)
 
-    # ---- those who wait
+    # ---- waiting clients
 
     def _get(self, connection: _Connection, key: str, seconds: float) -> None:
         value = self._table.get(key)
@@ -305,7 +305,7 @@ class StoreServer:
             self._answer(connection, value)
 
     def _answer(self, connection: _Connection, value: bytes | None) -> None:
-        """To somebody else than the one who asks now: its failure is its own."""
+        """Send to another client than the current one: if that fails, only its connection is affected."""
         try:
             self._send(connection, value)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What client and server of our own store say to each other.
+"""The protocol between client and server of our own store.
 
 A frame is a length (4 bytes), what it is (1 byte) and fields, each with a length of its own; an absent field has the length 2**32 - 1.
 One request is under way on a connection at a time. SET alone is not answered.
@@ -20,7 +20,7 @@ HELLO, SET, GET, MANY, CLAIM, ADD, ANSWER = range(1, 8)
 LONGEST_KEY = 1024
 LARGEST_VALUE = 16 << 20
 LARGEST_FRAME = LARGEST_VALUE + 64 * 1024
-LARGEST_HELLO = 1024  # of somebody who has not shown the secret
+LARGEST_HELLO = 1024  # of a client that has not sent the secret
 
 HEADER = struct.Struct(">I")
 _START = struct.Struct(">IB")
@@ -30,7 +30,7 @@ _ABSENT = 0xFFFFFFFF
 
 
 class Malformed(Exception):
-    """The other side speaks another language, or means harm."""
+    """The other side does not follow this protocol, or is hostile."""
 
 
 def frame(what: int, *fields: bytes | None) -> bytes:

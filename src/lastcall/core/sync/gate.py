@@ -1,7 +1,7 @@
 """The mutation gate: a rescue waits for the optimizer step in progress to end, and keeps the next one out.
 
 `begun`, `steps` and `closed` are plain attributes, because they are touched at every optimizer step. The order matters: the
-training thread announces itself first and looks second, the rescue shuts first and looks second, so under the GIL at least one of
+training thread announces itself first and checks second, the rescue shuts first and checks second, so under the GIL at least one of
 the two sees the other.
 """
 
@@ -24,7 +24,7 @@ class Gate:
         self.begun = 0  # optimizer steps begun; nested ones count
         self.steps = 0  # optimizer steps completed
         self.closed = 0  # how many keep it shut: a rescue, a copy for the guardian
-        self.allowed = 0  # a shut gate lets steps through until so many are completed: a rank that is behind the others
+        self.allowed = 0  # a shut gate lets steps pass until so many are completed: for a rank that is behind the others
         self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
         self._opened = threading.Event()
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class Gate:
         return self.begun - self.steps
 
     def settle(self) -> None:
-        """No mutation can be in progress here: one that raised never said that it ended."""
+        """No mutation can be in progress here: one that raised never reported its end."""
         self.begun = self.steps
 
     def enter(self) -> None:
@@ -60,7 +60,7 @@ class Gate:
         return True
 
     def shut(self) -> None:
-        """Shut the gate, without a look at what is inside. Each one who shuts it opens it once."""
+        """Shut the gate, without waiting for a mutation in progress. Each call is paired with one open()."""
         with self._lock:
             self._opened.clear()
             self.closed += 1
@@ -72,7 +72,7 @@ class Gate:
                 self._opened.set()
 
     def let(self, steps: int) -> None:
-        """Let steps through the shut gate until `steps` are completed."""
+        """Let steps pass the shut gate until `steps` are completed."""
         with self._lock:
             self.allowed = steps
             self._opened.set()
@@ -83,7 +83,7 @@ class Gate:
         while self.closed and self.steps >= self.allowed:
             self._opened.wait(1.0)
             if self.closed and self.steps >= self.allowed:
-                self._opened.clear()  # set for somebody who was let through
+                self._opened.clear()  # set for a step that was let pass
         if not self.closed:
             self.on_hold()
         self.begun += 1
@@ -92,7 +92,7 @@ class Gate:
 
 
 def _open_in_child() -> None:
-    """Whoever keeps a gate shut is a thread of the parent: a forked child that trains would wait for it for ever."""
+    """The thread that keeps a gate shut belongs to the parent: a forked child that trains would wait for it for ever."""
     for gate in _gates:
         gate.closed = gate.allowed = 0
         gate._lock = threading.Lock()

@@ -32,10 +32,10 @@ class Latch:
             held = self._notice
             if held is None:
                 self._notice = notice
-                self.raised = True  # after the notice: whoever sees the flag finds the notice
+                self.raised = True  # after the notice: a reader that sees the flag finds the notice
                 self._event.set()
                 return True
-            if held.signum is None and notice.signum is not None:  # a run that cannot save dies of it, whoever spoke first
+            if held.signum is None and notice.signum is not None:  # a run that cannot save dies of it, whichever notice came first
                 held = self._notice = dataclasses.replace(held, signum=notice.signum)
             if notice.deadline is None or (held.deadline is not None and held.deadline <= notice.deadline):
                 return False

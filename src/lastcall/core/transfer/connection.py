@@ -1,7 +1,7 @@
-"""A connection between two ranks (`parcels`): messages of JSON with their length before them, and the bytes of files.
+"""A connection between two ranks (`parts`): messages of JSON with their length before them, and the bytes of files.
 
-Whoever waits on it asks several times a second whether that still has a use: a link that was cut, a rank that is frozen or a disk that
-hangs must hold nobody up for longer than it has time.
+A thread that waits on it checks several times a second whether the transfer is still wanted: a cut link, a frozen rank or a hanging
+disk must not block it beyond its deadline.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _LARGEST = 512 * 1024 * 1024  # of a message
 _SILENCE = 30.0  # seconds without a byte after which the other side counts as gone
 _CONNECT = 10.0
 _PIECE = 4 * 1024 * 1024
-_LOOK = 0.25  # seconds between two looks at whether it is still wanted
+_LOOK = 0.25  # seconds between two checks whether it is still wanted
 
-Check = Callable[[], None]  # raises where it is not wanted any more
+Check = Callable[[], None]  # raises if it is no longer wanted
 
 
 class Answered(Exception):
-    """The other side has answered before it had all: it does not want the rest."""
+    """The other side has answered before it had received all: it does not want the rest."""
 
 
-class Wire:
+class PeerConnection:
     def __init__(self, link: socket.socket, check: Check) -> None:
         self._link = link
         self.check = check
@@ -87,7 +87,7 @@ class Wire:
         return data
 
     def send_file(self, folder: Path, file: FileRecord) -> None:
-        """Answered if the other side has something to say before it is through."""
+        """Raises Answered if the other side answers before everything is sent."""
         offset = 0
         with open(folder / file.name, "rb") as source:
             while offset < file.size:
@@ -104,7 +104,7 @@ class Wire:
                 offset += sent
 
     def drain(self, seconds: float) -> None:
-        """Take what is still on its way, and throw it away: closed over unread bytes, a connection takes back what was said last."""
+        """Read and discard what is still on its way: closing a connection with unread bytes would lose the last message sent."""
         until, scratch = time.monotonic() + seconds, bytearray(_PIECE)
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_WR)
@@ -119,7 +119,7 @@ class Wire:
         while not self._ready(events, _LOOK):
             self.check()
             if time.monotonic() >= until:
-                raise TimeoutError(f"no sign of life for {_SILENCE:.0f} s")
+                raise TimeoutError(f"no data for {_SILENCE:.0f} s")
 
     def _ready(self, events: int, seconds: float) -> bool:
         poll = select.poll()
@@ -127,14 +127,14 @@ class Wire:
         return bool(poll.poll(int(seconds * 1000)))
 
 
-def connected(host: str, port: int, check: Check) -> Wire:
-    """OSError if nobody answers there."""
+def connected(host: str, port: int, check: Check) -> PeerConnection:
+    """OSError if there is no answer."""
     trouble = OSError(f"{host} has no address")
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         link = socket.socket(family, kind, protocol)
         try:
             links.tune(link)
-            wire = Wire(link, check)
+            wire = PeerConnection(link, check)
             _connect(link, place, check)
             return wire
         except OSError as error:

@@ -1,5 +1,5 @@
 """Which ranks of a run share a directory. As a rule all do. With a mirror each machine may have one of its own, an emptyDir or the disk
-of a spot instance: then the directory of the rank that commits is the run's, and the others send it their parts (`parcels`)."""
+of a spot instance: then the directory of the rank that commits is the run's, and the others send it their parts (`parts`)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint.catalog import Catalog
-from lastcall.core.ranks.rendezvous import Meeting
+from lastcall.core.ranks.rendezvous import Rendezvous
 from lastcall.core.ranks.world import World
 
 log = logging.getLogger("lastcall")
-FIRST = "first"  # the directory of rank 0; the others are called after the lowest rank that has them
-_GLIMPSE = 1.0  # seconds in which a file of rank 0 is seen that nobody has looked for before
+FIRST = "first"  # the directory of rank 0; the others are named after the lowest rank that has them
+_GLIMPSE = 1.0  # seconds in which a new file of rank 0 becomes visible
 
 
 @dataclass(frozen=True)
-class Homes:
+class Directories:
     rank: int
     names: Sequence[str] = ()  # of each rank's directory; empty where all have the same
 
@@ -40,7 +40,7 @@ class Homes:
         return self.names.index(self.name) if self.names else 0
 
     @property
-    def leads(self) -> bool:
+    def opens_it(self) -> bool:
         return self.rank == self.leader
 
     @property
@@ -49,7 +49,7 @@ class Homes:
         return sorted({self.names.index(name) for name in self.names} - {0})
 
     @property
-    def apart(self) -> bool:
+    def elsewhere(self) -> bool:
         """Whether this rank's directory is not that of rank 0."""
         return self.name != FIRST
 
@@ -58,35 +58,35 @@ class Homes:
 
 
 def mark(place: Path, rank: int) -> Path:
-    """What a rank makes in its directory for the others that have it to see. `place`: a folder of this incarnation's own, so nobody has
-    asked for the name before, and no file system can remember that it is not there."""
+    """A file that a rank creates in its directory, visible to the ranks that share it. `place`: a folder of this incarnation only, so
+    no rank has looked for the name before, and no file system can have cached that it does not exist."""
     return place / f"home-{rank}"
 
 
-def find(meeting: Meeting, world: World, catalog: Catalog, place: Path, mirror: bool, clock: clocks.Clock) -> Homes:
-    """Whose directory is whose. Rank 0 has made its mark before. Whoever does not see that makes one, and those that see the same
-    lowest mark have one directory: by what they see and not by what they call it, since it may be that of several machines."""
+def find(meeting: Rendezvous, world: World, catalog: Catalog, place: Path, mirror: bool, clock: clocks.Clock) -> Directories:
+    """Which ranks share a directory. Rank 0 has made its mark before. A rank that does not see it makes one, and ranks that see the
+    same lowest mark share a directory: by what they see and not by its path, which may be the same on several machines."""
     rank = world.rank
     first = _seen(mark(place, 0), clock)
     if not first and not mirror:
         raise errors.RanksError(
-            f"rank {rank} has a directory of its own, {catalog.root}, and no mirror. Set LASTCALL_MIRROR for all ranks alike."
+            f"rank {rank} does not share the directory of rank 0 ({catalog.root}) and has no mirror. Set LASTCALL_MIRROR for all ranks."
         )
     if not first:
         mark(place, rank).mkdir(parents=True, exist_ok=True)
     marked = [name != FIRST for name in _told(meeting, world, "marked", "" if not first else FIRST)]
     if not any(marked):
-        return Homes(rank)
+        return Directories(rank)
     lowest = next(other for other in range(rank + 1) if (other == 0 or marked[other]) and mark(place, other).is_dir())
     names = _told(meeting, world, "home", str(lowest) if lowest else FIRST)
-    found = Homes(rank, names if len(set(names)) > 1 else ())
-    if found.apart and found.leads:
-        log.info("%s is not the directory of rank 0: parts of checkpoints are sent there", catalog.root)
+    found = Directories(rank, names if len(set(names)) > 1 else ())
+    if found.elsewhere and found.opens_it:
+        log.info("%s is local to this machine; this rank's shards will be sent to rank 0", catalog.root)
     return found
 
 
-def _told(meeting: Meeting, world: World, what: str, mine: str) -> list[str]:
-    """What each rank says; the last to say it tells all of them."""
+def _told(meeting: Rendezvous, world: World, what: str, mine: str) -> list[str]:
+    """Collects one text of each rank; the last rank to add its own publishes the list."""
     store = meeting.store
     store.set(f"{what}/{world.rank}", mine.encode())
     if store.add(f"{what}s", 1) == world.size:

@@ -13,8 +13,8 @@ from lastcall.core.engine.writer import Engine
 from lastcall.core.ranks.peers import Ranks
 from lastcall.core.restore import restore
 from lastcall.core.sync.stopped import Stopped
-from lastcall.core.transfer.directories import Homes
-from lastcall.core.transfer.parts import Parcels
+from lastcall.core.transfer.directories import Directories
+from lastcall.core.transfer.parts import PartTransfer
 
 log = logging.getLogger("lastcall")
 _PATIENCE = 600.0  # seconds for the slowest machine
@@ -31,8 +31,8 @@ class Distribution:
         clock: clocks.Clock,
         engine: Engine,
         ranks: Ranks,
-        homes: Homes,
-        parcels: Parcels | None,
+        directories: Directories,
+        part_transfer: PartTransfer | None,
         from_mirror: Callable[[str, StopRequested], bool],
         run: str,
     ) -> None:
@@ -40,14 +40,14 @@ class Distribution:
         self._clock = clock
         self._engine = engine
         self._ranks = ranks
-        self._homes = homes
-        self._parcels = parcels
+        self._directories = directories
+        self._part_transfer = part_transfer
         self._from_mirror = from_mirror
         self._run = run
 
     def bring(self, wanted: str, stop_requested: StopRequested) -> None:
         """Have the checkpoint whose record has this fingerprint in this rank's directory, whole. Stopped if a notice comes first."""
-        assert self._parcels is not None
+        assert self._part_transfer is not None
         here = next((entry for entry in self._catalog.entries() if entry.record.fingerprint == wanted), None)
         if here is not None:
             try:
@@ -61,20 +61,20 @@ class Distribution:
             if self._from_mirror(wanted, stop_requested):
                 return
         except (errors.StorageError, errors.CheckpointError) as error:
-            log.warning("The checkpoint is fetched from rank 0, because the mirror failed: %s", error)
-        self._parcels.bring(0, wanted, stop_requested)
+            log.warning("Fetching the checkpoint from rank 0, because the mirror failed: %s", error)
+        self._part_transfer.fetch(0, wanted, stop_requested)
 
     def gather(self, stop_requested: StopRequested, check: Callable[[int], None]) -> None:
-        """At the start: what another machine has and rank 0 has not. The survivors of a former incarnation may have committed there,
-        and not have uploaded it in time. Every rank that leads a directory calls it. `check` raises where a rank's word will not
-        come."""
+        """At the start: fetch what another machine has and rank 0 has not. The survivors of a former incarnation may have committed
+        there, and not have uploaded it in time. Every rank that opens a directory calls it. `check` raises where a rank's message will
+        not come."""
         ranks, catalog = self._ranks, self._catalog
         here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
-        if self._homes.apart:
+        if self._directories.elsewhere:
             newest = [] if here is None else [*here.recency, here.run, here.fingerprint]
             ranks.tell(f"newest/{ranks.rank}", {"newest": newest})
             return
-        for leader in self._homes.leaders:
+        for leader in self._directories.leaders:
             until = self._clock.now() + _PATIENCE
             while (word := ranks.hear(f"newest/{leader}", _LOOK)) is None:
                 check(leader)
@@ -88,19 +88,19 @@ class Distribution:
                         here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
 
     def _take(self, leader: int, wanted: str, stop_requested: StopRequested) -> None:
-        assert self._parcels is not None
+        assert self._part_transfer is not None
         try:
-            self._parcels.bring(leader, wanted, stop_requested)
+            self._part_transfer.fetch(leader, wanted, stop_requested)
         except (errors.LastcallError, Stopped) as error:
             log.warning(
-                "What rank %d has saved on its machine could not be taken from there: %s", leader, str(error) or "a notice came"
+                "Could not fetch the checkpoint that rank %d has on its machine: %s", leader, str(error) or "a notice came"
             )  # fmt: skip
 
     def share(self, name: str, occasion: str, stop_requested: StopRequested = lambda: False) -> None:
         """A checkpoint that all ranks are about to read, or to refer to: returns when it is in all directories. All ranks call it,
         once on each occasion. What fails is logged; a notice ends it."""
-        ranks, homes = self._ranks, self._homes
-        if not homes.spread:
+        ranks, directories = self._ranks, self._directories
+        if not directories.spread:
             return
         until = self._clock.now() + _PATIENCE
         place = f"{occasion}/{name}"
@@ -111,20 +111,20 @@ class Distribution:
                     return said
             return {}
 
-        if not homes.apart:
+        if not directories.elsewhere:
             if ranks.rank == 0:
                 entry = next((entry for entry in self._catalog.entries() if entry.path.name == name), None)
                 ranks.tell(f"share/{place}", {"record": entry.record.fingerprint if entry is not None else ""})
-                for leader in homes.leaders:
+                for leader in directories.leaders:
                     word(f"shared/{place}/{leader}", leader)  # it may need this process until then
             return
-        if homes.leads:
+        if directories.opens_it:
             wanted = str(word(f"share/{place}", 0).get("record") or "")
             try:
                 if wanted:
                     self.bring(wanted, stop_requested)
             except (errors.LastcallError, OSError, Stopped) as error:
-                log.warning("%s could not be brought to %s: %s", name, self._catalog.root, str(error) or "a notice came")
+                log.warning("Could not copy %s to %s: %s", name, self._catalog.root, str(error) or "a notice came")
             ranks.tell(f"shared/{place}/{ranks.rank}", {"done": True})
         else:
-            word(f"shared/{place}/{homes.leader}", homes.leader)
+            word(f"shared/{place}/{directories.leader}", directories.leader)

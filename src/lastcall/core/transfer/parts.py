@@ -1,4 +1,4 @@
-"""Files between machines that share no directory (`homes`): a part on its way to the rank that commits, a checkpoint on its way to a
+"""Transfer of files between machines that share no directory (`directories`): parts to the rank that commits, a checkpoint to a
 machine that starts without it. Every chunk is checked against its digest where it arrives, and a receipt is written last, as in one
 directory.
 
@@ -36,38 +36,38 @@ from lastcall.core.ranks.receipts import Part
 from lastcall.core.store import Store, links
 from lastcall.core.sync.stopped import Stopped
 from lastcall.core.transfer import connection
-from lastcall.core.transfer.connection import Check, Wire
+from lastcall.core.transfer.connection import Check, PeerConnection
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord
 
 log = logging.getLogger("lastcall")
-_WAITING = 128  # connections that have not been taken up
-_ASK = 10.0  # seconds in which a rank has said where it is
+_WAITING = 128  # connections that wait to be accepted
+_ASK = 10.0  # seconds in which a rank has published its address
 _LOOK = 0.25
-_DRAIN = 5.0  # seconds in which a sender hears that its part is not taken
-_REST = 0.5  # ... after a connection that could not be taken up
+_DRAIN = 5.0  # seconds in which a sender learns that its part is refused
+_REST = 0.5  # ... after a connection that could not be accepted
 _INTRODUCTION = 10.0  # seconds in which a new connection has to show the secret, however it dribbles
 _STRANGERS = 32  # connections that have not yet, at most
 _SAVE = re.compile(r"[a-z][\w.-]{0,200}")  # the name of a save
 
 
-class Parcels:
-    """What a rank takes in, and the way to the others."""
+class PartTransfer:
+    """Receives the parts of other ranks, and sends this rank's."""
 
     def __init__(self, catalog: Catalog, store: Store, secret: str, rank: int, address: str) -> None:
         """`address`: where the machine of rank 0 is found, by its name or number."""
         self._catalog = catalog
         self._files = catalog.files
         self._store, self._asking = store.clone(), threading.Lock()
-        self._known: dict[int, tuple[str, int]] = {}  # where the others are: also when the store is lost
+        self._known: dict[int, tuple[str, int]] = {}  # addresses of the others: also when the store is lost
         self._secret = secret.encode()
-        self._over: set[str] = set()  # saves of which nothing is wanted any more
+        self._over: set[str] = set()  # saves whose parts are refused
         self._closed = threading.Event()
         self._door = threading.Lock()
         self._strangers: list[socket.socket] = []  # connections that have not shown the secret yet, the oldest first
         self._listening = _listen()
-        store.set(f"parcels/{rank}", json.dumps([own_address(address), self._listening.getsockname()[1]]).encode())
-        threading.Thread(target=self._serve, name="lastcall-parcels", daemon=True).start()
+        store.set(f"part_transfer/{rank}", json.dumps([own_address(address), self._listening.getsockname()[1]]).encode())
+        threading.Thread(target=self._serve, name="lastcall-parts", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
@@ -78,13 +78,13 @@ class Parcels:
             self._store.close()
 
     def over(self, save: str) -> None:
-        """Nothing came of it: what still comes is refused, and leaves nothing behind."""
+        """The save failed: parts that still arrive are refused and removed."""
         self._over.add(save)
 
     # ---- to others -------------------------------------------------------------------------------------------------------------
 
-    def give(self, rank: int, save: str, folder: Path, part: Part, check: Check) -> None:
-        """Bring a part to the directory of another rank; returns when it is durable there, its receipt included. SaveError if not."""
+    def send_part(self, rank: int, save: str, folder: Path, part: Part, check: Check) -> None:
+        """Send a part to the directory of another rank; returns when it is durable there, with its receipt. SaveError if not."""
         try:
             with self._connected(rank, check) as wire:
                 wire.send({"give": {"save": save, "rank": part.rank, "part": json.loads(receipts.packed(part))}})
@@ -93,16 +93,16 @@ class Parcels:
                         wire.send_file(folder, file)
                 error = wire.receive().get("error", "no answer")
         except (OSError, errors.StoreLost, ValueError) as trouble:
-            raise errors.SaveError(f"its part could not be sent to rank {rank}: {trouble}") from trouble
+            raise errors.SaveError(f"could not send its part to rank {rank}: {trouble}") from trouble
         if error:
-            raise errors.SaveError(f"rank {rank} could not take its part: {error}")
+            raise errors.SaveError(f"rank {rank} could not receive its part: {error}")
 
-    def bring(self, rank: int, wanted: str, told: Callable[[], bool]) -> None:
+    def fetch(self, rank: int, wanted: str, stop_requested: Callable[[], bool]) -> None:
         """A checkpoint, known by the fingerprint of its record, from the directory of another rank into this one. StorageError where
-        it does not come, CheckpointError where it is not what it was, Stopped if a notice comes meanwhile."""
+        it does not arrive, CheckpointError where it is damaged, Stopped if a notice comes meanwhile."""
 
         def check() -> None:
-            if told():
+            if stop_requested():
                 raise Stopped
 
         try:
@@ -120,10 +120,10 @@ class Parcels:
         except errors.CheckpointError:  # a ValueError, too
             raise
         except (OSError, errors.StoreLost, KeyError, ValueError) as trouble:
-            raise errors.StorageError(f"it could not be brought from rank {rank}: {trouble}") from trouble
+            raise errors.StorageError(f"could not fetch it from rank {rank}: {trouble}") from trouble
 
     @contextlib.contextmanager
-    def _connected(self, rank: int, check: Check) -> Iterator[Wire]:
+    def _connected(self, rank: int, check: Check) -> Iterator[PeerConnection]:
         host, port = self._place_of(rank, check)
         with contextlib.closing(connection.connected(host, port, check)) as wire:
             wire.send_bytes(self._secret)
@@ -138,11 +138,11 @@ class Parcels:
         for _ in range(int(_ASK / _LOOK)):
             check()
             with self._asking:
-                told = self._store.get(f"parcels/{rank}", _LOOK)
+                told = self._store.get(f"part_transfer/{rank}", _LOOK)
             if told is not None:
                 host, port = json.loads(told)
                 return str(host), int(port)
-        raise OSError(f"rank {rank} has not said where it is")
+        raise OSError(f"rank {rank} has not published its address")
 
     # ---- from others -----------------------------------------------------------------------------------------------------------
 
@@ -151,13 +151,13 @@ class Parcels:
             try:
                 link, _ = self._listening.accept()
                 self._welcome(link)
-                threading.Thread(target=self._answer, args=(link,), name="lastcall-parcel", daemon=True).start()
-            except (OSError, RuntimeError) as error:  # too many files, or threads: not for ever
+                threading.Thread(target=self._answer, args=(link,), name="lastcall-part", daemon=True).start()
+            except (OSError, RuntimeError) as error:  # too many open files, or threads: this may pass
                 if not self._closed.wait(_REST):
                     log.warning("Could not accept a connection from another rank: %s", error)
 
     def _welcome(self, link: socket.socket) -> None:
-        """Ranks show the secret at once. Of those that do not, only the latest few are listened to: the others cost nothing."""
+        """Ranks send the secret at once. Of clients that do not, only the latest few stay connected: the others cost nothing."""
         with self._door:
             self._strangers.append(link)
             if len(self._strangers) > _STRANGERS:
@@ -174,18 +174,18 @@ class Parcels:
         with link:
             try:
                 links.tune(link)
-                wire = Wire(link, _within(_INTRODUCTION))
+                wire = PeerConnection(link, _within(_INTRODUCTION))
                 if not hmac.compare_digest(wire.receive_bytes(len(self._secret)), self._secret):
                     return
                 self._introduced(link)
                 wire.check = lambda: None
                 self._do(wire, wire.receive())
             except (OSError, ValueError, struct.error) as error:
-                log.debug("What another rank sent did not arrive: %s", error)
+                log.debug("Could not receive a part from another rank: %s", error)
             finally:
                 self._introduced(link)
 
-    def _do(self, wire: Wire, request: dict[str, Any]) -> None:
+    def _do(self, wire: PeerConnection, request: dict[str, Any]) -> None:
         try:
             if "give" in request:
                 self._accept(wire, request["give"])
@@ -201,7 +201,7 @@ class Parcels:
         wire.send({"error": why})
         wire.drain(_DRAIN)
 
-    def _accept(self, wire: Wire, body: dict[str, Any]) -> None:
+    def _accept(self, wire: PeerConnection, body: dict[str, Any]) -> None:
         save, rank = body["save"], body["rank"]
         if not isinstance(save, str) or not _SAVE.fullmatch(save):
             raise ValueError(f"{save!r} is not the name of a save")
@@ -212,7 +212,7 @@ class Parcels:
 
         def wanted() -> None:
             if save in self._over or self._closed.is_set():
-                raise errors.SaveError(f"{save} is over, and nothing came of it")
+                raise errors.SaveError(f"{save} is over: it was abandoned")
 
         wire.check = wanted
         try:
@@ -225,16 +225,16 @@ class Parcels:
                 with contextlib.suppress(OSError):
                     storage.remove_tree(self._files, folder)
 
-    def _take_in(self, wire: Wire, folder: Path, files: Sequence[FileRecord]) -> None:
+    def _take_in(self, wire: PeerConnection, folder: Path, files: Sequence[FileRecord]) -> None:
         """Their bytes, durable."""
         for file in files:
             self._take_in_one(wire, folder / file.name, file)
         for below in {(folder / file.name).parent for file in files} | {folder}:
             self._files.sync_directory(below)
 
-    def _take_in_one(self, wire: Wire, path: Path, file: FileRecord) -> None:
+    def _take_in_one(self, wire: PeerConnection, path: Path, file: FileRecord) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if file.name.endswith(".safetensors"):  # what a former checkpoint has left is written over
+        if file.name.endswith(".safetensors"):  # files of an earlier checkpoint are written over
             self._catalog.pool(filenames.rank_of(file.name)).take(file.size, path)
         fd = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
         try:
@@ -251,7 +251,7 @@ class Parcels:
         finally:
             self._files.close(fd)
 
-    def _hand_out(self, wire: Wire, wanted: str) -> None:
+    def _hand_out(self, wire: PeerConnection, wanted: str) -> None:
         entry = next((entry for entry in self._catalog.entries() if entry.record.fingerprint == wanted), None)
         if entry is None:
             raise errors.StorageError("it is not there")
@@ -277,8 +277,8 @@ def _listen() -> socket.socket:
 
 
 def own_address(first: str) -> str:
-    """Where the others find this machine, if they find that of rank 0 as `first`. On that machine it is the same: by its own name it
-    may know itself as 127.0.1.1. On another it is the address from which the way leads there. Nothing is sent."""
+    """The address of this machine for the others, if they find that of rank 0 as `first`. On that machine it is the same: its own name
+    may resolve to 127.0.1.1. On another it is the local address of the route there. Nothing is sent."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

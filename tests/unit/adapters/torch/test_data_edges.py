@@ -274,7 +274,7 @@ def test_persistent_workers_of_before_are_started_anew(caplog: pytest.LogCapture
     loader = shuffled(num_workers=1, persistent_workers=True)
     next(iter(loader))
     tracker = follow(loader)
-    assert "started anew" in caplog.text
+    assert "they are restarted for the next pass" in caplog.text
     passage = iter(loader)
     next(passage)
     assert tracker.state()["pool"] is not None
@@ -407,7 +407,7 @@ def test_replayed_batches_of_an_iterable_dataset_are_logged(caplog: pytest.LogCa
     second = loader_of(Stream(8), batch_size=2)
     resume(second, tracker.state())
     assert len(list(second)) == 2
-    assert "first 2 batches are replayed" in caplog.text
+    assert "replaying and discarding its first 2 batches" in caplog.text
 
 
 def test_workers_that_finish_in_any_order_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:

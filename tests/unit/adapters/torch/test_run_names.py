@@ -246,7 +246,7 @@ def test_f12_a_finished_run_that_is_started_again_says_so(tmp_path: Path, caplog
     trained(tmp_path)
     endings.again(tmp_path)  # as in another process
     trained(tmp_path)
-    assert "Nothing is left to do: the run in" in caplog.text and "has finished at step 3" in caplog.text
+    assert "Nothing left to do: the run in" in caplog.text and "has finished at step 3" in caplog.text
 
 
 def test_f12_the_next_fold_is_not_given_the_weights_of_the_last(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_f12_the_next_fold_is_not_given_the_weights_of_the_last(tmp_path: Path) 
 def test_f12_going_on_in_one_process_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(tmp_path)
     trained(tmp_path, 5)
-    assert "This process has finished a run in" in caplog.text
+    assert "This process has already finished a run in" in caplog.text
 
 
 def test_f18_a_learning_rate_edited_before_a_restart_is_named_with_both_values(

@@ -66,7 +66,7 @@ def test_an_agent_that_cannot_be_reached_is_an_error_with_a_remedy(torchrun: dis
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setattr(world, "_TIMEOUT", datetime.timedelta(seconds=1))
     with pytest.raises(
-        errors.RanksError, match=r"torchrun's store at 127.0.0.1:1 cannot be reached .*init_process_group\(\) before protect"
+        errors.RanksError, match=r"could not reach torchrun's store at 127.0.0.1:1 .*init_process_group\(\) before protect"
     ):
         world.find(jit()).meet()
 
@@ -83,9 +83,7 @@ def test_separate_ranks_are_runs_of_their_own(torchrun: dist.TCPStore) -> None:
 
 def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPStore) -> None:
     shared = JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})
-    with pytest.raises(
-        errors.ConfigError, match="LASTCALL_MIRROR=s3://runs/exp1 is one place for 2 ranks.*Give each a place of its own"
-    ):
+    with pytest.raises(errors.ConfigError, match="LASTCALL_MIRROR=s3://runs/exp1 is one mirror for 2 ranks.*Give each its own mirror"):
         world.find(shared)
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/1")).size == 1
 
@@ -97,7 +95,7 @@ def test_separate_ranks_are_not_given_one_place_by_their_script_either(
         assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
     monkeypatch.setenv("RANK", "0")
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/0")).size == 1
-    with pytest.raises(errors.ConfigError, match="'s3://runs/exp1' is one place for ranks 1 and 0.*Give each a place of its own"):
+    with pytest.raises(errors.ConfigError, match="'s3://runs/exp1' is one mirror for ranks 1 and 0.*Give each its own mirror"):
         world.find(jit(ranks="separate", mirror="s3://runs/exp1"))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # the rank of that number may be started first
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
@@ -170,5 +168,5 @@ def test_a_group_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", none)
-    with pytest.raises(errors.RanksError, match="the store of the process group cannot be used: no default group"):
+    with pytest.raises(errors.RanksError, match="could not use the store of the process group: no default group"):
         world.find(jit()).meet()

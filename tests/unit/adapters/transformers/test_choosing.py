@@ -116,7 +116,7 @@ def test_a_path_that_the_script_names_is_taken_at_first(
         named = str(tmp_path / "other" / "checkpoint-3")
         assert choose(root, None, kind(named)) == Chosen(named, False, named)
         assert choose(root, entry(root), kind(named)) == Chosen(named, False, named)
-    assert f"Resuming from {named}, as the script says" in caplog.text
+    assert f"Resuming from {named}, as the script asks" in caplog.text
 
 
 def test_a_run_that_began_there_goes_on_from_its_own(root: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_others_wrote_is_gone_on_from_only_where_the_script_says_so(root: P
         assert choose(root, None, True) == Chosen(str(newest))
         assert choose(root, None, None) == Chosen(None)
     assert "Resuming from checkpoint-10, which was not written by lastcall" in caplog.text
-    assert "Pass resume_from_checkpoint=True to go on from it" in caplog.text
+    assert "Pass resume_from_checkpoint=True to resume from it" in caplog.text
 
 
 def _cut(path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_torn_one_is_passed_over_and_the_one_before_is_taken(root: Path, torn:
     good = theirs(root, 9)
     tear(theirs(root, 10))
     assert choose(root, None, True) == Chosen(str(good))
-    assert f"checkpoint-10 is passed over: {why}" in caplog.text
+    assert f"Skipping checkpoint-10: {why}" in caplog.text
 
 
 def test_where_all_are_torn_nothing_is_resumed(root: Path) -> None:
@@ -187,7 +187,7 @@ def test_what_only_looks_like_a_checkpoint_is_not_looked_at(root: Path, caplog: 
     assert choose(root, None, True) == Chosen(None)
     good = theirs(root, 7)
     assert choose(root, None, True) == Chosen(str(good))
-    assert "passed over" not in caplog.text
+    assert "Skipping" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.safetensors"])

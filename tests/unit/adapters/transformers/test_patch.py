@@ -118,7 +118,7 @@ def test_theirs_stands_down_where_ours_was_added_later(fresh: Any, make: Make, c
     with caplog.at_level(logging.INFO, "lastcall"):
         patch._stand_down(trainer)
     assert Theirs not in kinds(trainer) and signal.getsignal(signal.SIGTERM) is handler
-    assert caplog.text.count("Transformers' own callback stands down") == 1
+    assert caplog.text.count("Transformers' own callback is disabled") == 1
 
 
 # ---- switched off ----------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_a_call_inside_a_call_is_the_same_run(pretend: Any) -> None:
 
 def test_a_trial_of_a_search_is_not_protected(pretend: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert pretend().train("wanted", trial=object()) == "wanted"
-    assert made() == [] and "A trial of a hyperparameter search is not protected" in caplog.text
+    assert made() == [] and "Trials of a hyperparameter search are not protected" in caplog.text
 
 
 def test_what_is_hung_in_does_its_part_and_then_the_classs_own(pretend: Any) -> None:

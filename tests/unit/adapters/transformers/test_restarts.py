@@ -132,7 +132,7 @@ def test_b2_a_damaged_one_is_passed_over_for_the_one_before_it(folder: Folder, c
     body[-1] ^= 1
     weights.write_bytes(body)
     assert folder.train(max_steps=8, wanted=True, **said) == [5, 6, 7, 8]
-    assert "checkpoint-6 is passed over: a file is damaged" in caplog.text
+    assert "Skipping checkpoint-6: a file is damaged" in caplog.text
 
 
 def test_a_named_run_that_had_finished_is_lengthened_without_a_word_in_the_script(folder: Folder) -> None:

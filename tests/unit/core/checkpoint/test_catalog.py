@@ -430,7 +430,7 @@ def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(opened: Cat
 def test_two_runs_of_one_process_cannot_share_a_directory(opened: Catalog, root: Path, tmp_path: Path) -> None:
     opened.open(clock.Clock())
     second = Catalog(root.parent / "." / root.name, storage.Files())
-    with pytest.raises(errors.BusyError, match="by this process already"):
+    with pytest.raises(errors.BusyError, match="already in use by this process"):
         second.open(clock.Clock())
     second.close()
     with Script(tmp_path, TRY.format(root=str(root))) as other:  # the refusal did not let go of the lock

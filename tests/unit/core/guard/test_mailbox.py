@@ -107,7 +107,7 @@ def test_a_file_that_is_no_mailbox_is_refused(tmp_path: Path, data: bytes, caplo
         Mailbox.open(box.path)
     with caplog.at_level(logging.WARNING, "lastcall"):
         assert mailbox.read(tmp_path, "abc", 3, 1) == []
-    assert "mail of rank 1" in caplog.text
+    assert "last state of rank 1" in caplog.text
 
 
 def test_survivors_find_the_mail_of_a_rank_of_their_run_and_incarnation(tmp_path: Path) -> None:

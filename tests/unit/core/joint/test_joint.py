@@ -321,7 +321,7 @@ def test_every_rank_that_leaves_has_said_so_and_nobody_has_to_wait_for_it_afterw
 
 def test_all_ranks_wait_for_a_rank_of_the_one_before_that_may_still_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Crew(tmp_path, 2).train(3)
-    told = departure.Leaving(tmp_path / ".lastcall", 1)
+    told = departure.DepartureNote(tmp_path / ".lastcall", 1)
     told.say("SIGTERM", PATIENCE)
     path = tmp_path / ".lastcall" / "leaving-1.json"
     path.write_text(path.read_text().replace(identity.Process.own().host, "elsewhere/1"))
@@ -338,7 +338,7 @@ def test_all_ranks_wait_for_a_rank_of_the_one_before_that_may_still_save(tmp_pat
 
 def test_ranks_that_are_told_to_stop_while_the_first_waits_have_lost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Crew(tmp_path, 2).train(3)
-    departure.Leaving(tmp_path / ".lastcall", 0).say("SIGTERM", PATIENCE)
+    departure.DepartureNote(tmp_path / ".lastcall", 0).say("SIGTERM", PATIENCE)
     path = tmp_path / ".lastcall" / "leaving-0.json"
     path.write_text(path.read_text().replace(identity.Process.own().host, "elsewhere/1"))
     crew = Crew(tmp_path, 2)

@@ -24,7 +24,7 @@ from lastcall.core.checkpoint.ownership import Fence
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine.writer import Engine
 from lastcall.core.joint import joint_start
-from lastcall.core.joint.joint_start import Joined, Joining
+from lastcall.core.joint.joint_start import Joined, JointStart
 from lastcall.core.ranks import rendezvous
 from lastcall.core.ranks.agreement import Agreement
 from lastcall.core.ranks.keys import Keys
@@ -52,9 +52,9 @@ class Start:
             catalog.make()
         self.engine = Engine(2)
 
-    def joining(self, rank: int) -> Joining:
+    def joining(self, rank: int) -> JointStart:
         world = World(rank, self.size, self.store.clone)
-        return Joining(world, self.catalogs[rank], CLOCK, self.told[rank].is_set)
+        return JointStart(world, self.catalogs[rank], CLOCK, self.told[rank].is_set)
 
     def join(self, rank: int) -> Joined:
         meeting = self.joining(rank)
@@ -148,7 +148,9 @@ def test_a_directory_that_the_machines_do_not_share_is_refused(two: Start, monke
     root = str(two.catalogs[1].root.resolve())
     said = {"run": "r", "incarnation": 1, "token": "written on another disk", "store": "", "root": root}
     two.store.claim("start", json.dumps(said).encode())
-    with pytest.raises(errors.RanksError, match="rank 1 does not see what rank 0 has written .* file system that all machines share"):
+    with pytest.raises(
+        errors.RanksError, match="rank 1 cannot see the files that rank 0 has written .* file system that all machines share"
+    ):
         two.joining(1).follow()
 
 
@@ -166,7 +168,7 @@ def test_a_notice_ends_the_wait_for_rank_0(two: Start) -> None:
 
 def test_a_leader_that_never_comes_is_given_up(two: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "TOGETHER", 0.0)
-    with pytest.raises(errors.RanksError, match="rank 1 has waited 0 s for rank 0 to open the directory"):
+    with pytest.raises(errors.RanksError, match="rank 1 waited 0 s for rank 0 to open the directory"):
         two.joining(1).follow()
 
 
@@ -210,7 +212,7 @@ def test_where_one_rank_cannot_reach_the_launchers_store_nobody_uses_it(
     found = joined(two.all_join())
     launched.stop()
     talk(found)
-    assert "The store of `lastcall run` on 127.0.0.1 cannot be used: no route to host" in caplog.text
+    assert "Could not use the store of `lastcall run` on 127.0.0.1: no route to host" in caplog.text
     assert not (two.catalogs[0].private / joint_start.AGREEMENT).exists()
 
 

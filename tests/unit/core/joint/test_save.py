@@ -242,7 +242,7 @@ def test_what_is_known_in_part_of_a_missing_rank_is_saved_as_not_exact(tmp_path:
 def test_a_missing_rank_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
     with company(tmp_path, 3, tensors=replicated) as run:
         entry = committed(run.save(run.order(writers=(1,), missing=(0, 2)), ranks=[1]))
-        assert entry.record.because == "nothing is known of the randomness and the data position of rank 0, 2"
+        assert entry.record.because == "nothing is known about the randomness and the data position of rank 0, 2"
         assert not entry.record.exact and entry.record.world == 3
 
 
@@ -298,9 +298,9 @@ def test_a_save_that_is_given_up_ends_on_all_ranks(tmp_path: Path) -> None:
         waiting = pool.submit(run.members[0].save, run.order(abandoned=given_up.is_set, paused=looked))
         looked.wait()
         given_up.set()
-        with pytest.raises(errors.DeadlineError, match="given up"):
+        with pytest.raises(errors.DeadlineError, match="abandoned"):
             waiting.result(PATIENCE)
-        with pytest.raises(errors.SaveError, match="given up"):
+        with pytest.raises(errors.SaveError, match="abandoned"):
             run.members[1].save(run.order())
         assert run.entries() == []
 

@@ -84,7 +84,7 @@ def test_a_damaged_copy_is_passed_over_and_the_next_older_one_serves(
 ) -> None:
     harm(place.root / "checkpoint-5")
     assert other.start() and other.resumed == 4
-    assert f"{place.url}/checkpoint-5 is" in caplog.text and "passed over" in caplog.text
+    assert f"{place.url}/checkpoint-5 is" in caplog.text and "was skipped" in caplog.text
     assert [path.name for path in other.root.glob("checkpoint-*")] == ["checkpoint-4"]
 
 

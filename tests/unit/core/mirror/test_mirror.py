@@ -99,7 +99,7 @@ def test_a_place_of_another_run_is_refused_before_anything_is_fetched(tmp_path: 
     life.mirror.note("abc", 1)
     with Life(tmp_path / "elsewhere", place) as other:
         (other.catalog.private / "run.json").write_text(json.dumps({"run": "xyz", "incarnations": 1}))
-        with pytest.raises(errors.ConfigError, match="holds another run than .*Give each run a place of its own"):
+        with pytest.raises(errors.ConfigError, match="holds another run than .*Give each run its own mirror"):
             other.start()
         assert not other.catalog.entries()
 
@@ -147,4 +147,4 @@ def test_what_cannot_be_taken_along_is_said(life: Life, place: Watched, caplog: 
     (life.root / "results.json").write_text("{}")
     place.hook = Failing("send")
     life.mirror.copy_rest()
-    assert f"Not everything in {life.root} is copied to {place.url}" in caplog.text
+    assert f"Could not upload everything in {life.root} to {place.url}" in caplog.text

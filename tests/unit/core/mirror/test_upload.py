@@ -269,7 +269,7 @@ def test_a_place_that_fails_is_tried_again_and_what_has_arrived_is_not_sent_twic
 ) -> None:
     place.hook = Failing("write", RECORD, times=2)
     entry = life.copied(3)
-    assert caplog.text.count("checkpoint-3 could not be copied") == 2 and caplog.text.count("; it is tried again") == 2
+    assert caplog.text.count("Could not upload checkpoint-3") == 2 and caplog.text.count("; retrying") == 2
     assert sorted(place.done("send")) == sorted(f"checkpoint-3/{file.name}" for file in entry.record.files)
 
 
@@ -279,8 +279,8 @@ def test_where_no_attempt_helps_it_is_said_and_the_next_checkpoint_is_tried(
     place.hook = Failing("send", "checkpoint-3", times=1000)
     life.mirror.push(life.save(3))
     assert not life.mirror.settle()
-    assert caplog.text.count("; it is tried again") == upload._TRIES - 1
-    assert f"The newest checkpoint is in {life.root} only, and not in {place.url}: checkpoint-3/" in caplog.text
+    assert caplog.text.count("; retrying") == upload._TRIES - 1
+    assert f"The newest checkpoint is only in {life.root}; it was not uploaded to {place.url}: checkpoint-3/" in caplog.text
     life.copied(4)
     assert place.checkpoints() == ["checkpoint-4"]
 
@@ -289,7 +289,7 @@ def test_a_refusal_is_not_tried_again(life: Life, place: Watched, caplog: pytest
     place.hook = Failing("send", times=1000, error=errors.StorageRefused)
     life.mirror.push(life.save(3))
     assert not life.mirror.settle()
-    assert "tried again" not in caplog.text
+    assert "retrying" not in caplog.text
 
 
 def test_whoever_was_told_to_stop_tries_for_as_long_as_it_may_live(life: Life, place: Watched) -> None:
@@ -315,7 +315,7 @@ def test_at_the_deadline_nobody_waits_any_longer_and_it_is_said(life: Life, plac
     held.wait()
     began = life.world.clock.now()
     assert not life.mirror.settle(lambda: began)
-    assert f"The newest checkpoint is in {life.root} only, and not in {place.url}: there was no time left" in caplog.text
+    assert f"The newest checkpoint is only in {life.root}; it was not uploaded to {place.url}: there was no time left" in caplog.text
     held.let_go()
     life.copied(4)
     assert place.checkpoints() == ["checkpoint-4"]
@@ -348,5 +348,5 @@ def test_a_fault_in_a_copy_is_said_and_ends_nothing(life: Life, place: Watched, 
     place.hook = fault
     life.mirror.push(life.save(3))
     assert not life.mirror.settle()
-    assert "A fault in lastcall: checkpoint-3 is not copied" in caplog.text
+    assert "Internal error in lastcall: checkpoint-3 was not uploaded" in caplog.text
     life.copied(4)

@@ -26,7 +26,7 @@ GRACE = 30.0
 ELDER = "input()"
 FOUND = (
     "from lastcall.core.process import orphans; import sys; "
-    "print([p.pid for _, p in orphans.Elders.of_start()._elders], flush=True); input()"
+    "print([p.pid for _, p in orphans.RequiredAncestors.of_start()._ancestors], flush=True); input()"
 )
 
 
@@ -151,7 +151,7 @@ def test_a_launcher_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.Mon
     with running() as launcher:
         process = as_process(launcher.pid)
         monkeypatch.setattr(registry, "process_start", lambda pid: None)
-        elders = orphans.Elders()
+        elders = orphans.RequiredAncestors()
         elders.add_launcher(dataclasses.asdict(process))
         assert elders.gone() == ""
 
@@ -174,7 +174,7 @@ def test_torchrun_is_found_above_its_worker(between: tuple[str, ...]) -> None:
 
 def test_the_end_of_torchrun_is_told(tmp_path: Path) -> None:
     with running() as agent:
-        elders = orphans.Elders(("torchrun", as_process(agent.pid)))
+        elders = orphans.RequiredAncestors(("torchrun", as_process(agent.pid)))
         assert elders.gone() == ""
     assert elders.gone() == f"torchrun (process {agent.pid}) is gone"
 

@@ -202,7 +202,7 @@ def test_a_port_in_use_is_a_warning(case: Case, tmp_path: Path, caplog: pytest.L
     other = Case(tmp_path / "other", case.page.port)
     other.page.open()
     other.page.close()
-    assert f"port {case.page.port} cannot be had" in caplog.text
+    assert f"Could not serve progress on port {case.page.port}" in caplog.text
     assert get(case)[0] == 200
 
 

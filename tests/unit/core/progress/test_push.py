@@ -104,7 +104,7 @@ def test_nobody_there_and_no_token_are_warnings_too(tmp_path: Path, controller: 
     other = Case(tmp_path, controller.url)
     other.token.unlink()
     other.push._tell()
-    assert caplog.text.count("Kubeflow was not told of the progress") == 2 and controller.asked == []
+    assert caplog.text.count("Could not report progress to Kubeflow") == 2 and controller.asked == []
 
 
 def test_too_many_metrics_are_cut_off_and_none_of_ours(case: Case) -> None:

@@ -149,7 +149,7 @@ def test_a_decision_that_fails_is_an_abort_for_all(store: memory.MemoryStore) ->
     members = everybody(store, 2)
     decisions = each(members, lambda one: one.agree("boundary", Position(one.rank, 5), fail, far()))
     assert decisions[0] == decisions[1]
-    assert (decisions[0].kind, decisions[0].because) == ("abort", "no decision could be made: ZeroDivisionError: odd")
+    assert (decisions[0].kind, decisions[0].because) == ("abort", "could not make a decision: ZeroDivisionError: odd")
 
 
 def test_a_rank_that_loses_the_store_is_alone(store: memory.MemoryStore) -> None:

@@ -77,7 +77,7 @@ def test_no_boundary_is_agreed_on_without_every_rank() -> None:
 def test_no_boundary_is_agreed_on_with_a_rank_that_cannot_reach_it(how: dict[str, bool]) -> None:
     decision = election.boundary(ranks(Position(0, 7), Position(1, 7, because="ValueError: bad batch", **how)), 2)
     assert decision.kind == "nothing"
-    assert decision.because == "rank 1 cannot go on: ValueError: bad batch"
+    assert decision.because == "rank 1 cannot continue: ValueError: bad batch"
 
 
 # ---- the instant -----------------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_no_boundary_is_agreed_on_with_a_rank_that_cannot_reach_it(how: dict[str
 def test_the_instant_is_the_last_optimizer_step_that_any_rank_completed() -> None:
     decision = election.instant(after(5, 5, 4, 5), 4, DDP)
     assert (decision.kind, decision.entered, decision.step, decision.writers) == ("instant", 5, 5, (0, 1, 2, 3))
-    assert "rank 2 is let through" in decision.because
+    assert "rank 2 is finishing it" in decision.because
 
 
 def test_ranks_at_one_optimizer_step_are_together_on_both_sides_of_its_boundary() -> None:
@@ -99,13 +99,13 @@ def test_ranks_at_one_optimizer_step_are_together_on_both_sides_of_its_boundary(
 def test_equal_steps_with_different_optimizer_steps_are_told_apart() -> None:
     decision = election.instant(ranks(Position(0, 4, entered=9), Position(1, 4, entered=8)), 2, DDP)
     assert (decision.kind, decision.entered, decision.step) == ("instant", 9, 4)
-    assert "rank 1 is let through" in decision.because
+    assert "rank 1 is finishing it" in decision.because
 
 
 def test_a_run_without_optimizer_hooks_goes_by_its_steps() -> None:
     decision = election.instant(ranks(Position(0, 4), Position(1, 3)), 2, DDP)
     assert (decision.kind, decision.step, decision.entered) == ("instant", 4, 0)
-    assert "rank 1 is let through" in decision.because
+    assert "rank 1 is finishing it" in decision.because
 
 
 def test_what_is_committed_is_not_saved_again_whoever_knows_of_it() -> None:
@@ -170,7 +170,7 @@ def test_nothing_is_saved_when_everybody_is_torn_or_gone() -> None:
     decision = election.survivors(ranks(Position(1, 9, clean=False, because="killed in step()")), 2, DDP)
     assert decision.kind == "abort"
     assert decision.because == "no rank holds a whole state: rank 1 failed inside an optimizer step (killed in step())"
-    assert election.survivors({}, 2, DDP).because == "no rank holds a whole state: nobody said where it is"
+    assert election.survivors({}, 2, DDP).because == "no rank holds a whole state: no rank has reported its position"
 
 
 def test_one_replica_of_every_shard_is_enough_in_hsdp() -> None:

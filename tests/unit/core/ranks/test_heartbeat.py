@@ -11,7 +11,7 @@ import pytest
 from lastcall import clock, errors, testing
 from lastcall.core.process import registry
 from lastcall.core.process.identity import Process
-from lastcall.core.ranks.heartbeat import Beat, Finding, Heart, Peers, Progress, Pulse, Watch, judge
+from lastcall.core.ranks.heartbeat import Beat, Diagnosis, Heartbeat, HeartbeatThread, Monitor, Peers, Progress, judge
 from lastcall.core.store import memory
 
 HERE = "this host"
@@ -25,7 +25,7 @@ class Ranks:
         self.beats = {rank: Beat(1, 0) for rank in range(size)}
         self.now = 500.0
 
-    def look(self, *, frozen: tuple[int, ...] = (), later: float = 3.0, **said: object) -> Finding | None:
+    def look(self, *, frozen: tuple[int, ...] = (), later: float = 3.0, **said: object) -> Diagnosis | None:
         """All but the frozen say this."""
         self.now += later
         for rank, beat in self.beats.items():
@@ -42,7 +42,7 @@ class Ranks:
         for _ in range(looks):
             assert self.look(step=self.beats[0].step + 1) is None
 
-    def looks_until_found(self, most: int, **how: object) -> tuple[int, Finding]:
+    def looks_until_found(self, most: int, **how: object) -> tuple[int, Diagnosis]:
         for number in range(1, most + 1):
             if (finding := self.look(**how)) is not None:  # type: ignore[arg-type]
                 return number, finding
@@ -62,7 +62,7 @@ def test_a_rank_without_a_pulse_is_frozen_once_nobody_makes_progress() -> None:
     looks, finding = ranks.looks_until_found(20, frozen=(2,))
     assert (finding.kind, finding.ranks) == ("frozen", (2,))
     assert looks * 3 >= 30
-    assert finding.because == "rank 2 gave no sign of life for 30 s, and no rank makes progress"
+    assert finding.because == "rank 2 sent no heartbeat for 30 s, and no rank makes progress"
 
 
 def test_where_all_are_alive_the_lowest_step_tells_who_is_stuck() -> None:
@@ -71,7 +71,7 @@ def test_where_all_are_alive_the_lowest_step_tells_who_is_stuck() -> None:
     ranks.says(1, step=ranks.beats[1].step - 1)
     _, finding = ranks.looks_until_found(20)
     assert (finding.kind, finding.ranks) == ("stuck", (1,))
-    assert "rank 1 came no further than step 2, others reached 3" in finding.because
+    assert "rank 1 stopped at step 2, others reached 3" in finding.because
 
 
 def test_ranks_that_look_alike_cannot_be_told_from_each_other() -> None:
@@ -79,7 +79,7 @@ def test_ranks_that_look_alike_cannot_be_told_from_each_other() -> None:
     ranks.train()
     _, finding = ranks.looks_until_found(20)
     assert (finding.kind, finding.ranks) == ("stuck", ())
-    assert "nobody can be told from the others" in finding.because
+    assert "the cause cannot be told from its victims" in finding.because
 
 
 def test_a_silent_rank_whose_peers_go_on_is_no_hang() -> None:
@@ -209,8 +209,8 @@ def test_a_watch_that_was_frozen_itself_begins_anew() -> None:
 
 def test_a_watch_reads_the_pulses_of_all_ranks() -> None:
     store, still = memory.MemoryStore(), testing.FakeClock()
-    pulses = [Pulse(store, rank) for rank in range(3)]
-    watch = Watch(store.clone(), 0, 3, still)
+    pulses = [Heartbeat(store, rank) for rank in range(3)]
+    watch = Monitor(store.clone(), 0, 3, still)
     for pulse in pulses:
         pulse.beat(4)
     assert watch.look() is None
@@ -226,17 +226,17 @@ def test_a_watch_reads_the_pulses_of_all_ranks() -> None:
 
 def test_the_two_lowest_ranks_watch() -> None:
     store = memory.MemoryStore()
-    assert [Watch(store, rank, 4, clock.Clock()).on_duty for rank in range(4)] == [True, True, False, False]
+    assert [Monitor(store, rank, 4, clock.Clock()).on_duty for rank in range(4)] == [True, True, False, False]
 
 
 def test_a_pulse_without_a_store_is_silent() -> None:
     store = memory.MemoryStore()
-    pulse = Pulse(store, 0)
+    pulse = Heartbeat(store, 0)
     store.lose()
     pulse.beat(1)
     pulse.fail("why")
     with pytest.raises(errors.StoreLost):
-        Watch(store, 0, 1, clock.Clock()).look()
+        Monitor(store, 0, 1, clock.Clock()).look()
 
 
 @pytest.mark.parametrize("garbage", [None, b"", b"{}", b"7", b'{"beat": "1"}', b'{"beat": 1, "odd": 2}', b'{"beat": 1, "busy": 3}'])
@@ -251,7 +251,7 @@ def test_a_beat_comes_back_from_its_bytes() -> None:
 
 def test_a_heart_beats_until_it_is_closed() -> None:
     store = memory.MemoryStore()
-    heart = Heart(Pulse(store, 0), None, lambda: (5, "evaluating"), lambda finding: None)
+    heart = HeartbeatThread(Heartbeat(store, 0), None, lambda: (5, "evaluating"), lambda finding: None)
     heart.start()
     beat = Beat.from_bytes(store.get("pulse/0", 60))
     heart.close()
@@ -261,9 +261,9 @@ def test_a_heart_beats_until_it_is_closed() -> None:
 
 
 def test_a_finding_is_told_once_until_it_changes() -> None:
-    store, found = memory.MemoryStore(), list[Finding]()
-    pulses = [Pulse(store, rank) for rank in range(2)]
-    heart = Heart(pulses[0], Watch(store.clone(), 0, 2, testing.FakeClock()), lambda: (0, ""), found.append)
+    store, found = memory.MemoryStore(), list[Diagnosis]()
+    pulses = [Heartbeat(store, rank) for rank in range(2)]
+    heart = HeartbeatThread(pulses[0], Monitor(store.clone(), 0, 2, testing.FakeClock()), lambda: (0, ""), found.append)
     pulses[1].fail("first")
     heart.look()
     heart.look()
@@ -275,10 +275,10 @@ def test_a_finding_is_told_once_until_it_changes() -> None:
 
 def test_a_heart_whose_store_is_lost_goes_on_without_a_watch(caplog: pytest.LogCaptureFixture) -> None:
     store = memory.MemoryStore()
-    heart = Heart(Pulse(store, 0), Watch(store.clone(), 0, 2, clock.Clock()), lambda: (0, ""), lambda finding: None)
+    heart = HeartbeatThread(Heartbeat(store, 0), Monitor(store.clone(), 0, 2, clock.Clock()), lambda: (0, ""), lambda finding: None)
     store.lose()
     heart.look()
-    assert "no longer watched" in caplog.text
+    assert "no longer monitored" in caplog.text
     heart.start()
     heart.close()
 
@@ -328,7 +328,7 @@ def test_a_later_process_with_the_same_number_is_another_one() -> None:
 
 def test_a_failure_is_said_from_another_thread_than_the_beats() -> None:
     store = memory.MemoryStore()
-    pulse = Pulse(store, 0)
+    pulse = Heartbeat(store, 0)
     threads = [threading.Thread(target=pulse.beat, args=(step,)) for step in range(8)]
     threads.insert(4, threading.Thread(target=pulse.fail, args=("why",)))
     for thread in threads:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.together import PATIENCE, Company, Told, company
 from lastcall import clock as clocks
-from lastcall.core.ranks.heartbeat import HANG, LOST, Finding
+from lastcall.core.ranks.heartbeat import HANG, LOST, Diagnosis
 from lastcall.types import Notice
 
 CLOCK = clocks.Clock()
@@ -93,13 +93,13 @@ def test_the_next_round_has_news_of_its_own(run: Company) -> None:
 def test_what_the_watch_finds_becomes_a_notice(run: Company, caplog: pytest.LogCaptureFixture) -> None:
     ears = Ears(run)
     ranks = run.members[0].ranks
-    ranks._found(Finding("silent", (1,), "rank 1 has given no sign of life"))
-    assert ears.heard[0].empty() and "rank 1 has given no sign of life" in caplog.text
-    ranks._found(Finding("dead", (1,), "rank 1 is gone"))
-    ranks._found(Finding("frozen", (2,), "rank 2 hangs"))
+    ranks._found(Diagnosis("silent", (1,), "rank 1 sent no heartbeat"))
+    assert ears.heard[0].empty() and "rank 1 sent no heartbeat" in caplog.text
+    ranks._found(Diagnosis("dead", (1,), "rank 1 is gone"))
+    ranks._found(Diagnosis("frozen", (2,), "rank 2 hangs"))
     assert [(ears.next(0).source, reason) for reason in ("gone", "hangs")] == [(LOST, "gone"), (HANG, "hangs")]
     ranks.close()
-    ranks._found(Finding("dead", (1,), "rank 1 is gone"))
+    ranks._found(Diagnosis("dead", (1,), "rank 1 is gone"))
     assert ears.heard[0].empty()
 
 
@@ -130,5 +130,5 @@ def test_words_of_a_save_are_heard_and_a_lost_store_is_silence(run: Company, cap
     one.register(((0, 1),), "")
     assert not any(two.holdings().values())
     one.announce(notice())
-    assert "The other ranks could not be told of SIGTERM" in caplog.text
+    assert "Could not announce SIGTERM to the other ranks" in caplog.text
     one.next_round()

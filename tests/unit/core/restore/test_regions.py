@@ -106,7 +106,7 @@ def test_several_threads_bring_the_parts_of_one_piece() -> None:
 
 def test_several_targets_get_the_same_bytes() -> None:
     one, other = block(bytes(4)), block(bytes(4))
-    both = regions.Together([one, other])
+    both = regions.FanOut([one, other])
     both.write_from(block(b"ab").address, 1, 2)
     assert both.nbytes == 4
     assert content(one) == content(other) == b"\0ab\0"

@@ -146,7 +146,7 @@ def test_when_all_are_damaged_and_the_state_is_spoiled_the_run_does_not_start(wo
     history(world, 1, 2)
     for step in (1, 2):
         flip(world.catalog.root / f"checkpoint-{step}" / "optimizer.safetensors", -1)
-    with pytest.raises(errors.CheckpointError, match="Start the run again to begin from the beginning"):
+    with pytest.raises(errors.CheckpointError, match="Start the run again to begin from scratch"):
         world.restore(State(seed=5))
     assert len(list(world.catalog.root.glob("*.damaged-*"))) == 2
     assert world.restore(State(seed=5)) is None

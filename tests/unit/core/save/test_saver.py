@@ -251,7 +251,7 @@ def test_what_was_found_unchanged_is_not_read_again_on_a_second_attempt(
         same = world.saver.unchanged(capture.groups)
         state.change("base", 5)
         world.saver.save(capture, saver.Request(Kind.PERIODIC, "steps", same=same))
-        assert "trying again" in caplog.text
+        assert "retrying" in caplog.text
         assert restored_inside(world) == expected
 
 
@@ -259,7 +259,7 @@ def test_what_was_to_be_taken_over_and_is_gone_is_not_made_up(world: World, stat
     first = world.save(state, 1)
     same = world.saver.unchanged(state.groups)
     storage.remove_tree(storage.Files(), first.path)
-    with pytest.raises(errors.SaveError, match=r"base.safetensors was to be taken over"):
+    with pytest.raises(errors.SaveError, match=r"base.safetensors was to be linked"):
         world.saver.save(state.capture(2), saver.Request(Kind.PERIODIC, "steps", same=same))
     assert world.catalog.entries() == []
     assert os.listdir(world.catalog.staging) == []
@@ -292,7 +292,7 @@ def test_when_the_time_runs_out_the_most_wanted_files_are_committed(tmp_path: Pa
     assert entry.record.missing == ("optimizer.safetensors",)
     assert not entry.record.exact
     assert not entry.record.complete
-    assert entry.record.because == "the time did not suffice for optimizer.safetensors"
+    assert entry.record.because == "there was no time to write optimizer.safetensors"
     assert set(os.listdir(entry.path)) == {records.NAME, "state.json", "model.safetensors", "base.safetensors"}
     testing.assert_resumable(tmp_path / "run", 1, exact=False)
 
@@ -305,7 +305,7 @@ def test_without_the_weights_the_previous_checkpoint_stays(tmp_path: Path, state
         state.step(2)
         state.change("base", 2)
         clock._seconds = 1.0
-        with pytest.raises(errors.DeadlineError, match="while step 2 was being written; the previous checkpoint stays"):
+        with pytest.raises(errors.DeadlineError, match="while step 2 was written; the previous checkpoint stays"):
             world.save(state, 2, deadline=clock._now + 3)
         clock._seconds = 0.0
         assert os.listdir(world.catalog.staging) == []
@@ -336,7 +336,7 @@ def test_a_save_that_nobody_wants_any_more_is_not_committed_in_part(tmp_path: Pa
     with World(tmp_path / "run", threads=1) as world:
         looks = iter(range(1000))
         enough = chunks_of(state, "model", "base") + 2
-        with pytest.raises(errors.DeadlineError, match="step 1 was given up"):
+        with pytest.raises(errors.DeadlineError, match="step 1 was abandoned"):
             world.save(state, 1, abandoned=lambda: next(looks) >= enough)
         assert world.catalog.entries() == []
 

@@ -148,7 +148,7 @@ def test_a_failing_disk_is_warned_about_and_nothing_is_left(
         assert catalog.spares.sizes() == []
         assert not catalog.preparing.exists()
     if operation in ("open", "pwrite", "fsync", "close"):
-        assert f"could not be prepared: [Errno {code}]" in caplog.text
+        assert f"Could not prepare space for the next checkpoint: [Errno {code}]" in caplog.text
 
 
 def test_where_the_next_checkpoint_will_not_find_room_it_is_said_early(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -249,7 +249,7 @@ class WithoutInodes(testing.FaultyFiles):
 def test_h9_a_file_system_without_inodes_is_named_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with World(tmp_path / "run", WithoutInodes(testing.Fault("open", 1, errno.ENOSPC, lasting=True))) as world:
         assert spare_space.warn_if_short(world.catalog, 1) and "only 0 inodes left" in caplog.text
-        with pytest.raises(errors.NoSpaceError, match=r"No inode is left on the file system.*df -i"):
+        with pytest.raises(errors.NoSpaceError, match=r"The file system has no inodes left.*df -i"):
             world.save(State(), 1)
 
 

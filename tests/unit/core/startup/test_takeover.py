@@ -12,10 +12,10 @@ import pytest
 from lastcall import errors, testing
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import Catalog, Owner
-from lastcall.core.checkpoint.departure import Leaver, Leaving
+from lastcall.core.checkpoint.departure import Departure, DepartureNote
 from lastcall.core.process.identity import Process
 from lastcall.core.startup import takeover
-from lastcall.core.startup.takeover import Succession
+from lastcall.core.startup.takeover import Takeover
 from lastcall.storage import files as storage
 
 FAR = Process("elsewhere/1", 12, 34)  # on another machine: nobody here can look it up
@@ -61,7 +61,7 @@ def cat(root: Path) -> Iterator[Locked]:
 
 
 def says(cat: Catalog, process: Process, seconds: float, rank: int = 0) -> None:
-    departure.Leaving(cat.private, rank).say("SIGTERM", seconds)
+    departure.DepartureNote(cat.private, rank).say("SIGTERM", seconds)
     path = cat.private / f"leaving-{rank}.json"
     body = path.read_text().replace(f'"host": "{Process.own().host}"', f'"host": "{process.host}"')
     path.write_text(body)
@@ -69,7 +69,7 @@ def says(cat: Catalog, process: Process, seconds: float, rank: int = 0) -> None:
 
 
 def opened(cat: Catalog, clock: Clock, told: Callable[[], bool] = lambda: False) -> bool:
-    return Succession(cat, clock, told).open()
+    return Takeover(cat, clock, told).open()
 
 
 def test_a_directory_that_nobody_uses_is_taken_at_once(cat: Locked, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_one_that_is_saving_is_waited_for_until_it_has_left_and_no_longer(cat: L
     assert opened(cat, clock) and cat.held
     assert 33.0 <= clock.waited < 34.0
     first, last = caplog.messages
-    assert first.startswith("Waiting for process ") and "was told to stop (SIGTERM) and may still be saving: for at most 70 s" in first
+    assert first.startswith("Waiting for process ") and "was asked to stop (SIGTERM) and may still be saving: for at most 70 s" in first
     assert last.startswith("The directory is free after 33.")
 
 
@@ -97,7 +97,7 @@ def test_one_that_died_elsewhere_is_not_waited_for_longer_than_it_could_have_liv
     says(cat, FAR, 20.0)
     assert opened(cat, clock) and cat.held
     assert 30.0 <= clock.waited < 31.0
-    assert "was to be gone 10 s ago" in caplog.text
+    assert "should have ended 10 s ago" in caplog.text
     assert departure.found(cat.private) == []  # the next one need not find this out again
 
 
@@ -158,7 +158,7 @@ def test_every_rank_that_is_leaving_is_waited_for(cat: Locked) -> None:
 
 def test_nobody_waits_for_itself(cat: Locked) -> None:
     clock = Clock()
-    Leaving(cat.private, 0).say("SIGTERM", 50.0)
+    DepartureNote(cat.private, 0).say("SIGTERM", 50.0)
     assert opened(cat, clock) and clock.waited == 0.0
 
 
@@ -171,4 +171,4 @@ def test_what_was_written_longer_ago_than_it_could_live_is_not_waited_for(cat: L
 
 
 def test_the_words_for_a_leaver_name_its_rank_where_it_is_not_the_first() -> None:
-    assert str(Leaver(3, "x", 1.0, FAR, "far")) == "rank 3, process 12 on far"
+    assert str(Departure(3, "x", 1.0, FAR, "far")) == "rank 3, process 12 on far"

@@ -11,7 +11,7 @@ from lastcall import errors
 from lastcall.core.store import anchored
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.memory import MemoryStore
-from lastcall.core.store.nowhere import Nowhere
+from lastcall.core.store.nowhere import NullStore
 
 PATIENCE = 60.0
 
@@ -19,7 +19,7 @@ PATIENCE = 60.0
 def apart(memory: MemoryStore) -> tuple[Anchored, MemoryStore]:
     """A rank, and its link to the store in memory, which can be cut by closing it and comes back at once."""
     link = memory.clone()
-    return Anchored(link, Nowhere(), memory.clone), link
+    return Anchored(link, NullStore(), memory.clone), link
 
 
 @pytest.fixture(autouse=True)

@@ -231,7 +231,7 @@ def test_no_room_for_a_connection_is_said_and_tried_again(monkeypatch: pytest.Mo
     store.start()
     friend = client(store)
     assert friend.add("count", 1) == 1
-    assert caplog.text.count("no room for another connection") == 2 and "ulimit -n" in caplog.text
+    assert caplog.text.count("Could not accept another connection") == 2 and "ulimit -n" in caplog.text
     friend.close()
     store.stop()
 

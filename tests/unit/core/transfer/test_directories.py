@@ -10,18 +10,18 @@ import pytest
 from helpers.together import at_once
 from lastcall import clock as clocks
 from lastcall.core.checkpoint.catalog import Catalog
-from lastcall.core.ranks.rendezvous import Meeting
+from lastcall.core.ranks.rendezvous import Rendezvous
 from lastcall.core.ranks.world import World
 from lastcall.core.store.memory import MemoryStore
 from lastcall.core.transfer import directories
-from lastcall.core.transfer.directories import FIRST, Homes
+from lastcall.core.transfer.directories import FIRST, Directories
 from lastcall.storage import files as storage
 
 
 def test_one_directory_for_all_is_led_by_the_first_rank() -> None:
-    found = [Homes(rank) for rank in range(3)]
-    assert [one.leads for one in found] == [True, False, False]
-    assert not any(one.spread or one.apart for one in found)
+    found = [Directories(rank) for rank in range(3)]
+    assert [one.opens_it for one in found] == [True, False, False]
+    assert not any(one.spread or one.elsewhere for one in found)
     assert found[2].shares_with(0) and found[0].shares_with(2)
 
 
@@ -30,24 +30,24 @@ def test_one_directory_for_all_is_led_by_the_first_rank() -> None:
     [(0, False, 0, [0, 2]), (1, True, 1, [1, 3]), (2, False, 0, [0, 2]), (3, True, 1, [1, 3]), (4, True, 4, [4])],
 )
 def test_each_of_several_directories_has_a_leader(rank: int, apart: bool, leader: int, neighbours: list[int]) -> None:
-    found = Homes(rank, [FIRST, "b", FIRST, "b", "c"])
-    assert found.spread and found.apart is apart
-    assert found.leader == leader and found.leads is (rank == leader)
+    found = Directories(rank, [FIRST, "b", FIRST, "b", "c"])
+    assert found.spread and found.elsewhere is apart
+    assert found.leader == leader and found.opens_it is (rank == leader)
     assert found.leaders == [1, 4]
     assert [other for other in range(5) if found.shares_with(other)] == neighbours
 
 
-def found(folders: Sequence[Path]) -> list[Homes]:
+def found(folders: Sequence[Path]) -> list[Directories]:
     """As ranks with these directories find each other. Rank 0 has made its mark."""
     store, clock = MemoryStore(), clocks.Clock()
     directories.mark(folders[0], 0).mkdir(parents=True)
 
-    def one(rank: int) -> Homes:
+    def one(rank: int) -> Directories:
         world = World(rank, len(folders), store.clone)
         catalog = Catalog(folders[rank], storage.Files(), rank)
-        return directories.find(Meeting(world, clock, lambda: False), world, catalog, folders[rank], True, clock)
+        return directories.find(Rendezvous(world, clock, lambda: False), world, catalog, folders[rank], True, clock)
 
-    return [result for result in at_once(*(partial(one, rank) for rank in range(len(folders)))) if isinstance(result, Homes)]
+    return [result for result in at_once(*(partial(one, rank) for rank in range(len(folders)))) if isinstance(result, Directories)]
 
 
 def test_those_that_see_one_directory_share_it_whatever_they_call_it(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_those_that_see_one_directory_share_it_whatever_they_call_it(tmp_path: P
 
 
 def test_where_all_see_the_first_mark_nobody_makes_another(tmp_path: Path) -> None:
-    assert found([tmp_path / "a"] * 3) == [Homes(rank) for rank in range(3)]
+    assert found([tmp_path / "a"] * 3) == [Directories(rank) for rank in range(3)]
     assert os.listdir(tmp_path / "a") == ["home-0"]
 
 
 def test_a_rank_that_sees_the_first_mark_late_has_that_directory_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network file system may take longer than anybody waits."""
     monkeypatch.setattr(directories, "_seen", lambda mark, clock: False)
-    assert found([tmp_path / "a"] * 2) == [Homes(rank) for rank in range(2)]
+    assert found([tmp_path / "a"] * 2) == [Directories(rank) for rank in range(2)]

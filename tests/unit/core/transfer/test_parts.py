@@ -31,7 +31,7 @@ from lastcall.core.restore import restore
 from lastcall.core.sync.stopped import Stopped
 from lastcall.core.transfer import parts
 from lastcall.core.transfer.directories import FIRST
-from lastcall.core.transfer.parts import Parcels
+from lastcall.core.transfer.parts import PartTransfer
 from lastcall.testing import Fault, FaultyFiles
 from lastcall.types import Extent, File, FileLayout, FileRecord
 
@@ -51,9 +51,9 @@ def saved(results: list[Entry | BaseException]) -> Entry:
     return results[0]
 
 
-def sender(member: Member) -> Parcels:
-    assert member.joint_save.parcels is not None
-    return member.joint_save.parcels
+def sender(member: Member) -> PartTransfer:
+    assert member.joint_save.part_transfer is not None
+    return member.joint_save.part_transfer
 
 
 def test_the_committers_directory_has_the_parts_of_all(four: Company) -> None:
@@ -93,7 +93,7 @@ def test_survivors_commit_where_the_lowest_of_them_is(tmp_path: Path) -> None:
         run.dead |= {0, 1}
         results = run.save(run.order(writers=(2, 3), missing=(0, 1)), ranks=(2, 3), step=3)
         assert all(isinstance(result, Entry) and result.path == run.root_of(2) / "checkpoint-3" for result in results), results
-        assert run.members[3].joint_save.keeper == 2
+        assert run.members[3].joint_save.holder_of_newest == 2
         assert not list(run.root_of(0).glob("checkpoint-*"))
 
 
@@ -112,7 +112,7 @@ def test_a_committer_that_is_not_reached_means_no_checkpoint(four: Company) -> N
     sender(four.members[0]).close()
     results = four.save(four.order())
     assert all(isinstance(result, errors.SaveError) for result in results), results
-    assert "could not be sent to rank 0" in str(results[2])
+    assert "could not send its part to rank 0" in str(results[2])
     assert not list(four.root.glob("*/checkpoint-*"))
 
 
@@ -156,9 +156,9 @@ def test_a_committer_that_does_not_go_on_holds_nobody_up_once_time_is_over(four:
             raise errors.DeadlineError("the time ran out")
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        four.store.set("parcels/0", json.dumps(["127.0.0.1", deaf.getsockname()[1]]).encode())
+        four.store.set("part_transfer/0", json.dumps(["127.0.0.1", deaf.getsockname()[1]]).encode())
         with ThreadPoolExecutor(1) as pool:
-            giving = pool.submit(sender(four.members[2]).give, 0, "jit-1", tmp_path / "part", part, check)
+            giving = pool.submit(sender(four.members[2]).send_part, 0, "jit-1", tmp_path / "part", part, check)
             link, _ = deaf.accept()
             with link:
                 left = LARGE if answers else 1
@@ -173,16 +173,16 @@ def test_a_sender_hears_why_its_part_is_not_taken(tmp_path: Path) -> None:
     files = FaultyFiles(Fault("pwrite", 1, errno.ENOSPC, lasting=True))
     with company(tmp_path, 2, files={0: files}, homes=[FIRST, "b"]) as run:
         part = large(tmp_path / "part", 1)
-        with pytest.raises(errors.SaveError, match="rank 0 could not take its part: No space left on device"):
-            sender(run.members[1]).give(0, "jit-1", tmp_path / "part", part, lambda: None)
+        with pytest.raises(errors.SaveError, match="rank 0 could not receive its part: No space left on device"):
+            sender(run.members[1]).send_part(0, "jit-1", tmp_path / "part", part, lambda: None)
 
 
 def test_a_part_that_comes_after_the_end_leaves_nothing_behind(four: Company, tmp_path: Path) -> None:
     part = large(tmp_path / "part", 2)
     results = at_once(partial(four.members[0].save, four.order(deadline=clocks.Clock().now() + 0.5)))
     assert isinstance(results[0], errors.DeadlineError)
-    with pytest.raises(errors.SaveError, match="nothing came of it"):
-        sender(four.members[2]).give(0, "jit-1", tmp_path / "part", part, lambda: None)
+    with pytest.raises(errors.SaveError, match="it was abandoned"):
+        sender(four.members[2]).send_part(0, "jit-1", tmp_path / "part", part, lambda: None)
     assert four.staged() == []
 
 
@@ -194,7 +194,7 @@ def test_a_part_that_is_on_its_way_at_the_end_leaves_nothing_behind(four: Compan
             four.members[0].joint_save.refuse(four.order(), "no part of its own")
 
     with pytest.raises(errors.SaveError):
-        sender(four.members[2]).give(0, "jit-1", tmp_path / "part", part, check)
+        sender(four.members[2]).send_part(0, "jit-1", tmp_path / "part", part, check)
     nursery.until(lambda: not list(four.members[0].catalog.staging.glob("*/large.bin")), "the receiver to clear it away", PATIENCE)
 
 
@@ -229,7 +229,7 @@ def test_a_connection_that_cannot_be_taken_up_is_not_the_last(four: Company, mon
 
 def test_a_checkpoint_is_brought_from_another_directory(four: Company) -> None:
     entry = saved(four.save(four.order(), step=5))
-    sender(four.members[2]).bring(0, entry.record.fingerprint, lambda: False)
+    sender(four.members[2]).fetch(0, entry.record.fingerprint, lambda: False)
     (brought,) = four.members[2].catalog.entries()
     assert brought.record == entry.record and brought.path.name == "checkpoint-5"
     restore.verify(brought, four.members[2].engine)
@@ -237,7 +237,7 @@ def test_a_checkpoint_is_brought_from_another_directory(four: Company) -> None:
 
 def test_one_that_is_not_there_is_said_to_be(four: Company) -> None:
     with pytest.raises(errors.StorageError, match="it is not there"):
-        sender(four.members[2]).bring(0, "0" * 32, lambda: False)
+        sender(four.members[2]).fetch(0, "0" * 32, lambda: False)
     assert not list(four.members[2].catalog.staging.glob("*"))
 
 
@@ -245,14 +245,14 @@ def test_damage_is_found_where_it_arrives(four: Company) -> None:
     entry = saved(four.save(four.order()))
     flip(entry.path / entry.record.files[-1].name, 5)
     with pytest.raises(errors.CheckpointError, match="does not match its digest"):
-        sender(four.members[2]).bring(0, entry.record.fingerprint, lambda: False)
+        sender(four.members[2]).fetch(0, entry.record.fingerprint, lambda: False)
     assert four.members[2].catalog.entries() == [] and not list(four.members[2].catalog.staging.iterdir())
 
 
 def test_a_notice_ends_it(four: Company) -> None:
     entry = saved(four.save(four.order()))
     with pytest.raises(Stopped):
-        sender(four.members[2]).bring(0, entry.record.fingerprint, lambda: True)
+        sender(four.members[2]).fetch(0, entry.record.fingerprint, lambda: True)
     assert four.members[2].catalog.entries() == []
 
 
@@ -260,7 +260,7 @@ def test_a_notice_ends_it(four: Company) -> None:
 
 
 def address(run: Company, rank: int) -> tuple[str, int]:
-    told = run.store.get(f"parcels/{rank}", 1.0)
+    told = run.store.get(f"part_transfer/{rank}", 1.0)
     assert told is not None
     host, port = json.loads(told)
     return host, port
@@ -312,7 +312,7 @@ def test_files_outside_of_the_save_are_refused(four: Company, name: str) -> None
 @pytest.mark.parametrize("save", ["../x", "", "/x", "a/b", ".", "x" * 300])
 def test_names_that_no_save_has_are_refused(four: Company, save: str) -> None:
     with pytest.raises(errors.SaveError, match="not the name of a save"):
-        sender(four.members[2]).give(0, save, four.root_of(2), Part(2, 1), lambda: None)
+        sender(four.members[2]).send_part(0, save, four.root_of(2), Part(2, 1), lambda: None)
     assert not (four.root_of(0) / ".lastcall" / "x").exists()
 
 

@@ -35,7 +35,7 @@ Saved = dict[str, Any]
 
 class Carrier:
     """`state`: what was handed over. `doubts`: where it says what it can not save. `is_ahead`: whether a value is a batch that was read
-    ahead, which belongs to the loader's position: the resumed script draws it again. None: nobody knows yet. `reads_ahead`: whether
+    ahead, which belongs to the loader's position: the resumed script draws it again. None: unknown yet. `reads_ahead`: whether
     the script has drawn such batches. None, too."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Carrier:
         self._reads_ahead = reads_ahead
         self._ahead: set[tuple[str, str]] = set()  # names that held such a batch last
         self._left: set[str] = set()  # ... and of them, what the last look has left to the loader's position
-        self._begun: set[Loop] = set()  # of the script's own that have asked where to go on
+        self._begun: set[Loop] = set()  # of the script's own that have asked where to continue
         self._undecided = False  # whether all that a loop with tick() carries can be put back
         self._handed = Handed({})
         self._thread: int | None = None
@@ -111,7 +111,7 @@ class Carrier:
     _ticking = False
 
     def asked(self, frame: FrameType | None) -> bool:
-        """The script asks where to go on. In the head of its own loop (`range(run.step, n)`), what the loop carries can be put back.
+        """The script asks where to continue. In the head of its own loop (`range(run.step, n)`), what the loop carries can be put back.
         Says whether it is there, for the first time: a pass that ends without a tick() comes to the head again."""
         chain = list(self._chain(frame))
         place = places.of(chain[0]) if chain else None
@@ -156,7 +156,7 @@ class Carrier:
                 if name in moving or not values.is_value(value) or name not in marks or (evaluates and _is_mode(name)):
                     continue
                 if not _is_same(marks[name], _mark(value)):
-                    return f"`{owner.shown(name)}` has begun to change since the loop's variables were last looked at"
+                    return f"`{owner.shown(name)}` has begun to change since the loop's variables were last read"
         return ""
 
     def _kept(self) -> Saved:
@@ -305,7 +305,7 @@ class Carrier:
                 self._first.setdefault((key, name), type(value))
 
     def _unread(self, place: places.Place, own: Mapping[str, Any], anew: bool) -> Saved:
-        """Of a frame whose source nobody has (a notebook's cell, exec()): what is another value than when the loop began."""
+        """Of a frame whose source is not available (a notebook's cell, exec()): what is another value than when the loop began."""
         marks = self._marks.setdefault(place.key, {})
         if anew:
             marks.clear()
@@ -323,7 +323,7 @@ class Carrier:
             try:
                 found[name] = values.savable(value, self._handed)
             except values.Unsavable:
-                continue  # as likely as not the script makes it anew in each pass
+                continue  # as likely as not the script creates it again in each pass
         return found
 
     def _drawn_again(self, key: str, name: str, value: Any) -> bool:
@@ -341,7 +341,7 @@ class Carrier:
         return False
 
     def _watch(self, owner: owners.Owner, found: Saved) -> bool:
-        """Take what has changed. Says whether there are objects in it that nobody has looked at."""
+        """Take what has changed. Says whether there are objects in it that were not examined."""
         marks = self._marks.get(owner.key)
         new = marks is None
         if marks is None:

@@ -29,7 +29,7 @@ class Kept:
         self._loaded.update(saved)
 
     def _read(self) -> dict[str, Any]:
-        """What the checkpoint had and nobody has asked for yet stays with it."""
+        """What the checkpoint had and the script has not asked for yet stays with it."""
         return {**self._loaded, **self._values}
 
     def __getattr__(self, name: str) -> Any:

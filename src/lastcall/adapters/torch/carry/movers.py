@@ -2,7 +2,7 @@
 range. They are saved as where they are, and put there in place: a resumed script has made them as it did before, and they stand at
 their beginning.
 
-A generator function that a loop pulls from has its position in a frame, and nobody can put that back: it is named. So are iterators
+A generator function that a loop pulls from has its position in a frame, and that cannot be restored: it is named. So are iterators
 made of others (`cycle(batches)`, `zip(a, b)`), and a queue or a future in which tensors wait for the next step: threads may be at both
 ends of it.
 """
@@ -165,7 +165,7 @@ def _at(value: object) -> object:
 
 def described(value: Any) -> str:
     if not isinstance(value, types.GeneratorType):
-        return f"it is a `{type(value).__name__}`, and nobody can tell where it stands"
+        return f"it is a `{type(value).__name__}`, and its position cannot be known"
     code = value.gi_code
     return f"it is a generator (`{code.co_qualname}`, {os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 

@@ -274,7 +274,7 @@ class Walk:
                 self.below(f"{key}[{name!r}]", item, depth + 1)
 
     def _module(self, key: str, value: torch.nn.Module, depth: int) -> None:
-        """What a module keeps beside its state_dict(): handed over or not, nobody else saves it."""
+        """What a module keeps beside its state_dict(): handed over or not, no other object saves it."""
         self._seen.add(id(value))
         self.found.append(Inside(key, value))
         for name, each in value.named_modules():

@@ -19,7 +19,7 @@ READ_AGAIN = frozenset({"step", "epoch", "resumed"})  # what a loop may ask the 
 @dataclass(frozen=True, eq=False)
 class Place:
     """`needed`: assigned in a loop around it, and read later before they are surely written. `carried`: those that a pass of a loop
-    hands to the next. `fresh`: those that the script makes anew on its way to this place, each time it comes here."""
+    hands to the next. `fresh`: those that the script creates again on its way to this place, each time it comes here."""
 
     code: CodeType
     line: int
@@ -44,7 +44,7 @@ class Place:
         return tuple(sorted((self.carried | self.fresh) & self.changing))
 
     def is_left(self, name: str) -> bool:
-        """Whether a pass makes it anew before it reads it."""
+        """Whether a pass assigns it before it reads it."""
         return name in self.changing and name not in self.carried and name not in self.fresh
 
     def is_time(self, name: str, value: object) -> bool:

@@ -1,5 +1,5 @@
-"""What the script makes anew on its way to a loop: `progress = ProgressMeter(..., [batch_time, losses])` at the top of an epoch. Such
-an object is another one whenever the loop begins, and a resumed run makes it again: nothing of that is carried."""
+"""What the script creates again on its way to a loop: `progress = ProgressMeter(..., [batch_time, losses])` at the top of an epoch.
+Such an object is another one whenever the loop begins, and a resumed run makes it again: nothing of that is carried."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def mark(value: Any, depth: int = 0) -> Any:
 
 
 def put(live: Any, saved: Any) -> bool:
-    """Make a live value the saved one in place, so that whoever else holds it sees it too. False where it must be replaced."""
+    """Make a live value the saved one in place, so that other holders see it too. False where it must be replaced."""
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
         if live.shape != saved.shape or live.dtype != saved.dtype or live.requires_grad or not live.is_leaf:
             return False

@@ -151,7 +151,7 @@ class ItemsTracker:
         found = replaying.replay(what, count, self._seconds, lambda: self._made_again(items, next(numbers), made_with))
         if not self.doubts:  # a thread that reads ahead draws when it comes to it
             # The first one is made while the loaders underneath begin, which puts the generators back behind its back: its noise is
-            # another, and nobody trains it.
+            # another, and it is not trained on.
             before = [mark for mark in self._seen if mark[0] > 0]
             seen.compare(before, seen.of_batches(self._glimpses, count), what, self.doubts)
         if found < count:

@@ -102,7 +102,7 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
             iterator = iterators.FollowedMulti(loader, ledger, pool, passage)
         passage.held, passage.held_at_draw = held, held_at_draw
         if tuple(resume.state["facts"])[: 4 if passage.iterable else 2] != passage.facts[: 4 if passage.iterable else 2]:
-            passage.seen = ()  # other batches, which was told
+            passage.seen = ()  # other batches, which got
         if left and iterator._lc_replay:
             iterator._lc_make_again()
     finally:

@@ -208,7 +208,7 @@ class Followed:
         """Draw what was delivered before the interruption, without loading it, and then the next index."""
         generators, holding = self._lc_ledger.generators, self._lc_ledger.holding
         skip = 0 if passage.iterable else passage.delivered + passage.failed
-        # With workers all of this happens while the iterator is made, and whoever makes it puts the generators back.
+        # With workers all of this happens while the iterator is made, and its maker puts the generators back.
         # Those of the sampler must not be put back before the prefetching draws that follow.
         lazy = passage.pool is None and not passage.iterable
         saved = rng.take(generators) if lazy else None
@@ -237,7 +237,7 @@ class Followed:
             if skip:
                 log.warning(
                     "%d batches of this pass were delivered before the interruption, but the loader now has "
-                    "only %d in a pass: the pass counts as ended, and training goes on with the next one.",
+                    "only %d in a pass: the pass counts as ended, and training continues with the next one.",
                     skip,
                     done,
                 )
@@ -250,7 +250,7 @@ class Followed:
         saved, held_now = rng.take(self._lc_ledger.generators), holding.take()
         try:
             seconds = passage.seconds if passage is not None else 0.0
-            done = replaying.replay("An IterableDataset cannot be entered in the middle", count, seconds, self._lc_take)
+            done = replaying.replay("An IterableDataset cannot be resumed in the middle", count, seconds, self._lc_take)
             if done < count:
                 log.warning("The IterableDataset ended before the %d batches that were delivered before the interruption.", count)
             elif passage is not None and not passage.moves_unseen:
@@ -433,7 +433,7 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         return message
 
     def _try_put_index(self) -> None:
-        # Batch j belongs to worker j % num_workers; _reset() makes the cycle anew just before the first call of this.
+        # Batch j belongs to worker j % num_workers; _reset() makes a new cycle just before the first call of this.
         for _ in range(self._lc_rotate):
             next(self._worker_queue_idx_cycle)
         self._lc_rotate = 0

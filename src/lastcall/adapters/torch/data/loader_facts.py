@@ -34,7 +34,7 @@ def compare_batches(loader: Any, state: dict[str, Any], doubts: Doubts) -> None:
     batch_size, now = state["facts"][1], facts(loader)[1]
     if state["phase"] == position.INSIDE and batch_size != now:
         doubts.add(
-            f"batch_size was {batch_size} and is now {now}: the interrupted pass goes on at batch {state['delivered']}, which is at "
+            f"batch_size was {batch_size} and is now {now}: the interrupted pass continues at batch {state['delivered']}, which is at "
             "other samples, so some will be repeated or missed",
             "Use the batch_size of the interrupted run.",
         )
@@ -46,8 +46,8 @@ def compare_length(loader: Any, state: dict[str, Any], doubts: Doubts) -> None:
     length_now, batch_size_now, *_ = facts(loader)
     if state["phase"] == position.INSIDE and length != length_now and batch_size == batch_size_now:
         doubts.add(
-            f"a pass had {length} batches and now has {length_now}: it goes on at batch {state['delivered']} of another order, so some "
-            "samples will be repeated or missed",
+            f"a pass had {length} batches and now has {length_now}: it continues at batch {state['delivered']} of another order: "
+            "some samples will be repeated or missed",
             "Give the loader the dataset of the interrupted run.",
         )
 
@@ -93,7 +93,7 @@ def set_sampler_epochs(loader: Any, epochs: tuple[int, ...]) -> None:
 
 
 def _epoch_samplers(loader: Any) -> list[Any]:
-    """Also a dataset that is told it, where nobody looks into it (Hugging Face's): what others hold is put back anyway."""
+    """Also a dataset that gets it, where lastcall does not look into it (Hugging Face's): what others hold is put back anyway."""
     told = [*rng.samplers(loader), *([loader.dataset] if graph.opaque(loader.dataset) else [])]
     return [one for one in told if hasattr(one, "set_epoch") and isinstance(getattr(one, "epoch", None), int)]
 

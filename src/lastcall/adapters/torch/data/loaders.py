@@ -69,7 +69,7 @@ class LoaderTracker:
     (`break`) is over as soon as its iterator is gone, so `state()` belongs to the boundary: taken after an exception
     has left the loop, it says that the pass was left.
 
-    A copy or a pickle of an attached loader is a plain loader that nobody follows.
+    A copy or a pickle of an attached loader is a plain loader that is not followed.
     """
 
     def __init__(self, loader: torch_data.DataLoader[Any]) -> None:
@@ -100,7 +100,7 @@ class LoaderTracker:
         self._attached = True
 
     def detach(self) -> None:
-        """Give the loader its own class back. Iterators that are running go on."""
+        """Give the loader its own class back. Running iterators continue."""
         if not self._attached:
             return
         self._attached = False
@@ -203,7 +203,7 @@ class LoaderTracker:
             self._ledger = iterator._lc_ledger
         elif iterator is not None:
             log.warning(
-                "The loader's persistent workers were started before lastcall followed it: they are started anew for the next pass."
+                "The loader's persistent workers were started before lastcall followed it: they are restarted for the next pass."
             )
             self.loader._iterator = None
 

@@ -1,8 +1,8 @@
-"""Loaders that nobody handed over: while a run is open, every DataLoader that is iterated over is followed from then on.
+"""Loaders that were not handed over: while a run is open, every DataLoader that is iterated over is followed from then on.
 
-It is known by the place in the script where it was opened first, since the resumed script opens it there, too. A loader that is made
-anew for each pass takes the place of the one before. An iterator that was made before the block is adopted, if nothing was drawn from
-it yet and no worker has begun; otherwise nobody can know where it stands, and that is said.
+It is known by the place in the script where it was opened first, since the resumed script opens it there, too. A loader that is
+recreated for each pass takes the place of the one before. An iterator that was made before the block is adopted, if nothing was drawn
+from it yet and no worker has begun; otherwise its position cannot be known, and that is said.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Pass:
     """One iteration over the loader."""
 
     facts: Facts
-    epochs: tuple[int, ...]  # what the samplers' set_epoch() was told
+    epochs: tuple[int, ...]  # what the samplers' set_epoch() got
     begin: rng.State  # before the index sampler's iterator was made
     draw: rng.State | None = None  # before its first draw; None until then
     delivered: int = 0
@@ -207,7 +207,7 @@ class Ledger:
     latest: Pass | None = None
     doubts: Doubts = field(default_factory=Doubts)  # of the run, where the loader is part of one
     step: Callable[[], int] | None = None  # the run's, where the script's own loop draws from the loader
-    taken: Callable[[], None] = lambda: None  # called before the script goes on from the loaded position
+    taken: Callable[[], None] = lambda: None  # called before the script continues from the loaded position
     moved: Callable[[], None] = lambda: None  # ... and after what it draws from there
     lead: lead.Lead = field(default_factory=lead.Lead)
     noting: bool = False  # every draw is noted
@@ -277,7 +277,7 @@ class Ledger:
         if self.pending is not None and self.pending is self._returned:
             self.pending = None
         if self.latest is not None and self.latest.phase == BETWEEN:
-            self.latest.before_end = None  # whoever has seen the end has also come to it
+            self.latest.before_end = None  # a consumer that has seen the end has also come to it
 
     # ---- draws and steps -------------------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Ledger:
         if resume.phase == INSIDE:
             self.doubts.add(
                 f"the data position that was loaded (batch {resume.state['delivered']} of a pass that was opened at "
-                f"`{resume.state.get('site')}`) was not taken up, since the loader was opened at another place first",
+                f"`{resume.state.get('site')}`) was not used, since the loader was opened at another place first",
                 "Open the loader that you train from at the same place in every incarnation, or iterate with run.batches().",
             )
 
@@ -368,7 +368,7 @@ class Ledger:
         return held
 
     def is_ahead(self, value: Any) -> bool | None:
-        """Whether a value of the script is a batch that the resumed script draws again. None: nobody knows yet."""
+        """Whether a value of the script is a batch that the resumed script draws again. None: unknown yet."""
         return self.lead.has(value, self._held()) if self.noting and self.used is None and self.anchor is None else False
 
     def _before(self, latest: Pass, held: int) -> dict[str, Any]:

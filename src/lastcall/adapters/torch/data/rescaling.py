@@ -70,8 +70,8 @@ def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int)
     if not repeated:
         return moved, ""
     return moved, (
-        f"The data position of {replicas} ranks is taken up by {replicas_now}: they had used {used} samples of the epoch, which is no "
-        f"multiple of {replicas_now} ranks x batch_size={batch_now}. The epoch goes on at sample {used - repeated}: the {repeated} "
+        f"The data position of {replicas} ranks is resumed on {replicas_now}: they had used {used} samples of the epoch, which is no "
+        f"multiple of {replicas_now} ranks x batch_size={batch_now}. The epoch continues at sample {used - repeated}: the {repeated} "
         f"samples from there on are repeated."
     )
 
@@ -95,13 +95,13 @@ def _stateful(state: dict[str, Any], old: int, new: int) -> tuple[dict[str, Any]
 
 def _told(old: int, new: int, because: str, what: str) -> str:
     return (
-        f"The data position of {old} ranks cannot be taken up by {new}: {because}. The epoch begins again, and {what} in it come "
+        f"The data position of {old} ranks cannot be resumed on {new}: {because}. The epoch begins again, and {what} in it come "
         f"again. Resume on {old} ranks for an exact position, or use torch.utils.data.DistributedSampler."
     )
 
 
 def _fresh_workers(pool: Any) -> Any:
-    """Other batches go to other workers: the generators that they had belong to nobody."""
+    """Other batches go to other workers: the generators that they had belong to no rank."""
     return None if pool is None else (pool[0], pool[1], (None,) * len(pool[2]))
 
 

@@ -198,7 +198,7 @@ class _Crew:
         held = envelope.report.held and not pool.asked  # torchdata asks a dataset with state_dict() for it
         if skips and (envelope.report.parts != (None, None, None) or held):
             self.doubts.add(
-                "the workers of the StatefulDataLoader draw random numbers, and torchdata makes some batches again when it goes on, "
+                "the workers of the StatefulDataLoader draw random numbers, and torchdata makes some batches again when it continues, "
                 "with other ones",
                 "Use snapshot_every_n_steps=1 and a dataset with indices, or torch's own DataLoader.",
             )

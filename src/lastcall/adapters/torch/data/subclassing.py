@@ -1,4 +1,4 @@
-"""A loader's class with a few methods of ours in it, which nobody can tell from the class itself."""
+"""A loader's class with a few methods of ours in it, which cannot be told from the class itself."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ in an Envelope with the states that changed since that worker's previous one, an
 states that were *delivered*: batches loaded ahead, but never handed to the training loop, are loaded again with the
 same random numbers.
 
-Discarded: seeding each worker anew from (seed, epoch, batch), which is cheaper but gives other random numbers than a
-DataLoader that nobody follows; and asking the workers for their state at the time of the notice, when they are batches
+Discarded: reseeding each worker from (seed, epoch, batch), which is cheaper but gives other random numbers than a
+plain DataLoader; and asking the workers for their state at the time of the notice, when they are batches
 ahead and may be dying.
 
 What the worker's copies of the dataset and the collate function hold of their own (see `held`) travels the same way.

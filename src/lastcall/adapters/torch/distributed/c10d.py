@@ -1,10 +1,10 @@
 """torch's own key-value store as the one through which the ranks agree, where no `lastcall run` offers ours.
 
 Measured with torch 2.13:
-- A connection is kept busy by whoever waits on it, so every store here has a clone of its own.
+- A connection is kept busy by the thread that waits on it, so every store here has a clone of its own.
 - A `wait` that times out writes two warnings to stderr, and one that ends while the interpreter shuts down aborts the process (134). So
-  nobody waits here for a key itself, which only its setter could end. A waiter parks on a key of its own, its bell, which is rung by
-  whoever sets the key, by its own time-out, and by close().
+  no thread waits here for a key itself, which only its setter could end. A waiter parks on a key of its own, its bell, which is rung by
+  the writer of the key, by its own time-out, and by close().
 - `add`, `check` and the like have no time-out: a cut link would hold them for a quarter of an hour. So the calls are made on a thread
   of ours, and given up.
 """
@@ -218,7 +218,7 @@ class _Worker:
         return job
 
     def end(self) -> None:
-        """Whoever waits for a job is woken; the thread ends when torch lets it."""
+        """A thread that waits for a job is woken; the thread ends when torch lets it."""
         self.gone.set()
         self._jobs.put(None)
         if (job := self._job) is not None:
@@ -240,7 +240,7 @@ class _Ringer:
         self._lock = threading.Lock()
 
     def ring(self, bell: str) -> None:
-        with self._lock, contextlib.suppress(Exception):  # a lost store wakes its waiters by itself
+        with self._lock, contextlib.suppress(Exception):  # a lost store wakes its waiters on its own
             self._store.set(bell, b"1")
 
 

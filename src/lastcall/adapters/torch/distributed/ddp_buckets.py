@@ -73,7 +73,7 @@ class Layouts:
                 log.warning("the ranks could not agree on the buckets of %s: %s", _name(wrapper), error)
                 return
             if layout is None:
-                log.info("%s begins with new buckets: the checkpoint has none that fit", _name(wrapper))
+                log.info("%s starts with new buckets: the checkpoint has none that fit", _name(wrapper))
                 continue
             _install(wrapper, parameters, sparse, layout)
             self._known[place] = layout
@@ -93,7 +93,7 @@ def sorted_by(wrappers: Iterable[DistributedDataParallel], tensors: Iterable[tor
 
 def order(wrapper: Any) -> Layout | None:
     """The layout that the next backward will have, or None where it is still the first one. No collective. See Layouts.look()."""
-    wrapper.logger.set_runtime_stats_and_log()  # otherwise it is told of a rebuild a forward later
+    wrapper.logger.set_runtime_stats_and_log()  # otherwise it learns of a rebuild one forward later
     told = wrapper._get_ddp_logging_data()
     if wrapper._has_rebuilt_buckets:
         layout = [_numbers(one) for one in told.get("rebuilt_per_bucket_param_indices", "").split(",")]
@@ -172,7 +172,7 @@ def _install(wrapper: Any, parameters: list[torch.Tensor], sparse: list[bool], l
         wrapper.reducer._set_static_graph()
         wrapper.logger._set_static_graph()
     if not taken:
-        log.warning("%s begins with new buckets: this version of torch makes them in another way", _name(wrapper))
+        log.warning("%s starts with new buckets: this version of torch makes them in another way", _name(wrapper))
 
 
 @contextmanager

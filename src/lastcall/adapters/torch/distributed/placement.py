@@ -179,10 +179,10 @@ def replicas() -> Replicas:
             continue
         if not _averages(wrapper):
             name = class_of(wrapper.module).__qualname__
-            log.info("the ranks may drift apart under the communication hook of %s: each saves its own parameters", name)
+            log.info("ranks may diverge under the communication hook of %s: each saves its own parameters", name)
             continue
         wrappers.append(wrapper)
-        for parameter in wrapper._module_parameters:  # all but those it was told to ignore
+        for parameter in wrapper._module_parameters:  # all but those that it must ignore
             if not is_dtensor(parameter):
                 holders[id(parameter)] = ranks
                 kept.append(parameter)
@@ -203,7 +203,7 @@ def _wrappers(found: Iterable[object]) -> Iterator[DistributedDataParallel]:
 
 
 def _averages(wrapper: DistributedDataParallel) -> bool:
-    """Whether all ranks apply the same gradient. Local SGD does not, and of a hook that is not torch's own nobody knows."""
+    """Whether all ranks apply the same gradient. Local SGD does not, and of a hook that is not torch's own, this is unknown."""
     for hook, state in getattr(wrapper, "_comm_hooks", ()):
         name, module = getattr(hook, "__name__", ""), getattr(hook, "__module__", "")
         if name in _APART or type(state).__name__ == "PostLocalSGDState" or not module.startswith(_HOOKS):

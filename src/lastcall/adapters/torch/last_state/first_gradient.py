@@ -39,7 +39,7 @@ class FirstGradient:
         self._handles = []
 
     def rest(self) -> None:
-        """Nobody wants to know for now: a hook costs a short step several microseconds."""
+        """No listener at the moment: a hook costs a short step several microseconds."""
         if self._chosen is not None and not self.resting:
             self.remove()
             self.resting = True

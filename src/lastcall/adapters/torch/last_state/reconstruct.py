@@ -54,11 +54,11 @@ def compose(
         last = min(mail, key=lambda record: (abs(record.step - step), -record.sequence), default=None)
         if last is not None:
             draft.take_randomness(state_record.read(last.data))
-            because = f"its randomness is that of step {last.step}, the newest in its mail, and its data position that of another rank"
+            because = f"its randomness is that of step {last.step}, the newest recorded, and its data position that of another rank"
             return draft.finish(step, because)
     except errors.CheckpointError as error:
         return _Draft(document, groups).finish(step, f"{error}; its small state is that of another rank")
-    return draft.finish(step, "it has left no mail on this host; its small state is that of another rank")
+    return draft.finish(step, "it has recorded no last state on this host; its small state is that of another rank")
 
 
 class _Draft:
@@ -106,7 +106,7 @@ class _Draft:
                 continue
             known = self.entries.get(place) if place is not None else None
             if place is None or known is None or (known.dtype, tuple(known.shape)) != (entry.dtype, entry.shape):
-                raise errors.CheckpointError(f"its mail has a buffer {key[1]!r} that another rank has not")
+                raise errors.CheckpointError(f"its last state has a buffer {key[1]!r} that another rank does not have")
             self.entries[place] = TensorEntry(known.name, entry.dtype, entry.shape, entry.source)
 
     def finish(self, step: int, because: str) -> Composed:
@@ -137,7 +137,7 @@ def _unlike(mail: Sequence[mailbox.Record], own: Sequence[mailbox.Record], docum
     """What an F record leaves to the survivor, compared between the two at the last boundary that both have mailed."""
     shared = {record.step for record in mail if record.phase == "B"} & {record.step for record in own if record.phase == "B"}
     if not shared:
-        return "no boundary that both ranks have mailed tells whether the rest of its state was the same"
+        return "no boundary that both ranks recorded shows whether the rest of its state was the same"
     step = max(shared)
     theirs, ours = _letter(mailbox.newest(mail, step, "B")), _letter(mailbox.newest(own, step, "B"))
     assert theirs is not None and ours is not None

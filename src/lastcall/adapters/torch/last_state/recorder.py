@@ -116,7 +116,7 @@ class Mail:
             if CARRIED in copy.small:
                 letter.name(CARRIED, copy.small[CARRIED])
             self._send(letter, looks, step, "B")
-        except Exception as error:  # state_dict() is anybody's code, and training goes on without mail
+        except Exception as error:  # state_dict() is any code, and training continues without records
             self._stop(error)
         return time.perf_counter() - began
 
@@ -148,12 +148,12 @@ class Mail:
         self.box.write(step, phase, letter.pieces())
 
     def _stop(self, error: Exception) -> None:
-        log.warning("This rank writes no mail any more: %s. If it is killed, its small state is taken from the others.", error)
+        log.warning("This rank can no longer record its last state: %s. If killed, its small state is taken from others.", error)
         self._first.remove()
         self.box.close()
 
     def _look(self) -> dict[str, _Look]:
-        """What is in each value. Looked at anew only where the value is another one, or a container, which may hold others now."""
+        """What is in each value. Read again only where the value is another one, or a container, which may hold others now."""
         found = {}
         for name, value in self._values.items():
             known = self._looks.get(name)

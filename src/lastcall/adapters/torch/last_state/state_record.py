@@ -117,7 +117,7 @@ class Letter:
         document = encoding.Encoder(self._known, held, frozenset(), {}, unsaved={}).whole(copied, name)
         entries = [(group, entry) for group, rows in held.entries.items() for entry in rows.values()]
         if sum(entry.source.nbytes for _, entry in entries) > _LARGE:
-            raise Left("it is too large for the mail of a rank")
+            raise Left("it is too large for the last state of a rank")
         if not all(isinstance(entry.source, memory.HostMemory) and entry.share is None for _, entry in entries):
             raise Left("its tensors are on a device, or not in one piece")
         for group, entry in entries:
@@ -158,7 +158,7 @@ def read(data: bytes) -> Received:
         loaders = [_DOCUMENTS[kind](state) for kind, state in head["loaders"]]
         return Received(head["place"], _randomness(head["randomness"]), loaders, names, head["left"], tensors, buffers)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, RuntimeError) as error:
-        raise errors.CheckpointError(f"the mail of a rank cannot be read: {error!r:.200}") from error
+        raise errors.CheckpointError(f"the last state of a rank cannot be read: {error!r:.200}") from error
 
 
 def _encode(value: object) -> object:

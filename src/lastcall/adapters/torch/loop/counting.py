@@ -90,7 +90,7 @@ class Counting:
         self._seen: list[int] = []
 
     def resume(self, itself: Itself, frame: types.FrameType | None, by: int) -> bool:
-        """The loop goes on behind `by` batches. False if it would not have gone on. `frame`: what waits for its first batch."""
+        """The loop continues after `by` batches. False if it would not have gone on. `frame`: what waits for its first batch."""
         if not known():
             return True  # the first incarnation has said so
         counters = [counter for counter in find(itself[0](), frame) if not counter.renewed(by)]
@@ -128,7 +128,7 @@ class Counting:
                 f"of what {_LONGEST} pulls beside run.batches(){where}, a shorter one that had ended begins again when it is resumed"
             )
         elif beside:
-            self._doubt(f"`{beside}` beside run.batches(){where}, in a zip(), begins at its beginning again in a resumed epoch")
+            self._doubt(f"`{beside}` beside run.batches(){where}, in a zip(), starts from the beginning in a resumed epoch")
         elif not counters:
             self._known = True
         elif not known():
@@ -166,7 +166,7 @@ def known() -> bool:
 
 
 def step_of(counter: object) -> int:
-    """Of an islice; 1 where nobody knows."""
+    """Of an islice; 1 where unknown."""
     return _word(counter, 3).value if known() else 1
 
 

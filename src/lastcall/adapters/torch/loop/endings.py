@@ -1,4 +1,4 @@
-"""How a run ended, and what the next one in its directory is told: an early stop trains on, a finished one has nothing left to do, a
+"""How a run ended, and what the next one in its directory learns: an early stop trains on, a finished one has nothing left to do, a
 second one in the same process is usually another run (a fold, a trial) that was given the first one's place."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def finished(directory: Path) -> None:
 
 
 def again(directory: Path) -> bool:
-    """Whether this process has finished a run there before. Asked once: the next one is told again."""
+    """Whether this process has finished a run there before. Asked once: the next one learns it again."""
     place = directory.resolve()
     known = place in _here
     _here.discard(place)
@@ -38,12 +38,12 @@ def announce(directory: Path, entry: Entry, repeated: bool) -> bool:
     """Say what the last one did. True if it left its loop early."""
     if entry.record.reason.startswith(LEFT_EARLY):
         log.warning(
-            "The last incarnation ended by itself: %s (an early stop?). This one trains on from there. If it shall not, ask first: "
+            "The last incarnation ended early: %s (an early stop?). This one continues from there. If it should not, check first: "
             "`if not run.left_early:`", entry.record.reason,
         )  # fmt: skip
         return True
     if repeated:
-        log.warning("This process has finished a run in %s before: this one goes on from its end", directory)
+        log.warning("This process has already finished a run in %s: this one continues from its end", directory)
     return False
 
 
@@ -55,4 +55,4 @@ def nothing_left(directory: Path, step: int, repeated: bool) -> None:
             f"{where}, in this very process, and nothing is left to train: this one would only get its weights. Give each run (each "
             f"fold, each trial) a directory of its own: protect({str(directory / 'fold-1')!r}, ...)"
         )
-    log.info("Nothing is left to do: %s. To train on, ask for more; to train anew, use another directory", where)
+    log.info("Nothing left to do: %s. To train longer, ask for more steps; to start over, use another directory", where)

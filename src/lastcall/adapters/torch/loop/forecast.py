@@ -1,4 +1,4 @@
-"""How many steps a run of epochs will have made at its end: nobody says so, but the batches and the epochs that are done tell."""
+"""How many steps a run of epochs will have made at its end: this is never stated, but the batches and the epochs that are done tell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Forecast:
         self._total = total
 
     def steps(self) -> int | None:
-        """None while nobody knows."""
+        """None while unknown."""
         where = self._position
         began, epochs, done = where.epoch_began, self._total - self._start, where.epoch - self._start
         if began is not None and began[0] == where.epoch and done > 0:  # all epochs so far, as they were

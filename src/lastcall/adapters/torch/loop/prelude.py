@@ -83,7 +83,7 @@ class Prelude:
             return changed
         self._subject.doubts.add(
             f"the script has changed {_listed(new)} after the checkpoint was restored, which it did not do when the run began",
-            "The change is kept. Leave it out for a run that goes on as if nothing had happened.",
+            "The change is kept. Leave it out for a run that continues as if nothing had happened.",
         )
         kept = {piece for piece in changed if _name(piece) in new}
         assert self._mark is not None
@@ -102,7 +102,7 @@ class Prelude:
         again = _Again(subject.state, names, self._last)
         restore.again(self._entry, self._engine, again, wanted, world.rank if world.many else 0)
         self._mark = subject.glance(self._look)
-        log.info("Put back what the script changes on its way to the loop: %s", _listed(names))
+        log.info("Restored what the script changes on its way to the loop: %s", _listed(names))
 
 
 class _Again:

@@ -1,7 +1,8 @@
-"""Loops of the script's own around its steps, which a resumed run begins anew: `for epoch in range(3)` around tick() or run.batches().
+"""Loops of the script's own around its steps, which a resumed run starts from the beginning: `for epoch in range(3)` around tick() or
+run.batches().
 
 Found in the source of the frames between the step and the `with` block, when the first step is over. A loop that asks the run where to
-go on (`range(run.step, n)`, `while run.step < n`), one over data, and a `while` loop (its variables are carried) are right. Around
+continue (`range(run.step, n)`, `while run.step < n`), one over data, and a `while` loop (its variables are carried) are right. Around
 run.batches() the epochs that are over are passed over by empty loops, but what else is done in an epoch is done again. Not so in a
 `while` loop: its variables are put back at the first run.batches(), so that its first pass is the one that was interrupted (goes_on()).
 """
@@ -111,7 +112,7 @@ def _doubt(loop: ast.For, frame: types.FrameType, doubts: Doubts, batches: bool)
     where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
     inner = batches or any(isinstance(node, ast.For) for node in scopes.below(loop))
     remedy = f"Write `for {target} in run.epochs(n):` with `run.batches(loader)` inside." if inner else "Write `run.steps(n)`."
-    doubts.add(f"`for {target} in {over:.60}` ({where}) begins anew in a resumed run", remedy)
+    doubts.add(f"`for {target} in {over:.60}` ({where}) starts from the beginning in a resumed run", remedy)
 
 
 def _around_step(
@@ -150,7 +151,7 @@ def _asks(loop: ast.For, scope: scopes.Scope, run: object) -> bool:
 
 
 def _starts_over(loop: ast.For, scope: scopes.Scope) -> bool:
-    """Whether it counts by itself, to more than one."""
+    """Whether it counts on its own, to more than one."""
     over: ast.expr = loop.iter
     while isinstance(over, ast.Call) and _name(over.func) in _WRAPS and over.args:
         over = over.args[0]

@@ -3,8 +3,8 @@
 A loader that is a batch ahead must know the randomness before every batch, and hardly any batch is made with it. To copy it costs 9 to
 14 µs in the middle of a training step, where neither code nor words are in the cache; to look at the marks costs one.
 
-A twister's mark is its position, its first words and its last ones. A draw moves the position, and every 624 draws all words are made
-anew; the spare normal numbers, which can be used up without a draw, belong to the mark.
+A twister's mark is its position, its first words and its last ones. A draw moves the position, and every 624 draws all words are
+regenerated; the spare normal numbers, which can be used up without a draw, belong to the mark.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Captured(NamedTuple):
     cuda: tuple[torch.Tensor, ...] = ()
 
 
-# Words of both twisters in one piece, python's spare number, torch's generators: a capture that nobody has asked for yet.
+# Words of both twisters in one piece, python's spare number, torch's generators: a capture that was not requested yet.
 Noted = tuple[bytes, float | None, torch.Tensor, tuple[torch.Tensor, ...]] | Captured
 _join = b"".join
 _on_device: Any = torch.cuda.is_initialized
@@ -50,7 +50,7 @@ class Randomness:
 
     def note(self) -> Noted:
         """What captured() makes a capture of, should anybody ask. For every batch, and for the training thread alone. In the middle of
-        a training step each call costs ten times what it costs by itself: this has the fewest that will do."""
+        a training step each call costs ten times what it costs alone: this has the fewest that will do."""
         watched = self._watched
         if watched is None or watched.numpy._rand._bit_generator is not watched.bits:
             return self._note_anew()

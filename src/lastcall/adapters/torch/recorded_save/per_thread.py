@@ -1,5 +1,5 @@
-"""A framework's own save runs on a side thread while the training thread goes on: what must be otherwise for the one must stay as it is
-for the other. So what is put in a name's place answers for one thread, and hands every other on to what was there."""
+"""A framework's own save runs on a side thread while the training thread continues: what must be otherwise for the one must stay as it
+is for the other. So what is put in a name's place answers for one thread, and hands every other on to what was there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE = 5.0  # seconds
 def recording_alone() -> Iterator[None]:
     """One thread at a time records: each puts back what it found. The training thread's save at a boundary and a rescue may meet."""
     if not _one_at_a_time.acquire(timeout=_PATIENCE):
-        raise errors.SaveError("the framework's own save, which was begun before, does not end")
+        raise errors.SaveError("the framework's own save, which was started earlier, does not end")
     try:
         yield
     finally:

@@ -129,7 +129,7 @@ class Recorder:
         try:
             Path(path).write_bytes(marker)
         except OSError:
-            return False  # no such folder, for example: whoever was called says so in its own words
+            return False  # no such folder, for example: the called function says so in its own words
         self._recorded[marker] = recorded
         return True
 

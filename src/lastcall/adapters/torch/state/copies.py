@@ -30,7 +30,7 @@ class Failed(NamedTuple):
 
 
 def failure(value: object, error: Exception) -> str:
-    return f"{type(value).__qualname__}.state_dict() raised {type(error).__name__}: {error}. Mend it: what it holds is not saved."
+    return f"{type(value).__qualname__}.state_dict() raised {type(error).__name__}: {error}. Fix it: its contents are not saved."
 
 
 def is_passing(error: Exception) -> bool:
@@ -46,7 +46,7 @@ def tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def copier(known: parts.Parts, strange: Callable[[object], None] | None = None) -> Callable[[Any], Any]:
-    """The `leaf` for tree.copy(). `strange` is told of what cannot be saved."""
+    """The `leaf` for tree.copy(). `strange` gets what cannot be saved."""
 
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -74,7 +74,7 @@ def copier(known: parts.Parts, strange: Callable[[object], None] | None = None) 
 
 
 class Buffers:
-    """Copies a fixed list of small tensors at once into memory that is used again when nobody holds it any more.
+    """Copies a fixed list of small tensors at once into memory that is used again when nothing holds it any more.
 
     159 buffers of a ResNet take 300 µs one by one and 85 µs this way. Memory comes back to `pool` when the last one who
     holds a Lease lets it go, so a rescue that still reads an old copy is never overtaken by a new one.

@@ -34,7 +34,7 @@ Seen = dict[int, tuple[parts.Part, str]]
 
 
 class Carried(Protocol):
-    """Values that nobody handed over and that belong to the run all the same: see `carry`."""
+    """Values that were not handed over and that belong to the run all the same: see `carry`."""
 
     def read(self, *, thorough: bool) -> dict[str, Any]:
         """As they are now; empty where there are none. `thorough`: whatever it costs."""
@@ -188,8 +188,8 @@ class StateSet:
         self._replicas = replicas
 
     def holdings(self) -> tuple[placement.Holders, ...]:
-        """Who holds the pieces that this rank shares with others: each group of ranks once, in the order of the entries. A piece that
-        is empty is nobody's."""
+        """Who holds the pieces that this rank shares with others: each group of ranks once, in the order of the entries. An empty piece
+        belongs to no rank."""
         _, groups = self.capture()
         shares = (entry.share for group in groups for entry in group.entries if entry.source.nbytes)
         return tuple(dict.fromkeys(share.holders for share in shares if share is not None))
@@ -277,7 +277,7 @@ class StateSet:
         }
 
     def sources(self) -> list[str]:
-        """The paths of what keeps a position in data by itself."""
+        """The paths of what keeps its own position in data."""
         return [path for part, path in self._seen.values() if isinstance(part, objects.SourcePart)]
 
     def _match(self, saved: dict[str, object], stored: Mapping[str, Mapping[str, Stored]], lenient: bool) -> Loading:

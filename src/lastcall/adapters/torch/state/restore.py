@@ -93,11 +93,13 @@ class Restorer:
         holds = f" (it holds {', '.join(f'`{name}`' for name in self.left_over)})" if self.left_over else ""
         if (part.tag == "module" or isinstance(value, torch.optim.Optimizer)) and not self._lenient:
             raise errors.MismatchError(
-                f"{path}: the checkpoint holds nothing of this name{holds}, and the {kind} would go on with fresh values. "
-                "Give it the name that it was saved under. To let it begin anew: LASTCALL_UNMATCHED=allow. To start over: use another "
+                f"{path}: the checkpoint holds nothing of this name{holds}, and the {kind} would continue with fresh values. "
+                "Give it the name that it was saved under. For fresh values: LASTCALL_UNMATCHED=allow. To start over: use another "
                 "directory."
             )
-        self.unmatched.append((f"the checkpoint held nothing called `{path}`, which began anew", "Nothing can be done about it now."))
+        self.unmatched.append(
+            (f"the checkpoint held nothing called `{path}`, which starts from scratch", "It cannot be restored any more.")
+        )
 
     def dropped(self, saved: object, path: str) -> None:
         """The checkpoint holds what protect() was not given."""
@@ -107,7 +109,7 @@ class Restorer:
         if saved.tag in ("module", "optimizer") and not self._lenient:
             raise errors.MismatchError(
                 f"{path}: the checkpoint holds {_article(saved.tag)} of this name, and protect() was not given one. Pass it: "
-                f"protect(..., {path}={path}). To go on without it: LASTCALL_UNMATCHED=allow. To start over: use another directory."
+                f"protect(..., {path}={path}). To continue without it: LASTCALL_UNMATCHED=allow. To start over: use another directory."
             )
         self.unmatched.append(
             (f"the checkpoint holds `{path}`, which protect() was not given", f"Pass it: protect(..., {path}={path}).")

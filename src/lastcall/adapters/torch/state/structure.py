@@ -124,7 +124,7 @@ class Structure:
         return found, {name: value for name, value in live.items() if name not in found}
 
     def frozen(self, live: dict[str, torch.Tensor], owned: frozenset[int]) -> set[str]:
-        """The parameters that no given optimizer steps and whose gradient nobody asks for."""
+        """The parameters that no given optimizer steps and whose gradient is not needed."""
         still = [p for p in self.parameters().values() if not p.requires_grad and id(p) not in owned]
         if not still:
             return set()

@@ -29,7 +29,7 @@ def fence() -> None:
         event = _fences.get(device)
         if event is None:
             event = _fences[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))  # recorded anew: making an event costs more than the whole step's hooks
+        event.record(torch.cuda.current_stream(device))  # recorded again: making an event costs more than the whole step's hooks
 
 
 def settle() -> None:

@@ -51,7 +51,7 @@ Aim = types.Target | types.Region  # where a stored tensor goes: all of it, or a
 
 class Several:
     """One stored tensor that goes to several live ones: it was shared when it was saved and is not now. A Target only where none of
-    them takes a mere piece; whoever reads pieces looks at `targets`."""
+    them takes a mere piece; a reader of pieces looks at `targets`."""
 
     __slots__ = ("targets",)
 

@@ -205,7 +205,7 @@ class Backwards(DistributedSampler[int]):
 def test_what_is_not_known_begins_its_epoch_again_and_is_told(made: Any) -> None:
     used, state = taken(made, 3)
     _, told = rescaled(state, made, 4, 2)
-    assert "The data position of 4 ranks cannot be taken up by 2" in told
+    assert "The data position of 4 ranks cannot be resumed on 2" in told
     assert "3 batches" in told
     assert rest(made, state, (4, 2))[: len(used)] == used
 

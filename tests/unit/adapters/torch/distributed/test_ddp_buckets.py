@@ -148,7 +148,7 @@ def test_a_layout_that_does_not_fit_is_left_out(saved: Any, caplog: pytest.LogCa
     reducer, layouts = wrapper.reducer, Layouts([wrapper])
     layouts.put_back(saved)
     assert wrapper.reducer is reducer and layouts.document() == []
-    assert "Sequential begins with new buckets: the checkpoint has none that fit" in caplog.text
+    assert "Sequential starts with new buckets: the checkpoint has none that fit" in caplog.text
 
 
 @pytest.mark.usefixtures("group")

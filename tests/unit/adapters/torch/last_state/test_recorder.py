@@ -225,7 +225,7 @@ def test_without_the_step_in_the_mail_the_newest_record_serves_and_is_told(ranks
     other = survivor.train(4)
     composed = reconstruct.compose(other.document, other.groups, dead.records(), 4, survivor.records())
     assert not composed.exact
-    assert "step 2, the newest in its mail" in composed.because
+    assert "step 2, the newest recorded" in composed.because
     assert composed.document["run"]["randomness"] == earlier["randomness"]
     assert composed.document["run"]["step"] == 4
     # The ranks have the same number of batches before them: otherwise one of them is at the end first, and the other waits for it.
@@ -240,7 +240,7 @@ def test_without_mail_the_part_is_that_of_the_survivor_and_is_told(ranks: Any) -
     other = survivor.train(2)
     composed = reconstruct.compose(other.document, other.groups, [], 2, survivor.records())
     assert not composed.exact
-    assert "no mail" in composed.because
+    assert "no last state" in composed.because
     assert composed.document == other.document
 
 
@@ -259,7 +259,7 @@ def test_what_is_too_large_for_the_mail_is_told(ranks: Any) -> None:
     dead.train(1)
     other = survivor.train(1)
     composed = reconstruct.compose(other.document, other.groups, dead.records(), 1, survivor.records())
-    assert composed.because == "'bank' is that of another rank: it is too large for the mail of a rank"
+    assert composed.because == "'bank' is that of another rank: it is too large for the last state of a rank"
     assert contents(composed.groups)["bank", "value"] == contents(other.groups)["bank", "value"]
 
 
@@ -275,7 +275,7 @@ def test_a_state_dict_that_fails_ends_the_mail_and_not_the_training(ranks: Any, 
     with caplog.at_level(logging.WARNING, "lastcall"):
         rank.mail.boundary(copy._replace(small={}))
         rank.step()
-    assert "writes no mail any more" in caplog.text
+    assert "can no longer record its last state" in caplog.text
     assert rank.records() == []
 
 

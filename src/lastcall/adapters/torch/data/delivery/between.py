@@ -1,8 +1,9 @@
 """What stands between a loader and the loop that draws from it: iterators and generators, found from the loader's iterator upwards.
 
-Most only hand on what they get. Two kinds do not, and a resumed script begins them anew: `itertools.cycle` keeps the first pass and
-repeats it without asking again, and a generator may carry something from one batch to the next (samples that are left over, a counter).
-What a generator carries are the local variables that it reads again, behind the `yield` where it waits, before it sets them.
+Most only hand on what they get. Two kinds do not, and a resumed script starts them from the beginning: `itertools.cycle` keeps the
+first pass and repeats it without asking again, and a generator may carry something from one batch to the next (samples that are left
+over, a counter). What a generator carries are the local variables that it reads again, behind the `yield` where it waits, before it
+sets them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def look(iterator: object, loader: str, doubts: Doubts) -> None:
             )
         elif isinstance(one, itertools.islice) and counting.step_of(one) != 1:
             doubts.add(
-                f"`{loader}` is drawn from through itertools.islice() with a step, which begins anew in a resumed run",
-                "Draw the batches in between by yourself, or iterate over it with run.batches().",
+                f"`{loader}` is drawn from through itertools.islice() with a step, which starts from the beginning in a resumed run",
+                "Skip the batches in between yourself, or iterate over it with run.batches().",
             )
         elif isinstance(one, types.GeneratorType):
             for name in carried(one):
@@ -84,7 +85,7 @@ def look_for_counts(iterator: object, loader: str, doubts: Doubts) -> None:
         code = iterator.gi_code
         doubts.add(
             f"the generator `{code.co_qualname}` ({os.path.basename(code.co_filename)}:{code.co_firstlineno}) counts the batches of "
-            f"`{loader}` by itself, and begins anew in a resumed epoch",
+            f"`{loader}` on its own, and starts from zero in a resumed epoch",
             "Use DataLoader(..., persistent_workers=True), which keeps its workers from epoch to epoch.",
         )
 

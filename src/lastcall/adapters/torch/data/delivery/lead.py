@@ -6,7 +6,7 @@ before its first step is over. So the position to be saved is the one from befor
 loader.
 
 How many they are shows in the first steps: what was drawn when the first was over, less what each of the next ones draws. A script
-that only happens to draw more in its first step (a bad batch that it skips) is told apart by the batches themselves: those that are
+that only happens to draw more in its first step (a bad batch that it skips) is recognised by the batches themselves: those that are
 read ahead are still held by somebody when the next step ends. Where run.batches() is drawn from, a step ends only with the next draw,
 and these are gone by then: there it is `unclear`, and who draws tells.
 """
@@ -23,10 +23,10 @@ import torch
 if TYPE_CHECKING:
     from lastcall.adapters.torch.data.position import Pass
 
-UNKNOWN = 1024  # draws that are noted while nobody knows how many matter
+UNKNOWN = 1024  # draws that are noted while it is unknown how many matter
 _LOOKS = 3  # boundaries that tell it
 _DEPTH, _ITEMS = 3, 64  # of a batch, in which its tensors are looked for
-_FRUITLESS = 3  # passes without a boundary inside, as of a loader for validation, after which nobody looks any more
+_FRUITLESS = 3  # passes without a boundary inside, as of a loader for validation, after which they are no longer read
 
 
 class Lead:
@@ -47,11 +47,11 @@ class Lead:
 
     @property
     def undecided(self) -> bool:
-        """Whether batches were drawn, and nobody knows yet how many of them are ahead."""
+        """Whether batches were drawn, and it is unknown yet how many of them are ahead."""
         return not self.settled and bool(self._delivered)
 
     def resume(self, held: int) -> None:
-        """A pass goes on in which the last incarnation had read so many ahead."""
+        """A pass continues in which the last incarnation had read so many ahead."""
         if not self.settled:
             self.held = self._before = held
 
@@ -69,7 +69,7 @@ class Lead:
             self._batches.append(_reference(batch))
 
     def has(self, value: Any, held: int) -> bool | None:
-        """Whether a value is made of the last `held` batches. None: of another one, while nobody knows how many matter."""
+        """Whether a value is made of the last `held` batches. None: of another one, while it is unknown how many matter."""
         if not self._delivered:
             return False
         own = {id(tensor) for tensor in _tensors(value)}

@@ -1,5 +1,5 @@
 """What cannot be entered in the middle is made again from its beginning and thrown away: said beforehand, with how long it will take,
-and shown while it goes on."""
+and shown while it runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _EVERY = 5.0  # seconds between two lines of progress
 
 
 def replay(what: str, count: int, seconds: float, draw: Callable[[], object], now: Callable[[], float] = time.monotonic) -> int:
-    """Draw `count` times; `seconds` is what that took the last time, 0 if nobody knows. Returns how many there were."""
+    """Draw `count` times; `seconds` is what that took the last time, 0 if unknown. Returns how many there were."""
     log.info(
-        "%s: its first %d batches are replayed and thrown away%s",
+        "%s: replaying and discarding its first %d batches%s",
         what,
         count,
-        f", which took {_told(seconds)} the last time" if seconds else "",
+        f", which took {_told(seconds)} last time" if seconds else "",
     )
     began = shown = now()
     for done in range(count):

@@ -1,4 +1,4 @@
-"""A few bytes of what was delivered last, by which a resumed pass is told from another one.
+"""A few bytes of what was delivered last, which distinguish a resumed pass from another one.
 
 Of a dataset with indices: the indices. Of a stream: a glimpse of each batch.
 """

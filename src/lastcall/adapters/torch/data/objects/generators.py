@@ -50,7 +50,7 @@ def take_generators(generators: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def hold_generators(generators: Iterable[Any]) -> tuple[Any, ...]:
-    """What take_generators() gives, once it is told: for every batch, most of which nobody asks about."""
+    """What take_generators() gives, once it is called: for every batch, most of which are never used."""
     return tuple(generator.get_state() if isinstance(generator, torch.Generator) else _take_own(generator) for generator in generators)
 
 
@@ -64,7 +64,7 @@ def put_generators(states: Iterable[Any], generators: Iterable[Any]) -> None:
 
 
 def made(kind: str, state: Any) -> Any:
-    """A new generator of the kind that this state was taken of; None where nobody can make one."""
+    """A new generator of the kind that this state was taken of; None where none can be made."""
     if kind == "Random":
         return random.Random()
     if kind == "RandomState":

@@ -3,9 +3,9 @@
 Everything small is looked at when a pass begins, at its first draws and at boundaries. What changes between two looks (a counter of
 epochs, a list that is shuffled in place, weights, a generator in a transform) is saved from then on, as it was when the pass began,
 when its first index was drawn, and at the boundary. A resumed pass begins with the first, draws its order again with the second, and
-goes on with the third. What a script sets before the first pass it will set again: only what changes afterwards counts.
+continues with the third. What a script sets before the first pass it will set again: only what changes afterwards counts.
 
-Generators, and lists of indices or files whose order a script may draw anew each time it starts, are saved whether they change or not.
+Generators, and lists of indices or files whose order a script may draw again each time it starts, are saved whether they change or not.
 
 Discarded: state_dict() of samplers and datasets in a plain DataLoader. It says where they stand in the middle of a pass, and a pass
 that is drawn again begins at its start; some cannot even be asked without side effects. Their attributes are what they stand on.
@@ -59,7 +59,7 @@ class Holding:
         self._next = 0.0
 
     def of(self, loader: Any) -> None:
-        """This is the loader. Known by what is below it: a loader that is made anew over the same dataset is still the same."""
+        """This is the loader. Known by what is below it: a new loader over the same dataset is still the same."""
         self.below(graph.roots(loader), isinstance(loader.dataset, IterableDataset))
         self._others = _PROCESS | frozenset(map(id, rng.find_generators(loader)))
 
@@ -215,7 +215,7 @@ def _put(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf | None, holde
 
 
 def _put_kept(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf) -> None:
-    """What does not change, but may have been drawn anew: a generator, an order of files, the indices of a subset."""
+    """What does not change, but may have been drawn again: a generator, an order of files, the indices of a subset."""
     if frozen[0] == "generator":
         leaves.put(frozen, leaf.value)
         return
@@ -231,7 +231,7 @@ def _put_kept(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf) -> None
                 graph.set_child(leaf.owner, leaf.token, value)
     if moved:
         log.info(
-            "`%s` is not as it was in the interrupted run, and is put back. Seed what it is drawn from.",
+            "`%s` differs from the interrupted run and was restored. Seed the generator that it is drawn from.",
             graph.name_of(path),
         )
 

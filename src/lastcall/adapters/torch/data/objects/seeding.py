@@ -1,7 +1,7 @@
 """Samplers and streams that seed a generator of their own with the time or the process: no pass of them can be made again.
 
 Found while a pass begins and makes its first batch: which lines ask for the time, for the process or for the system's random numbers,
-and make a generator or a seed of that. Those lines only: what else asks for the time is nobody's business.
+and make a generator or a seed of that. Those lines only: what else asks for the time is not looked at.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def test_g13_a_long_replay_says_beforehand_how_long_it_takes_and_shows_progress(
     replaying.replay("a stream", 10, 300.0, lambda: drawn.append(1), now=lambda: float(next(clock)))
     lines = [record.getMessage() for record in caplog.records]
     assert len(drawn) == 10
-    assert lines[0] == "a stream: its first 10 batches are replayed and thrown away, which took 5 min the last time"
+    assert lines[0] == "a stream: replaying and discarding its first 10 batches, which took 5 min last time"
     assert lines[1] == "a stream: 3 of 10 batches replayed, about 14 s left"
     assert len(lines) == 4
 
