@@ -133,8 +133,8 @@ PERIODIC = (
 class JITCheckpointConfig:
     """What happens when a notice comes.
 
-    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one is a default, both
-    stay: the budget cuts the wait short, with a log line. No default is changed, so `origins()` never reports a made-up value.
+    A `kill_wait` longer than the `grace` is refused where both were given, since they contradict each other. Where one is a default,
+    both stay: the budget cuts the wait short, with a log line. No default is changed, so `origins()` never reports a made-up value.
     """
 
     enabled: bool
