@@ -49,9 +49,10 @@ log = logging.getLogger("lastcall")
 def begin(context: RunContext, inbox: Inbox) -> Session:
     """Everything before the first step. Notices may arrive in the inbox from before this call on."""
     _wait_while_paused(context, inbox)
+    reporters = _reporters(context) if context.world.rank == 0 else []  # they hear the event of the start
     with refusal.explained():
         started = Startup(context, inbox.stop_requested).run()
-    session = Session(context, inbox, started)
+    session = Session(context, inbox, started, reporters)
     session.start()
     return session
 
@@ -71,7 +72,7 @@ def _wait_while_paused(context: RunContext, inbox: Inbox) -> None:
 class Session:
     """Built whole from what a start returns. No other module writes its attributes."""
 
-    def __init__(self, context: RunContext, inbox: Inbox, started: Started) -> None:
+    def __init__(self, context: RunContext, inbox: Inbox, started: Started, reporters: list[MetricsPage | StatusPush]) -> None:
         self.context = context
         self.run = started.run
         self.incarnation = started.incarnation
@@ -88,7 +89,7 @@ class Session:
         self._witness = Witness.of_environment(
             context.world.rank, context.world.size, started.incarnation, context.jit, inbox.notify
         )  # fmt: skip
-        self._reporters = _reporters(context) if context.world.rank == 0 else []
+        self._reporters = reporters
         saver, engine, together = started.saver, started.engine, started.together
         ranks = None if together is None else together.ranks
         writer = saver if together is None else together.save
