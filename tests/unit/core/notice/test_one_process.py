@@ -156,7 +156,7 @@ def test_where_a_rescue_must_not_be_tried_the_boundary_is_hoped_for(
         solo.notify(P.INSTANT)
         solo.strategy.aside("no boundary in time")
         assert (solo.phases.phase, solo.phases.because) == (P.BOUNDARY, why) and solo.kept == []
-        assert f"No boundary in time, and no rescue: {why}. Waiting for the boundary until the deadline" in caplog.text
+        assert f"No boundary in time, and a rescue is not possible: {why}. Waiting for the boundary until the deadline" in caplog.text
         leaves(solo)
         assert solo.kept == [(3, "jit", "SIGTERM")]
 
@@ -269,7 +269,7 @@ def test_a_boundary_after_the_deadline_saves_all_the_same(solo: Solo, caplog: py
     solo.notify(P.BOUNDARY)
     solo.clock.advance(60.0)
     leaves(solo)
-    assert solo.kept == [(3, "jit", "SIGTERM")] and "The deadline has passed, but this process is still here" in caplog.text
+    assert solo.kept == [(3, "jit", "SIGTERM")] and "The deadline has passed, but this process is still alive" in caplog.text
 
 
 def test_a_boundary_that_cannot_be_saved_leaves_with_the_code_of_its_signal(broken: Solo) -> None:

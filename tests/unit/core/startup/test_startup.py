@@ -211,7 +211,7 @@ def test_a_lost_identity_is_no_reason_not_to_resume(start: Callable[..., Start],
 def one_that_leaves(root: Path) -> None:
     """A process of another machine that was told to stop and may still be saving."""
     (root / ".lastcall").mkdir()
-    departure.Leaving(root / ".lastcall", 0).say("SIGTERM", 30.0)
+    departure.DepartureNote(root / ".lastcall", 0).say("SIGTERM", 30.0)
     (path,) = (root / ".lastcall").glob("leaving*.json")
     path.write_text(path.read_text().replace(identity.Process.own().host, "elsewhere/1"))
 
