@@ -124,7 +124,7 @@ def test_a_bad_server_is_warned_of_once_and_heard_again_when_it_recovers(
     with caplog.at_level(logging.DEBUG, "lastcall"), listening(source, 0.1 if slow else 10.0) as heard:
         server.wait_for_requests(4)
         assert heard.empty()
-        until(lambda: len([line for line in caplog.messages if "trying again" in line]) >= 2, "two failures")
+        until(lambda: len([line for line in caplog.messages if "retrying" in line]) >= 2, "two failures")
         assert len(warnings(caplog)) == 1, caplog.messages
         announce(server)
         source.client.seconds = 10.0
@@ -167,7 +167,7 @@ def test_a_server_that_is_not_there_is_warned_of_once(caplog: pytest.LogCaptureF
             until(lambda: len(caplog.messages) >= 3, "three failures")
         assert heard.empty()
     assert len(warnings(caplog)) == 1
-    assert "cannot be reached" in warnings(caplog)[0] and "Training goes on" in warnings(caplog)[0]
+    assert "cannot be reached" in warnings(caplog)[0] and "Training continues" in warnings(caplog)[0]
 
 
 @pytest.mark.parametrize("base", ["metadata", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:99999999", "http://a b/"])
@@ -390,7 +390,7 @@ def test_azure_a_stop_days_ahead_is_waited_for(azure: AzureServer, caplog: pytes
     with listening(Azure(azure.url, clock=clock)) as heard:
         azure.wait_for_requests(4, "scheduledevents")
         assert heard.empty()
-        assert len(warnings(caplog)) == 1 and "training goes on until 300 s before" in warnings(caplog)[0]
+        assert len(warnings(caplog)) == 1 and "training continues until 300 s before" in warnings(caplog)[0]
         clock.ahead = 7 * 86400.0 - 250.0
         notice = heard.get(timeout=PATIENCE)
     assert close_to(notice.deadline, notice.at + 250.0)
