@@ -223,7 +223,7 @@ def test_a_notice_before_the_first_step_loses_nothing_and_is_said_to_be_saved(
     one_that_leaves(tmp_path)
     begun = start()
     begun.context.latch.offer(a_notice(signum=signum))
-    with pytest.raises(errors.Preempted, match="told to stop before the first step") as left:
+    with pytest.raises(errors.Preempted, match="asked to stop before the first step") as left:
         begun.run(lambda: begun.context.latch.raised)
     assert left.value.code == code and begun.context.outcome.value is Outcome.SAVED
     assert not (tmp_path / ".lastcall/run.json").exists()  # it has not begun
