@@ -355,6 +355,8 @@ def test_the_events_tell_the_story(nursery: Nursery, tmp_path: Path) -> None:
     child.expect("at 3")
     child.send(signal.SIGTERM)
     assert child.wait() == 75
-    lines = (case.run / ".lastcall" / "events-0.jsonl").read_text().splitlines()
-    kinds = [next(iter({"start", "notice", "save-begins", "committed", "stop"} & set(json.loads(line).values()))) for line in lines]
-    assert kinds == ["start", "notice", "save-begins", "committed", "stop"]
+    events = [json.loads(line) for line in (case.run / ".lastcall" / "events-0.jsonl").read_text().splitlines()]
+    phases = [event["phase"] for event in events if event["kind"] == "phase"]
+    assert [event["kind"] for event in events if event["kind"] != "phase"] == ["start", "notice", "save-begins", "committed", "stop"]
+    # On a busy machine the training thread may take over before the agent has said that it waits for a boundary.
+    assert [phase for phase in phases if phase != "boundary"] == ["waiting", "holding", "saving", "committed", "leaving"]
