@@ -242,7 +242,7 @@ class WatchedScript:
             _start(functools.partial(self._save.listen, ranks.clone(), self._take), "ranks")
         self._context.events.emit("start", resumed=Path(self._loaded).name if self._loaded else None)
         self._context.progress.where = lambda: self._save.steps
-        _start(self._write_down, "scribe")
+        _start(self._write_down, "events")
         _start(self._attend, "agent")
 
     def _ended(self, pid: int) -> None:

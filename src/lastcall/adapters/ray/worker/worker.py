@@ -61,8 +61,8 @@ class Worker:
             if internals.trains_with_torch(self._context):
                 self._strategy.boundary.install()
             self._reporting.begin()
-            threading.Thread(target=self._strategy.listen, name="lastcall-ear", daemon=True).start()
-            threading.Thread(target=self._strategy.write_down, name="lastcall-scribe", daemon=True).start()
+            threading.Thread(target=self._strategy.listen, name="lastcall-listener", daemon=True).start()
+            threading.Thread(target=self._strategy.write_down, name="lastcall-events", daemon=True).start()
             for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
                 self._former[signum] = signal.signal(signum, _nothing)
             self._guarded.begin()
