@@ -320,6 +320,8 @@ class TorchSubject:
         if self._broken_off is not None:
             here, self._gate.begun = self._broken_off
             self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self.batches, self._copy = here
+        for tracker in self._attended():
+            tracker.ledger.take_back()
 
     def refresh_if_stale(self) -> None:
         """Where a long stay begins (an evaluation after the last batch), the copy should be of the last boundary."""

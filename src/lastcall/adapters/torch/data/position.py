@@ -223,6 +223,7 @@ class Ledger:
     used: int | None = None  # batches of the latest pass that the loop was given, where somebody stands between and reads ahead
     _alive: list[Pass] = field(default_factory=list)
     _returned: Resume | None = None  # a loaded position that was taken up, and given back
+    _before_left: tuple[Pass, Resume | None, Resume | None, int] | None = None  # how it stood when the latest pass was left
 
     def attend(self, step: Callable[[], int], taken: Callable[[], None], moved: Callable[[], None]) -> None:
         """The loader is drawn from by a script's own loop, whose boundaries we see."""
@@ -244,7 +245,7 @@ class Ledger:
         if self.latest is not None and self.latest.phase == BETWEEN:
             passage.former, self.latest.former = self.latest, None
         self._alive.append(passage)
-        self.latest = passage
+        self.latest, self._before_left = passage, None
 
     def finish(self, passage: Pass) -> None:
         if self.step is not None:
@@ -252,7 +253,19 @@ class Ledger:
         self._end(passage, BETWEEN)
 
     def leave(self, passage: Pass) -> None:
+        if passage is self.latest and passage.inside:
+            self._before_left = (passage, self.pending, self._returned, -1 if self.step is None else self.step())
         self._end(passage, LEFT)
+
+    def take_back(self) -> None:
+        """It was no `break`: an exception has freed the iterator on its way out. The pass stands where it was interrupted."""
+        if self._before_left is None:
+            return
+        passage, pending, returned, step = self._before_left
+        # run.batches() has counted the step when the exception came by; the run takes that back, too.
+        if passage.phase == LEFT and self.step is not None and abs(self.step() - step) <= 1:
+            passage.phase, self.latest, self.pending, self._returned = INSIDE, passage, pending, returned
+            self._alive.append(passage)
 
     def _end(self, passage: Pass, phase: str) -> None:
         if passage.phase != INSIDE:
