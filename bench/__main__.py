@@ -1,5 +1,5 @@
-"""`python -m bench`: choose, run, print. Exit 0: all measured; 1: lastcall itself could not be measured; 2: cannot
-run here."""
+"""`python -m bench`: choose, run, print. Exit 0: all measured; 1: lastcall itself could not be measured; 2:
+cannot run here."""
 
 from __future__ import annotations
 
@@ -20,26 +20,56 @@ from bench.table import Comparison, Listing
 from bench.transformers import reports as trainer
 
 _SIZES = {
-    "save": 4.26, "small": 0.6, "frozen": 2.0, "stall": 2.0, "resume": 4.26, "step": 0.0, "startup": 0.0, "gpu": 8.0,
-    "agreement": 0.0, "traffic": 0.0,
-    "ranks-save": 2.0, "ranks-load": 2.0, "ranks-load-warm": 2.0, "ranks-step": 0.0, "notice-ranks": 0.0,
-    "trainer-save": 0.6, "trainer-stall": 0.6, "trainer-step": 0.0,
-    "ray-notice": 0.0, "ray-step": 0.0, "kube-webhook": 0.0,
-}  # fmt: skip
+    "save": 4.26,
+    "small": 0.6,
+    "frozen": 2.0,
+    "stall": 2.0,
+    "resume": 4.26,
+    "step": 0.0,
+    "startup": 0.0,
+    "gpu": 8.0,
+    "agreement": 0.0,
+    "traffic": 0.0,
+    "ranks-save": 2.0,
+    "ranks-load": 2.0,
+    "ranks-load-warm": 2.0,
+    "ranks-step": 0.0,
+    "notice-ranks": 0.0,
+    "trainer-save": 0.6,
+    "trainer-stall": 0.6,
+    "trainer-step": 0.0,
+    "ray-notice": 0.0,
+    "ray-step": 0.0,
+    "kube-webhook": 0.0,
+}
 _FOLDER = "lastcall-bench-"
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed of lastcall beside its peers and the raw limit.")
-    parser.add_argument("names", nargs="*", default="all", choices=[*_SIZES, "all"], help="which benchmarks (all)")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Speed of lastcall beside its peers and the raw limit."
+    )
+    parser.add_argument(
+        "names", nargs="*", default="all", choices=[*_SIZES, "all"], help="which benchmarks (all)"
+    )
     parser.add_argument("--size", type=float, help=f"GB of state; by default {_SIZES}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dir", type=Path, default=Path(__file__).parent / "out", help="on the disk to measure")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(__file__).parent / "out", help="on the disk to measure"
+    )
     parser.add_argument("--json", type=Path, help="write every sample to this file")
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out methods whose name contains this")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out methods whose name contains this",
+    )
     parser.add_argument("--markdown", action="store_true", help="tables for a README")
     parser.add_argument("--ranks", type=int, default=2, help="processes of the ranks-... benchmarks (2)")
-    parser.add_argument("--drop-caches", action="store_true", help="drop the machine's page cache before each run; needs root")
+    parser.add_argument(
+        "--drop-caches", action="store_true", help="drop the machine's page cache before each run; needs root"
+    )
     given = parser.parse_args(argv)
     if given.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {given.rounds}")
@@ -66,7 +96,9 @@ def _workspace(folder: Path) -> Iterator[Path]:
         disk.clear(own)
 
 
-def _run(name: str, folder: Path, gigabytes: float, options: Options) -> Comparison | Listing | agreement.Report:
+def _run(
+    name: str, folder: Path, gigabytes: float, options: Options
+) -> Comparison | Listing | agreement.Report:
     match name:
         case "save":
             return save.save(folder, gigabytes, options)
@@ -112,7 +144,9 @@ def main(argv: list[str] | None = None) -> int:
     with _workspace(given.dir) as folder:
         here = conditions(given.dir)
         print(
-            "\n".join(f"{name}: {value}  " if given.markdown else f"{name:8}{value}" for name, value in here.items()),
+            "\n".join(
+                f"{name}: {value}  " if given.markdown else f"{name:8}{value}" for name, value in here.items()
+            ),
             flush=True,
         )
         for name in names:

@@ -1,8 +1,9 @@
 """How long the ranks take to agree, and what that asks of the store.
 
-Measured: real processes without a model over our own store, from the moment one of them announces a notice to the moment the last of
-them knows the decision. Simulated: the same code on a store in memory that counts, up to 16,384 ranks, with the exponent with which the
-traffic grows. "all-to-all" is the peer: everybody reads what everybody said, and computes the same answer from it.
+Measured: real processes without a model over our own store, from the moment one of them announces a notice to
+the moment the last of them knows the decision. Simulated: the same code on a store in memory that counts, up
+to 16,384 ranks, with the exponent with which the traffic grows. "all-to-all" is the peer: everybody reads
+what everybody said, and computes the same answer from it.
 """
 
 from __future__ import annotations
@@ -49,19 +50,28 @@ class Report:
     def render(self, markdown: bool) -> str:
         heading = f"### {self.title}" if markdown else self.title
         missing = [f"not measured: lastcall: {self.failure}"] if self.failure else []
-        return "\n".join([heading, "", *table.lines(self.header, self.rows, markdown), "", *self.notes, *missing])
+        return "\n".join(
+            [heading, "", *table.lines(self.header, self.rows, markdown), "", *self.notes, *missing]
+        )
 
     def as_json(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "header"} | {"header": list(self.header)}
+        return {name: value for name, value in vars(self).items() if name != "header"} | {
+            "header": list(self.header)
+        }
 
 
-# ---- one rank --------------------------------------------------------------------------------------------------------------------
+# ---- one rank ----------------------------------------------------------------------------------------------
 
 
 def _decided(one: agreement.Agreement, way: str, store: client.StoreClient) -> None:
     position = election.Position(one.rank, 7, entered=7)
     if way == "lastcall":
-        one.agree("boundary", position, lambda found: election.boundary(found, one.size), time.monotonic() + _PATIENCE)
+        one.agree(
+            "boundary",
+            position,
+            lambda found: election.boundary(found, one.size),
+            time.monotonic() + _PATIENCE,
+        )
         return
     place = f"all/{one.number}"
     store.set(f"{place}/{one.rank}", position.to_bytes())
@@ -74,7 +84,8 @@ def _decided(one: agreement.Agreement, way: str, store: client.StoreClient) -> N
 
 
 def rank_main(port: int, secret: str, rank: int, size: int, rounds: int) -> None:
-    """Prints, for every way and round, when it announced (None where another did) and when it knew. The processes share that clock."""
+    """Prints, for every way and round, when it announced (None where another did) and when it knew. The
+    processes share that clock."""
     store = client.StoreClient("127.0.0.1", port, secret)
     times: dict[str, list[tuple[float | None, float]]] = {way: [] for way in _WAYS}
     for number in range(1, len(_WAYS) * rounds + 1):
@@ -92,14 +103,18 @@ def rank_main(port: int, secret: str, rank: int, size: int, rounds: int) -> None
         _decided(one, way, store)
         times[way].append((announced, time.monotonic()))
     agreement.Agreement(store, rank, size, clock.Clock()).vote("done", True, "", time.monotonic() + _PATIENCE)
-    print(json.dumps(times))  # after all of them: a Python process that ends takes the processor from those that are measured
+    # after all of them: a Python process that ends takes the processor from those that are measured
+    print(json.dumps(times))
 
 
 def _processes(size: int, rounds: int) -> dict[str, list[float]]:
     """Seconds from the announcement to the last rank's knowing, for each way and round."""
     store = server.StoreServer("127.0.0.1", secret="bench")
     store.start()
-    code = "import sys; from bench import agreement; agreement.rank_main(int(sys.argv[1]), 'bench', *map(int, sys.argv[2:]))"
+    code = (
+        "import sys; from bench import agreement; agreement.rank_main(int(sys.argv[1]), 'bench', *map(int, "
+        "sys.argv[2:]))"
+    )
     started: list[subprocess.Popen[str]] = []
     try:
         for rank in range(size):
@@ -136,11 +151,13 @@ def processes(folder: Path, options: measure.Options, sizes: Sequence[int] = _PR
         report.rows.append((str(size), *medians, f"{max(taken['lastcall']) * 1e3:.1f}"))
         report.samples |= {f"{way}, {size} ranks": taken[way] for way in _WAYS}
         measure.progress(f"agreement: {size} ranks: {', '.join(medians)} ms")
-    report.notes.append(f"Processes without a model over lastcall's store; medians of {rounds} rounds each, interleaved.")
+    report.notes.append(
+        f"Processes without a model over lastcall's store; medians of {rounds} rounds each, interleaved."
+    )
     return report
 
 
-# ---- the simulation --------------------------------------------------------------------------------------------------------------
+# ---- the simulation ----------------------------------------------------------------------------------------
 
 
 class Counting(memory.MemoryStore):
@@ -155,8 +172,8 @@ class Counting(memory.MemoryStore):
 
 
 def _simulated(size: int) -> Counting:
-    """Every rank hears the notice and publishes; the last decides; every rank learns of it: the code of agree() in the order of a run
-    in which nobody has to wait longer than a second."""
+    """Every rank hears the notice and publishes; the last decides; every rank learns of it: the code of
+    agree() in the order of a run in which nobody has to wait longer than a second."""
     store = Counting()
     crew = [agreement.Agreement(store, rank, size, clock.Clock()) for rank in range(size)]
     crew[0].announce({"reason": "SIGTERM"})
@@ -205,13 +222,24 @@ def simulation(folder: Path, options: measure.Options, sizes: Sequence[int] = _S
         for size in (size for size in sizes if size <= most):
             measure.progress(f"traffic: {way}, {size} ranks")
             store = simulate(size)
-            count, nbytes = sum(store.traffic.operations.values()), store.traffic.bytes_in + store.traffic.bytes_out
+            count, nbytes = (
+                sum(store.traffic.operations.values()),
+                store.traffic.bytes_in + store.traffic.bytes_out,
+            )
             points.append((size, float(nbytes)))
-            cells = (f"{count}", f"{count / size:.2f}", f"{nbytes / 1e6:.2f}", f"{nbytes / size:.0f}", f"{store.largest / 1e3:.1f}")
+            cells = (
+                f"{count}",
+                f"{count / size:.2f}",
+                f"{nbytes / 1e6:.2f}",
+                f"{nbytes / size:.0f}",
+                f"{store.largest / 1e3:.1f}",
+            )
             report.rows.append((f"{size}, {way}", *cells))
         law = exponent(points)
         beyond = points[-1][1] * (max(sizes) / points[-1][0]) ** law
         report.samples[f"{way}, exponent"] = [law]
         more = f"; {max(sizes)} ranks would move {beyond / 1e9:.1f} GB" if points[-1][0] < max(sizes) else ""
-        report.notes.append(f"{way}: the bytes grow with the number of ranks to the power of {law:.2f}{more}.")
+        report.notes.append(
+            f"{way}: the bytes grow with the number of ranks to the power of {law:.2f}{more}."
+        )
     return report

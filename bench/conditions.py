@@ -22,7 +22,8 @@ def conditions(folder: Path) -> dict[str, str]:
         "memory": f"{memory / disk.GB:.0f} GB",
         "disk": f"{disk.kind_of(folder)} at {folder}",
         "python": platform.python_version(),
-        "torch": f"{torch.__version__}, safetensors {_version('safetensors')}, lastcall {_version('lastcall')}",
+        "torch": f"{torch.__version__}, safetensors {_version('safetensors')}, lastcall "
+        f"{_version('lastcall')}",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
 

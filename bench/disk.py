@@ -62,7 +62,8 @@ def clear(path: Path) -> None:
 
 
 def kind_of(folder: Path) -> str:
-    """The type of the file system a folder lies on ("ext4"), from the mount that is the longest prefix of its path."""
+    """The type of the file system a folder lies on ("ext4"), from the mount that is the longest prefix of its
+    path."""
     wanted = str(folder.resolve()) + "/"
     best, kind = "", "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():

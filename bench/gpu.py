@@ -1,4 +1,5 @@
-"""Device state to durable: what is copied to the host on the way, and how far that is hidden behind the disk."""
+"""Device state to durable: what is copied to the host on the way, and how far that is hidden behind the
+disk."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _RING = 256 << 20
 
 
 class CopyToPinned(Method):
-    """The state through a ring of pinned memory, which exists beforehand: pinning costs more than the copy."""
+    """The state through a ring of pinned memory, which exists beforehand: pinning costs more than the
+    copy."""
 
     def __init__(self, saved: state.State) -> None:
         super().__init__("raw copy to pinned memory, no disk", Kind.ASIDE)

@@ -1,7 +1,9 @@
-"""The admission webhook as a process on one core, asked over TLS by connections that stay open, as an API server does.
+"""The admission webhook as a process on one core, asked over TLS by connections that stay open, as an API
+server does.
 
-At a fixed rate a request counts from when it was due and not from when it could be sent: a server that stops for a moment is slow for
-all that came meanwhile. Four of five objects have no annotation, as in a cluster most have none.
+At a fixed rate a request counts from when it was due and not from when it could be sent: a server that stops
+for a moment is slow for all that came meanwhile. Four of five objects have no annotation, as in a cluster
+most have none.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def _server(folder: Path, core: int) -> Iterator[Server]:
     (folder / "ca.key").write_bytes(pair.key)
     words = ["--host", "127.0.0.1", "--port", "0", "--name", "127.0.0.1", "--image", "lastcall:1"]
     files = ["--ca-cert", str(folder / "ca.crt"), "--ca-key", str(folder / "ca.key")]
-    process = subprocess.Popen([sys.executable, "-m", "lastcall", "kube", "webhook", *words, *files], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lastcall", "kube", "webhook", *words, *files], stderr=subprocess.PIPE
+    )
     assert process.stderr is not None
     try:
         os.sched_setaffinity(process.pid, {core})
@@ -78,10 +82,21 @@ def _review(annotated: bool, filling: int = 0) -> bytes:
     }  # fmt: skip
     annotations = {"lastcall.dev/enabled": "true"} if annotated else {}
     spec = {"restartPolicy": "Never", "containers": [container, {"name": "proxy", "image": "proxy"}]}
-    obj: Any = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x", "annotations": annotations}}
+    obj: Any = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "x", "annotations": annotations},
+    }
     obj["spec"] = {"template": {"spec": spec}}
-    request = {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": "CREATE", "namespace": "team", "object": obj}
-    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+    request = {
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "operation": "CREATE",
+        "namespace": "team",
+        "object": obj,
+    }
+    return json.dumps(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    ).encode()
 
 
 def _asked(connection: http.client.HTTPSConnection, body: bytes, annotated: bool) -> None:
@@ -92,8 +107,11 @@ def _asked(connection: http.client.HTTPSConnection, body: bytes, annotated: bool
         raise AssertionError(f"a wrong answer: {answer.status} {sorted(said)}")
 
 
-def _load(server: Server, seconds: float, due: Callable[[int, float], float | None]) -> tuple[list[float], float]:
-    """The seconds that each request took, and all of them together. `due`: when the nth of a connection is, or None at once."""
+def _load(
+    server: Server, seconds: float, due: Callable[[int, float], float | None]
+) -> tuple[list[float], float]:
+    """The seconds that each request took, and all of them together. `due`: when the nth of a connection is,
+    or None at once."""
     bodies = {annotated: _review(annotated) for annotated in (True, False)}
     taken: list[float] = []
     failed: list[Exception] = []
@@ -152,12 +170,18 @@ def _measure(report: Listing, server: Server, options: Options) -> None:
     report.add("  slowest", steady[-1] * 1000)
     before = server.cpu()
     fast, seconds = _load(server, _SECONDS_A_ROUND, lambda number, began: None)
-    report.add("as fast as they go: median", statistics.median(fast) * 1000, f"{len(fast) / seconds:.0f} requests a second")
+    report.add(
+        "as fast as they go: median",
+        statistics.median(fast) * 1000,
+        f"{len(fast) / seconds:.0f} requests a second",
+    )
     report.add("  processor time of the server", (server.cpu() - before) / len(fast) * 1000, "a request")
     connection = server.connection()
     for annotated in (False, True):
         body, start = _review(annotated, _LARGE_BYTES), time.perf_counter()
         _asked(connection, body, annotated)
         what = "with" if annotated else "without"
-        report.add(f"an object of {len(body) / 1e6:.1f} MB {what} annotation", (time.perf_counter() - start) * 1000)
+        report.add(
+            f"an object of {len(body) / 1e6:.1f} MB {what} annotation", (time.perf_counter() - start) * 1000
+        )
     connection.close()

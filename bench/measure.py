@@ -1,8 +1,8 @@
 """Methods that do the same job, run in turn in one process, in a new random order each round.
 
 Interleaving is what makes the ratios hold: a machine's mood (writeback, host caches, neighbours) changes over
-minutes, and then it changes for all of them. A method that cannot run here (no O_DIRECT on this file system) is
-dropped and named with its reason, never silently.
+minutes, and then it changes for all of them. A method that cannot run here (no O_DIRECT on this file system)
+is dropped and named with its reason, never silently.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Sample:
 
 
 class Method:
-    """One way to do the job. Only `run` is timed; what it leaves running is waited for inside it, so that its cost
-    is counted."""
+    """One way to do the job. Only `run` is timed; what it leaves running is waited for inside it, so that its
+    cost is counted."""
 
     def __init__(self, name: str, kind: Kind, family: str | None = None) -> None:
         self.name = name
@@ -144,7 +144,9 @@ def interleave(
             for position, method in enumerate(alive, 1):
                 settle(options)
                 where = f"{label}: round {number}/{options.rounds}, {position}/{len(alive)}"
-                _guarded(where, lambda m=method: _measure(m, results[m.name], before_each), results[method.name])
+                _guarded(
+                    where, lambda m=method: _measure(m, results[m.name], before_each), results[method.name]
+                )
                 if results[method.name].failure is None:
                     progress(f"{where}, {method.name}: {results[method.name].samples[-1].seconds:.3f} s")
     finally:
@@ -174,5 +176,6 @@ def _guarded(where: str, work: Callable[[], None], result: Result) -> None:
     except BaseException as error:  # DCP's CheckpointException is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, Exception):
             raise
-        result.failure = f"{type(error).__name__}: {error}".partition("\n")[0]  # DCP puts its whole traceback there
+        # DCP puts its whole traceback there
+        result.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
         progress(f"{where}, {result.name}: not measured, {result.failure}")

@@ -1,9 +1,9 @@
 """What a piece of work costs besides time: CPU seconds of all threads, and memory at its highest.
 
-Memory is the kernel's own high-water mark (VmHWM, set back through /proc/self/clear_refs), which no short peak
-escapes and which needs no sampling thread that would fight the measured code for the interpreter lock. Where the
-kernel refuses to set it back, a thread samples. CPU seconds are this process's: the kernel's writeback threads are
-not in it, which flatters buffered writers.
+Memory is the kernel's own high-water mark (VmHWM, set back through /proc/self/clear_refs), which no short
+peak escapes and which needs no sampling thread that would fight the measured code for the interpreter lock.
+Where the kernel refuses to set it back, a thread samples. CPU seconds are this process's: the kernel's
+writeback threads are not in it, which flatters buffered writers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The only file here that touches lastcall: its public names, and what DESIGN.md says of the files on disk."""
+"""The only file here that touches lastcall: its public names, and what DESIGN.md says of the files on
+disk."""
 
 from __future__ import annotations
 
@@ -15,20 +16,25 @@ _WAIT_S = 300.0
 
 
 class _Over(SystemExit):
-    """Leaves the block as sys.exit() does: a run that ends well would save once more, and of many ranks also one that fails."""
+    """Leaves the block as sys.exit() does: a run that ends well would save once more, and of many ranks also
+    one that fails."""
 
 
 class _Session:
-    """A protected run that stays open between measurements. Imported here, so that `--without lastcall` works without
-    it."""
+    """A protected run that stays open between measurements. Imported here, so that `--without lastcall` works
+    without it."""
 
-    def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **periodic: Any) -> None:
+    def __init__(
+        self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **periodic: Any
+    ) -> None:
         import lastcall
 
         self._scope: Any = lastcall.protect(
             folder,
             config=lastcall.JITCheckpointConfig(enabled=True, log_level="WARNING"),
-            periodic=lastcall.PeriodicCheckpointConfig(save_total_limit=2, **(periodic or {"save_strategy": "no"})),
+            periodic=lastcall.PeriodicCheckpointConfig(
+                save_total_limit=2, **(periodic or {"save_strategy": "no"})
+            ),
             model=model,
             optimizer=optimizer,
         )
@@ -41,8 +47,9 @@ class _Session:
         self._scope.__exit__(_Over, over, None)
 
     def _settle(self) -> None:
-        """Until what lastcall does on the side is done: preparing space and memory after the first step, pruning after
-        a periodic save. Training goes on meanwhile in a real run; here it would be in the time of the next method."""
+        """Until what lastcall does on the side is done: preparing space and memory after the first step,
+        pruning after a periodic save. Training goes on meanwhile in a real run; here it would be in the time
+        of the next method."""
         for thread in threading.enumerate():
             if thread.name in ("lastcall-space", "lastcall-periodic"):
                 thread.join()
@@ -66,7 +73,8 @@ class Saver(_Session):
         return seconds
 
     def _one_step(self) -> None:
-        """A whole step, so that save() stands at a boundary. Without gradients the optimizer changes nothing."""
+        """A whole step, so that save() stands at a boundary. Without gradients the optimizer changes
+        nothing."""
         for _ in self.run.steps(self.run.step + 1):
             self._optimizer.step()
 
@@ -78,8 +86,9 @@ class Periodic(_Session):
         super().__init__(folder, model, optimizer, save_strategy="steps", save_steps=1)
 
     def stall(self) -> float:
-        """Seconds that a boundary with a save keeps training from its next optimizer step. The step is in it, since a
-        saver could return at once and hold the mutation back instead; without gradients it costs microseconds."""
+        """Seconds that a boundary with a save keeps training from its next optimizer step. The step is in it,
+        since a saver could return at once and hold the mutation back instead; without gradients it costs
+        microseconds."""
         start = time.perf_counter()
         self.run.tick()
         self._optimizer.step()
@@ -122,8 +131,9 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> fl
 
 
 def fill(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Leave two committed checkpoints of this state behind, as a run that has been going for a while has them. (A single one is checked
-    as a whole before a live tensor is touched, since there would be no other to fall back on: that reads it twice.)"""
+    """Leave two committed checkpoints of this state behind, as a run that has been going for a while has
+    them. (A single one is checked as a whole before a live tensor is touched, since there would be no other
+    to fall back on: that reads it twice.)"""
     saver = Saver(folder, model, optimizer)
     try:
         saver.save()

@@ -1,7 +1,8 @@
-"""What people use today, made durable: fsync of the files and of their directory is added where they leave it out.
+"""What people use today, made durable: fsync of the files and of their directory is added where they leave it
+out.
 
-DCP is given its flat dictionary of tensors and no process group, which is its best case; it gets one, two and four
-threads, and the table shows the fastest.
+DCP is given its flat dictionary of tensors and no process group, which is its best case; it gets one, two and
+four threads, and the table shows the fastest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 class _Saves(Method):
     """One checkpoint a run, in a folder that is removed afterwards."""
 
-    def __init__(self, name: str, state: State, folder: Path, family: str | None = None, kind: Kind = Kind.PEER) -> None:
+    def __init__(
+        self, name: str, state: State, folder: Path, family: str | None = None, kind: Kind = Kind.PEER
+    ) -> None:
         super().__init__(name, kind, family)
         self._state = state
         self._folder = folder / "".join(c if c.isalnum() else "-" for c in name)
@@ -56,8 +59,8 @@ class TorchSave(_Saves):
 
 
 class TorchSaveTrained(_Saves):
-    """What a careful LoRA script saves: the adapter and its optimizer. Not a peer: the file is no use without the
-    base weights."""
+    """What a careful LoRA script saves: the adapter and its optimizer. Not a peer: the file is no use without
+    the base weights."""
 
     def __init__(self, state: State, folder: Path) -> None:
         super().__init__("torch.save + fsync, adapter only", state, folder, kind=Kind.ASIDE)
@@ -99,8 +102,8 @@ class DcpSave(_Saves):
 
 
 class DcpAsyncSave(_Saves):
-    """`stall` asks for the time until training may change the state again, otherwise the time until it is durable
-    counts."""
+    """`stall` asks for the time until training may change the state again, otherwise the time until it is
+    durable counts."""
 
     def __init__(self, state: State, folder: Path, *, cached: bool = False, stall: bool = False) -> None:
         super().__init__(f"DCP async_save, {'cached' if cached else 'default'} stager", state, folder)
@@ -116,7 +119,9 @@ class DcpAsyncSave(_Saves):
     def run(self) -> Timing:
         start = time.perf_counter()
         writer = dcp.FileSystemWriter(self._folder, sync_files=True, thread_count=4)
-        answer: Any = dcp.async_save(self._state.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True)
+        answer: Any = dcp.async_save(
+            self._state.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True
+        )
         upload = answer
         if not isinstance(answer, Future):
             answer.staging_completion.result()

@@ -1,9 +1,10 @@
-"""The limit: the same number of bytes moved between the disk and a few hot, aligned buffers, with nothing else done
-to them.
+"""The limit: the same number of bytes moved between the disk and a few hot, aligned buffers, with nothing
+else done to them.
 
-Four ways to write, since which one is fastest depends on disk, file system and kernel. Each is tried with four and
-with sixteen threads. Space written before is that of three files in turn: who keeps two checkpoints while writing the next has three.
-Beside it stands what no saver can do, writing over one and the same file: a host that caches its guest's disk rewards that.
+Four ways to write, since which one is fastest depends on disk, file system and kernel. Each is tried with
+four and with sixteen threads. Space written before is that of three files in turn: who keeps two checkpoints
+while writing the next has three. Beside it stands what no saver can do, writing over one and the same file: a
+host that caches its guest's disk rewards that.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Way(enum.Enum):
 
 
 def hot_buffer() -> memoryview:
-    """Page-aligned, as O_DIRECT asks for; in huge pages, which are fastest; random, so that no layer below can take the
-    easy way out."""
+    """Page-aligned, as O_DIRECT asks for; in huge pages, which are fastest; random, so that no layer below
+    can take the easy way out."""
     buffer = mmap.mmap(-1, _CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     buffer.madvise(mmap.MADV_HUGEPAGE)
     buffer.write(os.urandom(_CHUNK))
@@ -70,8 +71,12 @@ def _in_parallel(nbytes: int, threads: int, move: Callable[[int, int, int], None
 
 
 class RawWrite(Method):
-    def __init__(self, way: Way, folder: Path, nbytes: int, threads: int, turns: Iterator[int] | None = None) -> None:
-        super().__init__(f"{way.value}, {threads} threads", Kind.ASIDE if way is Way.SAME else Kind.LIMIT, way.value)
+    def __init__(
+        self, way: Way, folder: Path, nbytes: int, threads: int, turns: Iterator[int] | None = None
+    ) -> None:
+        super().__init__(
+            f"{way.value}, {threads} threads", Kind.ASIDE if way is Way.SAME else Kind.LIMIT, way.value
+        )
         self._way = way
         self._nbytes = _rounded(nbytes)
         self._threads = threads
@@ -132,7 +137,8 @@ class RawWrite(Method):
 
 
 class RawRead(Method):
-    """O_DIRECT: the page cache has no part in it, so it is cold each time. `cached`: out of the page cache instead."""
+    """O_DIRECT: the page cache has no part in it, so it is cold each time. `cached`: out of the page cache
+    instead."""
 
     def __init__(self, folder: Path, nbytes: int, threads: int, *, cached: bool = False) -> None:
         what = "raw read from the page cache" if cached else "raw O_DIRECT read"
@@ -175,5 +181,6 @@ class RawRead(Method):
 
 
 def writes(folder: Path, nbytes: int) -> list[Method]:
-    turns = itertools.cycle(range(RECYCLED_FILES))  # shared: both numbers of threads write the same three files in turn
+    # shared: both numbers of threads write the same three files in turn
+    turns = itertools.cycle(range(RECYCLED_FILES))
     return [RawWrite(way, folder, nbytes, threads, turns) for way in Way for threads in (4, 16)]

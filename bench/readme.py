@@ -35,10 +35,16 @@ def seconds(method: dict[str, Any]) -> float:
 
 def row(report: dict[str, Any]) -> str:
     def fastest(kind: str) -> dict[str, Any] | None:
-        return min((m for m in report["methods"] if m["kind"] == kind and m["samples"]), key=seconds, default=None)
+        return min(
+            (m for m in report["methods"] if m["kind"] == kind and m["samples"]), key=seconds, default=None
+        )
 
     def cell(method: dict[str, Any] | None, ours: float) -> str:
-        return "" if method is None else f"{seconds(method):.3g} s ({seconds(method) / ours:.2g}x) {method['name']}"
+        return (
+            ""
+            if method is None
+            else f"{seconds(method):.3g} s ({seconds(method) / ours:.2g}x) {method['name']}"
+        )
 
     ours = fastest("lastcall")
     assert ours is not None, f"{report['name']} has no row of ours"
@@ -49,7 +55,9 @@ def row(report: dict[str, Any]) -> str:
 
 def costs(found: list[dict[str, Any]]) -> list[str]:
     """What a step costs while nothing happens, in a sentence for each row of ours."""
-    rows = next((report["rows"] for one in found for report in one["reports"] if report["name"] == "step"), [])
+    rows = next(
+        (report["rows"] for one in found for report in one["reports"] if report["name"] == "step"), []
+    )
     own = [
         f"{each['what'].removeprefix('lastcall: ')} {each['microseconds']:.1f} µs"
         for each in rows
@@ -63,7 +71,11 @@ def main(paths: list[str]) -> None:
     found = [json.loads(Path(path).read_text()) for path in paths]
     lines = ["| | lastcall | raw limit | fastest peer |", "|---|---|---|---|"]
     lines += [row(report) for one in found for report in one["reports"] if "methods" in report]
-    lines += ["", "Medians of interleaved rounds; in brackets, how many times lastcall's time.", *costs(found)]
+    lines += [
+        "",
+        "Medians of interleaved rounds; in brackets, how many times lastcall's time.",
+        *costs(found),
+    ]
     where = found[0]["conditions"]
     dates = sorted(one["conditions"]["date"] for one in found)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"

@@ -17,7 +17,9 @@ from bench.table import Comparison
 class Restore(Method):
     """Writes its checkpoint once, at the start; each run finds zeroed tensors and an evicted file."""
 
-    def __init__(self, name: str, kind: Kind, saved: state.State, folder: Path, expected: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, kind: Kind, saved: state.State, folder: Path, expected: dict[str, str]
+    ) -> None:
         super().__init__(name, kind)
         self._state = saved
         self._folder = folder / "".join(c if c.isalnum() else "-" for c in name)
@@ -38,7 +40,9 @@ class Restore(Method):
         found = self._state.digests()
         wrong = [name for name, digest in self._expected.items() if found.get(name) != digest]
         if wrong:
-            raise RuntimeError(f"{len(wrong)} of {len(self._expected)} tensors differ after the restore, {wrong[0]} first")
+            raise RuntimeError(
+                f"{len(wrong)} of {len(self._expected)} tensors differ after the restore, {wrong[0]} first"
+            )
 
     def close(self) -> None:
         disk.clear(self._folder)
@@ -99,6 +103,7 @@ def resume(folder: Path, gigabytes: float, options: Options) -> Comparison:
     results = interleave("resume", methods, options)
     report = Comparison("resume", f"Resume, cold: {saved.described}", saved.nbytes, results)
     report.notes.append(
-        "Each restore was checked to bring back every byte. Two checkpoints lie in the folder; a single one is read twice."
+        "Each restore was checked to bring back every byte. Two checkpoints lie in the folder; a single one "
+        "is read twice."
     )
     return report

@@ -1,5 +1,5 @@
-"""From the boundary to durable: the 4 GB state, 5,000 small tensors, and a LoRA run whose frozen weights need not
-be written again."""
+"""From the boundary to durable: the 4 GB state, 5,000 small tensors, and a LoRA run whose frozen weights need
+not be written again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from bench import disk, ours, peers, raw, state
 from bench.measure import Kind, Method, Options, Timing, interleave
 from bench.table import Comparison
 
-_WARM_UPS = 6  # after these every file in the rotation has been written over once, as in any run that has been going for a while
+# after these every file in the rotation has been written over once, as in any run that has been going for a
+# while
+_WARM_UPS = 6
 ON_DISK = 4  # two valid checkpoints, the spare space, one under construction
 
 
 class LastcallSave(Method):
-    """One run that stays open, as in training. Its very first save is kept aside: it finds the spare space that
-    was prepared at the start, and no pruned checkpoint yet."""
+    """One run that stays open, as in training. Its very first save is kept aside: it finds the spare space
+    that was prepared at the start, and no pruned checkpoint yet."""
 
     def __init__(self, saved: state.State, folder: Path) -> None:
         super().__init__("lastcall", Kind.OURS)
@@ -58,13 +60,23 @@ def frozen(folder: Path, gigabytes: float, options: Options) -> Comparison:
     aside.path = folder / "raw-changed.bin"
     more = [peers.TorchSaveTrained(saved, folder), aside]
     report = compare("frozen", "Save, frozen weights", saved, folder, options, more)
-    report.notes.append(f"{changing / 1e6:.0f} MB change between two saves; the limit is the raw write of the whole state.")
+    report.notes.append(
+        f"{changing / 1e6:.0f} MB change between two saves; the limit is the raw write of the whole state."
+    )
     return report
 
 
-def compare(name: str, title: str, saved: state.State, folder: Path, options: Options, more: list[Method] | None = None) -> Comparison:
+def compare(
+    name: str,
+    title: str,
+    saved: state.State,
+    folder: Path,
+    options: Options,
+    more: list[Method] | None = None,
+) -> Comparison:
     nbytes = saved.nbytes
-    copies = raw.RECYCLED_FILES + 3 + (ON_DISK if options.keeps("lastcall") else 0)  # raw files, one checkpoint of a peer
+    # raw files, one checkpoint of a peer
+    copies = raw.RECYCLED_FILES + 3 + (ON_DISK if options.keeps("lastcall") else 0)
     disk.require(folder, copies * nbytes)
     mine = LastcallSave(saved, folder)
     methods = [*raw.writes(folder, nbytes), mine, *peers.saves(saved, folder), *(more or [])]
@@ -72,7 +84,8 @@ def compare(name: str, title: str, saved: state.State, folder: Path, options: Op
     report = Comparison(name, f"{title}: {saved.described}", nbytes, results)
     if mine.first is not None:
         report.notes.append(
-            f"lastcall's first save in a new folder took {mine.first:.2f} s (once, not interleaved), into the space"
+            f"lastcall's first save in a new folder took {mine.first:.2f} s (once, not interleaved), into "
+            "the space"
             " prepared at the start; its row recycles pruned checkpoints."
         )
     return report

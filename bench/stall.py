@@ -1,6 +1,8 @@
-"""How long a periodic save keeps training from going on, against a plain copy of the state and DCP's async_save.
+"""How long a periodic save keeps training from going on, against a plain copy of the state and DCP's
+async_save.
 
-What runs on in the background afterwards is waited for outside of the time, but inside the CPU seconds and the memory.
+What runs on in the background afterwards is waited for outside of the time, but inside the CPU seconds and
+the memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The states that are saved: parameters and AdamW moments, fp32, filled with noise (a digest or a disk cannot skip
-any of it).
+"""The states that are saved: parameters and AdamW moments, fp32, filled with noise (a digest or a disk cannot
+skip any of it).
 
-`gpt` has the shapes of GPT-2 medium, scaled in width: at 4.26 GB it is GPT-2 medium, 1,168 tensors with the moments
-and step counters.
+`gpt` has the shapes of GPT-2 medium, scaled in width: at 4.26 GB it is GPT-2 medium, 1,168 tensors with the
+moments and step counters.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ class State:
     def trained(self) -> list[torch.Tensor]:
         """What an optimizer step changes."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return [p.data for p in parameters] + [t for values in self.optimizer.state.values() for t in values.values()]
+        return [p.data for p in parameters] + [
+            t for values in self.optimizer.state.values() for t in values.values()
+        ]
 
     def touch(self) -> None:
-        """Stand in for a training step: every trained byte range changes, and is hot afterwards, as it is in a
-        real run."""
+        """Stand in for a training step: every trained byte range changes, and is hot afterwards, as it is in
+        a real run."""
         for tensor in self.trained():
             tensor.add_(1.0 if tensor.ndim == 0 else 1e-3)
 
@@ -56,7 +58,9 @@ class State:
         import xxhash  # comes with lastcall, which a machine that only measures the peers may lack
 
         return {
-            name: xxhash.xxh3_128_hexdigest(local(tensor.detach()).cpu().reshape(-1).view(torch.uint8).numpy())
+            name: xxhash.xxh3_128_hexdigest(
+                local(tensor.detach()).cpu().reshape(-1).view(torch.uint8).numpy()
+            )
             for name, tensor in self.tensors().items()
         }
 
@@ -110,8 +114,8 @@ def gpt(gigabytes: float, device: str = "cpu") -> State:
 
 
 def outline(gigabytes: float) -> _Gpt:
-    """Parameter, two moments: 12 bytes a parameter. Without memory, since the default initialisation of 355 M parameters takes longer
-    than the benchmark."""
+    """Parameter, two moments: 12 bytes a parameter. Without memory, since the default initialisation of 355 M
+    parameters takes longer than the benchmark."""
     with torch.device("meta"):
         return _Gpt(_width_for(gigabytes * 1e9 / 12))
 

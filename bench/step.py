@@ -1,9 +1,9 @@
-"""What protection costs a step while nothing happens: short blocks of steps, bare and protected, in pairs, and the
-median of their differences.
+"""What protection costs a step while nothing happens: short blocks of steps, bare and protected, in pairs,
+and the median of their differences.
 
-A step is a call of a very small optimizer, so that microseconds show. The bare blocks run in the same process with
-torch's step hooks taken out for their time; "control" is a second bare block and shows what the method itself cannot
-tell apart.
+A step is a call of a very small optimizer, so that microseconds show. The bare blocks run in the same process
+with torch's step hooks taken out for their time; "control" is a second bare block and shows what the method
+itself cannot tell apart.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _small() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 @contextlib.contextmanager
 def _without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Torch has no public way to set its global step hooks aside, and removing them is not ours to do: they belong
-    to the session."""
+    """Torch has no public way to set its global step hooks aside, and removing them is not ours to do: they
+    belong to the session."""
     tables = [
         hooks._global_optimizer_pre_hooks,
         hooks._global_optimizer_post_hooks,
@@ -62,7 +62,9 @@ def _block(passes: Iterator[object], optimizer: torch.optim.Optimizer) -> float:
     return (time.perf_counter() - start) / _BLOCK * 1e6
 
 
-def _paired(optimizer: torch.optim.Optimizer, protected: Iterator[object] | None, pairs: int) -> dict[str, list[float]]:
+def _paired(
+    optimizer: torch.optim.Optimizer, protected: Iterator[object] | None, pairs: int
+) -> dict[str, list[float]]:
     """Microseconds a step for each kind of block, `pairs` of each, in a new order each time."""
 
     def bare() -> float:
@@ -86,8 +88,8 @@ def _added(times: dict[str, list[float]], name: str) -> float:
 
 
 def _boundaries(protected: Iterator[object]) -> list[float]:
-    """Microseconds of each boundary where steps are long enough to carry the copy of small state at every one of
-    them."""
+    """Microseconds of each boundary where steps are long enough to carry the copy of small state at every one
+    of them."""
     matrix = torch.ones(128, 128)
     times = []
     for _ in range(_LONG_STEPS):
@@ -135,9 +137,15 @@ def _fill(report: Listing, times: dict[str, list[float]], protected: Iterator[ob
         report.add("lastcall: run.steps and hooks", _added(times, "steps"), "added; the promise is 2 at most")
         boundaries = _boundaries(protected)
         share = statistics.fmean(boundaries) / (_LONG_STEP_S * 1e6) * 100
-        remark = f"{share:.3f} % of a step of {_LONG_STEP_S * 1e3:.0f} ms on average; the promise is 0.1 % at most"
-        report.add("lastcall: one boundary with its copy of small state", statistics.median(boundaries), remark)
+        remark = (
+            f"{share:.3f} % of a step of {_LONG_STEP_S * 1e3:.0f} ms on average; the promise is 0.1 % at most"
+        )
+        report.add(
+            "lastcall: one boundary with its copy of small state", statistics.median(boundaries), remark
+        )
     report.add("torch.get_rng_state()", _each(torch.get_rng_state), "for comparison")
     report.add("random.getstate()", _each(random.getstate), "for comparison")
     report.add("np.random.get_state()", _each(np.random.get_state), "for comparison")
-    report.notes.append(f"{len(times['bare'])} pairs of blocks of {_BLOCK} steps; medians of paired differences.")
+    report.notes.append(
+        f"{len(times['bare'])} pairs of blocks of {_BLOCK} steps; medians of paired differences."
+    )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from bench.measure import Kind, Result
 
 
-def lines(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool, left: Sequence[int] = (0,)) -> list[str]:
+def lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool, left: Sequence[int] = (0,)
+) -> list[str]:
     """Columns of text (`left`) to the left, numbers to the right."""
     columns = range(len(header))
     if markdown:
@@ -55,13 +57,23 @@ class Comparison:
         """The fastest of each family, fastest first."""
         best: dict[str, Result] = {}
         for result in self.results:
-            if result.failure is None and (result.family not in best or result.median < best[result.family].median):
+            if result.failure is None and (
+                result.family not in best or result.median < best[result.family].median
+            ):
                 best[result.family] = result
         return sorted(best.values(), key=lambda result: result.median)
 
     def render(self, markdown: bool) -> str:
         limit, ours = self.fastest(Kind.LIMIT), self.fastest(Kind.OURS)
-        header = ["method", "median s", "best s", f"x {self.limit}", "x lastcall", "CPU s/GB", "peak extra MB"]
+        header = [
+            "method",
+            "median s",
+            "best s",
+            f"x {self.limit}",
+            "x lastcall",
+            "CPU s/GB",
+            "peak extra MB",
+        ]
         rows = [
             [
                 f"**{result.name}**" if markdown and result.kind is Kind.OURS else result.name,
@@ -76,7 +88,9 @@ class Comparison:
         ]
         heading = f"### {self.title}" if markdown else self.title
         body = lines(header, rows, markdown)
-        return "\n".join([heading, "", *body, "", *(f"{line}  " if markdown else line for line in self._remarks())])
+        return "\n".join(
+            [heading, "", *body, "", *(f"{line}  " if markdown else line for line in self._remarks())]
+        )
 
     def headline(self) -> str | None:
         limit, ours, peer = (self.fastest(kind) for kind in (Kind.LIMIT, Kind.OURS, Kind.PEER))
@@ -96,7 +110,11 @@ class Comparison:
 
     def _remarks(self) -> list[str]:
         rounds = max((len(result.samples) for result in self.results), default=0)
-        returns = [f"{r.name} returns after {_seconds(r.returned)} s." for r in self.shown() if r.returned is not None]
+        returns = [
+            f"{r.name} returns after {_seconds(r.returned)} s."
+            for r in self.shown()
+            if r.returned is not None
+        ]
         missing = [f"not measured: {r.name}: {r.failure}" for r in self.results if r.failure]
         headline = self.headline()
         remarks = [
@@ -154,4 +172,10 @@ class Listing:
 
     def as_json(self) -> dict[str, object]:
         rows = [{"what": what, "microseconds": value, "remark": remark} for what, value, remark in self.rows]
-        return {"name": self.name, "title": self.title, "rows": rows, "notes": self.notes, "failure": self.failure}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "rows": rows,
+            "notes": self.notes,
+            "failure": self.failure,
+        }

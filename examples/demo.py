@@ -1,9 +1,10 @@
-"""Trains examples/train.py twice: once in peace, once taken away again and again, and compares the two bit for bit.
+"""Trains examples/train.py twice: once in peace, once taken away again and again, and compares the two bit
+for bit.
 
     python examples/demo.py [--seed N]
 
-The second run is hit by a SIGTERM to its process, one during a periodic save, one inside a long evaluation, one to its
-whole process group, and by a SIGKILL, each at a random moment, and is started again after each.
+The second run is hit by a SIGTERM to its process, one during a periodic save, one inside a long evaluation,
+one to its whole process group, and by a SIGKILL, each at a random moment, and is started again after each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ TRAIN = Path(__file__).resolve().with_name("train.py")
 SOURCES = TRAIN.parent.parent / "src"
 STEPS, SAVE_STEPS, EPOCHS = 60, 12, 2
 EVALUATION, KILL_WAIT = 3.0, 0.5
-ARGUMENTS = ["--epochs", str(EPOCHS), "--samples", str(STEPS // EPOCHS * 32), "--eval-seconds", str(EVALUATION)]
+ARGUMENTS = [
+    "--epochs",
+    str(EPOCHS),
+    "--samples",
+    str(STEPS // EPOCHS * 32),
+    "--eval-seconds",
+    str(EVALUATION),
+]
 PATIENCE = 180.0
 
 
@@ -67,7 +75,9 @@ class Life:
         end = time.monotonic() + PATIENCE
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"The demo could not go on: training ended with {self.process.poll()}.\n{self.tail()}")
+                raise SystemExit(
+                    f"The demo could not go on: training ended with {self.process.poll()}.\n{self.tail()}"
+                )
             time.sleep(0.001)
 
     def wait(self) -> int:
@@ -149,7 +159,9 @@ def evaluating(life: Life) -> bool:
 
 def row(*cells: str) -> None:
     widths = (36, 32, 7, 7, 7, 4, 11, 22)
-    print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True)
+    print(
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True
+    )
 
 
 def report(blow: Blow, pace: float) -> None:
@@ -169,7 +181,9 @@ def report(blow: Blow, pace: float) -> None:
         f"{steps(since, pace)} / {steps(blow.step, pace)}",
     )
     if not killed and (blow.code != 75 or not saved["exact"] or saved["step"] < blow.step):
-        raise SystemExit(f"This preemption lost something: exit code {blow.code}, {name}, at step {blow.step}")
+        raise SystemExit(
+            f"This preemption lost something: exit code {blow.code}, {name}, at step {blow.step}"
+        )
 
 
 def steps(count: int, pace: float) -> str:
@@ -216,8 +230,12 @@ def preempted(folder: Path, plan: list[Blow], pace: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"), help="of the random moments")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seed", type=int, default=int.from_bytes(os.urandom(2), "big"), help="of the random moments"
+    )
     args = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lastcall-demo-") as name:
@@ -227,11 +245,21 @@ def main() -> None:
         print(f"   done in {time.monotonic() - began:.0f} s, {pace:.2f} s a step\n")
         print(
             f"2. The same script with lastcall, taken away five times at random moments (seed {args.seed}).\n"
-            f"   Kill wait {KILL_WAIT} s, a periodic save every {SAVE_STEPS} steps. Times count from the signal.\n"
+            f"   Kill wait {KILL_WAIT} s, a periodic save every {SAVE_STEPS} steps. Times count from the "
+            "signal.\n"
             "   Lost without lastcall: with these periodic saves alone / with no checkpoints at all.\n",
             flush=True,
         )
-        row("what happened", "resumes from", "size", "saved", "gone", "exit", "lost", "lost without lastcall, in steps")
+        row(
+            "what happened",
+            "resumes from",
+            "size",
+            "saved",
+            "gone",
+            "exit",
+            "lost",
+            "lost without lastcall, in steps",
+        )
         lives = preempted(folder, blows(random.Random(args.seed)), pace)
         one, other = ((folder / f"{which}.result").read_text() for which in ("reference", "preempted"))
         print(f"\n   finished in incarnation {lives} with exit code 0\n\n3. Final states, as SHA-256:")

@@ -1,11 +1,13 @@
-"""A small causal language model, trained on a text file with transformers.Trainer: dropout, evaluation, the best model at the end.
+"""A small causal language model, trained on a text file with transformers.Trainer: dropout, evaluation, the
+best model at the end.
 
     python examples/finetune.py --output-dir runs/finetune
     lastcall run -- python examples/finetune.py --output-dir runs/finetune
     LASTCALL_ENABLED=1 torchrun --nproc-per-node 2 examples/finetune.py --output-dir runs/finetune
 
-There is no line of lastcall in it. Run as in the second or the third line, it can be stopped at any moment and started again with the
-same command: it goes on where it was, and ends with the bits of a run that was never stopped. Nothing is downloaded.
+There is no line of lastcall in it. Run as in the second or the third line, it can be stopped at any moment
+and started again with the same command: it goes on where it was, and ends with the bits of a run that was
+never stopped. Nothing is downloaded.
 """
 
 import argparse
@@ -33,15 +35,22 @@ def tokenizer_of(text: str) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(text.splitlines(), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", bos_token="<end>", pad_token="<end>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", bos_token="<end>", pad_token="<end>"
+    )
 
 
 def pieces(tokenizer: PreTrainedTokenizerFast, text: str, length: int) -> list[dict[str, list[int]]]:
     """The text as rows of so many tokens, each of which begins in the middle of the one before."""
     tokens = tokenizer(text)["input_ids"]
-    return [{"input_ids": tokens[start : start + length]} for start in range(0, len(tokens) - length + 1, length // 2)]
+    return [
+        {"input_ids": tokens[start : start + length]}
+        for start in range(0, len(tokens) - length + 1, length // 2)
+    ]
 
 
 def model_of(tokenizer: PreTrainedTokenizerFast, length: int, width: int) -> GPT2LMHeadModel:
@@ -59,7 +68,9 @@ def model_of(tokenizer: PreTrainedTokenizerFast, length: int, width: int) -> GPT
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output-dir", default="runs/finetune")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--epochs", type=float, default=8.0)
@@ -93,7 +104,8 @@ def main() -> None:
             gradient_accumulation_steps=options.accumulation,
             dataloader_num_workers=options.workers,
             dataloader_pin_memory=torch.cuda.is_available(),
-            use_cpu=not torch.cuda.is_available(),  # or two ranks without a GPU would train alone, each in the other's folder
+            # or two ranks without a GPU would train alone, each in the other's folder
+            use_cpu=not torch.cuda.is_available(),
             learning_rate=2e-3,
             lr_scheduler_type="cosine",
             warmup_steps=5,
@@ -119,7 +131,10 @@ def main() -> None:
     trainer.save_state()
     if trainer.is_world_process_zero():
         weights = Path(options.output_dir, "final", "model.safetensors").read_bytes()
-        print(f"finished {trainer.state.global_step} steps, weights {hashlib.sha256(weights).hexdigest()}", flush=True)
+        print(
+            f"finished {trainer.state.global_step} steps, weights {hashlib.sha256(weights).hexdigest()}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

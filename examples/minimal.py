@@ -1,4 +1,5 @@
-"""The smallest protected training loop. Stop it with SIGTERM whenever you like, start it again, and it goes on.
+"""The smallest protected training loop. Stop it with SIGTERM whenever you like, start it again, and it goes
+on.
 
 python examples/minimal.py [DIRECTORY]
 """

@@ -3,7 +3,8 @@
     python examples/plain.py [DIRECTORY] [--steps 4000]
     lastcall drill --times 5 -- python examples/plain.py
 
-A step takes 25 ms, most of it asleep, so that 4000 of them last for five rounds of a drill. To begin anew: rm -r runs/plain
+A step takes 25 ms, most of it asleep, so that 4000 of them last for five rounds of a drill. To begin anew: rm
+-r runs/plain
 """
 
 import argparse
@@ -20,7 +21,9 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(256, 1))
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(256, 1)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 

@@ -1,4 +1,5 @@
-"""The complete example of Ray's proposed JIT checkpointing, with the train_step that it leaves out, and without its configuration:
+"""The complete example of Ray's proposed JIT checkpointing, with the train_step that it leaves out, and
+without its configuration:
 
 RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1 RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT=5.0 python examples/ray_vanilla.py
 

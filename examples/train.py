@@ -1,10 +1,11 @@
-"""A small language model, trained the way people train: dropout, tied weights, AdamW with a cosine schedule, clipped
-gradients, an average of the weights, a shuffled loader with two workers and random augmentation, accumulation of four.
+"""A small language model, trained the way people train: dropout, tied weights, AdamW with a cosine schedule,
+clipped gradients, an average of the weights, a shuffled loader with two workers and random augmentation,
+accumulation of four.
 
     python examples/train.py runs/exp1 --epochs 3
 
-Three lines belong to lastcall: `protect`, `run.epochs` and `run.batches`. Stopped at any moment and started again with
-the same command, it goes on where it was, and ends with the bits of a run that was never stopped.
+Three lines belong to lastcall: `protect`, `run.epochs` and `run.batches`. Stopped at any moment and started
+again with the same command, it goes on where it was, and ends with the bits of a run that was never stopped.
 """
 
 import argparse
@@ -31,7 +32,9 @@ class Model(nn.Module):
         self.embed = nn.Embedding(WORDS, WIDTH)
         nn.init.normal_(self.embed.weight, std=0.05)
         self.position = nn.Parameter(torch.zeros(LENGTH - 1, WIDTH))
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.embed.weight
@@ -85,7 +88,9 @@ def train(args: argparse.Namespace) -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     total = args.epochs * len(loader) // WINDOW
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / total)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / total))
+    )
     ema = {name: value.detach().clone() for name, value in model.named_parameters()}
     counters = {"batches": 0, "best": math.inf}
     held_out = Sequences(16).tokens
@@ -141,7 +146,9 @@ def digest(
         "counters": counters,
         "randomness": [random.getstate(), np.random.get_state(), torch.get_rng_state()],
     }
-    return "".join(f"{name} {hashlib.sha256(canonical(value)).hexdigest()}\n" for name, value in state.items())
+    return "".join(
+        f"{name} {hashlib.sha256(canonical(value)).hexdigest()}\n" for name, value in state.items()
+    )
 
 
 def canonical(value: object) -> bytes:
@@ -150,20 +157,28 @@ def canonical(value: object) -> bytes:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}".encode() + value.tobytes()
     if isinstance(value, dict):
-        return b"{" + b",".join(repr(key).encode() + b":" + canonical(item) for key, item in value.items()) + b"}"
+        return (
+            b"{"
+            + b",".join(repr(key).encode() + b":" + canonical(item) for key, item in value.items())
+            + b"}"
+        )
     if isinstance(value, list | tuple):
         return b"[" + b",".join(map(canonical, value)) + b"]"
     return repr(value).encode()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="where checkpoints are kept")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=640, help="sequences in an epoch")
     parser.add_argument("--result", type=Path, help="write a digest of the final state to this file")
     parser.add_argument("--slow-seconds", type=float, default=0.0, help="sleep so long after each batch")
-    parser.add_argument("--eval-seconds", type=float, default=0.0, help="let each evaluation take at least so long")
+    parser.add_argument(
+        "--eval-seconds", type=float, default=0.0, help="let each evaluation take at least so long"
+    )
     parser.add_argument("--print-steps", type=int, default=10, help="print a line every so many steps")
     args = parser.parse_args()
     torch.set_num_threads(1)

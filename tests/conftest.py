@@ -1,7 +1,7 @@
 """For all tests. One nursery serves those that start scripts; what a test leaves running is ended after it.
 
-Hypothesis draws the same examples in every run, so that what failed fails again. LASTCALL_TEST_RANDOM=1 draws others each time, to look
-for what was not found yet.
+Hypothesis draws the same examples in every run, so that what failed fails again. LASTCALL_TEST_RANDOM=1 draws
+others each time, to look for what was not found yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 def pytest_configure() -> None:
-    """A runner started in the background of a shell has SIGINT ignored, and so would every process that the tests start."""
+    """A runner started in the background of a shell has SIGINT ignored, and so would every process that the
+    tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,7 +45,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """A test that leaves a signal ignored, or with a handler of its own, fails itself, and not those that run after it."""
+    """A test that leaves a signal ignored, or with a handler of its own, fails itself, and not those that run
+    after it."""
     before = _handlers()
     yield
     changed = {signum.name: handler for signum, handler in _handlers().items() if handler != before[signum]}
@@ -54,7 +56,8 @@ def signals() -> Iterator[None]:
 
 @pytest.fixture
 def leaving() -> Iterator[None]:
-    """For tests of a process that saved and is about to exit: it leaves signals ignored, and this process goes on."""
+    """For tests of a process that saved and is about to exit: it leaves signals ignored, and this process
+    goes on."""
     before = _handlers()
     yield
     _install(before)

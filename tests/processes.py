@@ -1,4 +1,5 @@
-"""Scripts run as real processes, so that tests can send them real signals. Each runs in a session of its own."""
+"""Scripts run as real processes, so that tests can send them real signals. Each runs in a session of its
+own."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class Script:
             try:
                 line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no line {start!r} in time; got {self.lines}; {self.errors()}") from None
+                raise AssertionError(
+                    f"no line {start!r} in time; got {self.lines}; {self.errors()}"
+                ) from None
             if line is None:
                 raise AssertionError(f"ended without a line {start!r}; got {self.lines}; {self.errors()}")
             self.lines.append(line)
@@ -115,5 +118,6 @@ def state(pid: int) -> str:
 
 
 def gone(pid: int) -> bool:
-    """No such process, or nothing but a zombie that its parent (in a container often nobody) has not collected."""
+    """No such process, or nothing but a zombie that its parent (in a container often nobody) has not
+    collected."""
     return state(pid) in ("", "Z")

@@ -1,7 +1,7 @@
 """`make house`: counts what makes the source hard to enter, and fails when a count grows.
 
-Each check has an ideal and a limit. Where the ideal is not reached yet, the limit is a ratchet: it may only fall.
-A commit that brings a count down lowers its limit, too. `--list CHECK` prints every place of a check.
+Each check has an ideal and a limit. Where the ideal is not reached yet, the limit is a ratchet: it may only
+fall. A commit that brings a count down lowers its limit, too. `--list CHECK` prints every place of a check.
 
 Discarded: ruff's own limits for lengths and words. They know no folder, no other module and no past.
 """
@@ -31,11 +31,33 @@ class Limit(NamedTuple):
 _PLAIN = "Say it in plain English; the table has what to write."
 
 LIMITS = {
-    "modules": Limit(14, 12, "modules in the fullest folder: about a dozen", "Give a subject of this folder a folder of its own."),
-    "files": Limit(4, 0, "files over 500 lines: one concept a file", "Move one concept to a file of its own; do not cut one in two."),
-    "functions": Limit(3, 0, "functions over 60 lines: they fit on a screen", "Give a part of the function a name of its own."),
-    "session": Limit(1, 0, "session.X.Y outside core/session.py", "Ask the session for it, or pass X itself instead of the session."),
-    "classes": Limit(67, 0, "class names in two modules: one word, one thing", "Choose a name that says which one it is."),
+    "modules": Limit(
+        14,
+        12,
+        "modules in the fullest folder: about a dozen",
+        "Give a subject of this folder a folder of its own.",
+    ),
+    "files": Limit(
+        4,
+        0,
+        "files over 500 lines: one concept a file",
+        "Move one concept to a file of its own; do not cut one in two.",
+    ),
+    "functions": Limit(
+        3,
+        0,
+        "functions over 60 lines: they fit on a screen",
+        "Give a part of the function a name of its own.",
+    ),
+    "session": Limit(
+        1,
+        0,
+        "session.X.Y outside core/session.py",
+        "Ask the session for it, or pass X itself instead of the session.",
+    ),
+    "classes": Limit(
+        67, 0, "class names in two modules: one word, one thing", "Choose a name that says which one it is."
+    ),
     "is told": Limit(1, 0, "gets, learns, receives; or say who tells", _PLAIN),
     "was told": Limit(4, 0, "got, learned, received; or say who told", _PLAIN),
     "are told": Limit(0, 0, "get, learn, receive; or say who tells", _PLAIN),
@@ -50,7 +72,8 @@ LIMITS = {
     "at hand": Limit(0, 0, "available, loaded, known", _PLAIN),
 }
 WORDS = [name for name, limit in LIMITS.items() if limit.remedy == _PLAIN]
-FOLDER, FILE, FUNCTION = 10, 500, 60  # folders with more modules are named; longer files and functions are counted
+# folders with more modules are named; longer files and functions are counted
+FOLDER, FILE, FUNCTION = 10, 500, 60
 _BANNED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+") for word in WORDS) + r")\b", re.IGNORECASE)
 
 
@@ -72,7 +95,10 @@ class Found(NamedTuple):
 
 def sources(root: Path) -> list[Source]:
     base = root / "src/lastcall"
-    read = ((path.relative_to(base).as_posix(), path.read_text(encoding="utf-8")) for path in sorted(base.rglob("*.py")))
+    read = (
+        (path.relative_to(base).as_posix(), path.read_text(encoding="utf-8"))
+        for path in sorted(base.rglob("*.py"))
+    )
     return [Source(name, text, list(ast.walk(ast.parse(text, name)))) for name, text in read]
 
 
@@ -86,7 +112,9 @@ def modules(files: Iterable[Source]) -> Found:
 
 def long_files(files: Iterable[Source]) -> Found:
     lengths = [(len(file.text.splitlines()), file) for file in files]
-    return _by_length([(lines, file.name, f"{file.path}:1 {lines} lines") for lines, file in lengths if lines > FILE])
+    return _by_length(
+        [(lines, file.name, f"{file.path}:1 {lines} lines") for lines, file in lengths if lines > FILE]
+    )
 
 
 def long_functions(files: Iterable[Source]) -> Found:
@@ -96,13 +124,18 @@ def long_functions(files: Iterable[Source]) -> Found:
     lengths = [((node.end_lineno or node.lineno) - node.lineno + 1, file, node) for file, node in functions]
     long = [(lines, file, node) for lines, file, node in lengths if lines > FUNCTION]
     return _by_length(
-        [(lines, f"{file.name} {node.name}", f"{file.path}:{node.lineno} {node.name} {lines} lines") for lines, file, node in long]
+        [
+            (lines, f"{file.name} {node.name}", f"{file.path}:{node.lineno} {node.name} {lines} lines")
+            for lines, file, node in long
+        ]
     )
 
 
 def _by_length(found: list[tuple[int, str, str]]) -> Found:
     found.sort(key=lambda one: (-one[0], one[1]))
-    return Found(len(found), [f"{name} {lines}" for lines, name, _ in found], [place for _, _, place in found])
+    return Found(
+        len(found), [f"{name} {lines}" for lines, name, _ in found], [place for _, _, place in found]
+    )
 
 
 def session_accesses(files: Iterable[Source]) -> Found:
@@ -111,7 +144,11 @@ def session_accesses(files: Iterable[Source]) -> Found:
     places = []
     for file in files:
         for node in file.nodes if file.name != "core/session.py" else ():
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and _is_session(node.value.value):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Attribute)
+                and _is_session(node.value.value)
+            ):
                 counts[file.name] += 1
                 places.append(f"{file.path}:{node.lineno} {ast.unparse(node)}")
     return Found(len(places), [f"{name} {count}" for name, count in counts.most_common()], places)
@@ -129,7 +166,10 @@ def twin_classes(files: Iterable[Source]) -> Found:
         for node in file.nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].setdefault(file.name, f"{file.path}:{node.lineno} {node.name}")
-    twins = sorted(((name, where) for name, where in places.items() if len(where) > 1), key=lambda twin: (-len(twin[1]), twin[0]))
+    twins = sorted(
+        ((name, where) for name, where in places.items() if len(where) > 1),
+        key=lambda twin: (-len(twin[1]), twin[0]),
+    )
     return Found(
         len(twins),
         [f"{name} ({', '.join(module.removesuffix('.py') for module in where)})" for name, where in twins],
@@ -143,7 +183,9 @@ def words(root: Path, files: Iterable[Source]) -> dict[str, Found]:
     files_of: dict[str, Counter[str]] = {word: Counter() for word in WORDS}
     texts = [(file.path, text) for file in files for text in (*_strings(file), *_comments(file))]
     documents = [*root.glob("README.md"), *sorted(root.glob("docs/*.md"))]
-    texts += [(path.relative_to(root).as_posix(), _prose(path.read_text(encoding="utf-8"))) for path in documents]
+    texts += [
+        (path.relative_to(root).as_posix(), _prose(path.read_text(encoding="utf-8"))) for path in documents
+    ]
     for path_name, (first, last, text) in texts:
         for match in _BANNED.finditer(text):
             word = " ".join(match[0].lower().split())
@@ -183,7 +225,8 @@ def _comments(file: Source) -> Iterator[_Text]:
 
 
 def _prose(text: str) -> _Text:
-    """Code blocks become empty lines: fenced ones, and those that are indented by four after an empty line."""
+    """Code blocks become empty lines: fenced ones, and those that are indented by four after an empty
+    line."""
     lines = text.splitlines()
     fenced = indented = False
     for number, line in enumerate(lines):
@@ -196,8 +239,12 @@ def _prose(text: str) -> _Text:
 
 
 _CHECKS: dict[str, Callable[[Iterable[Source]], Found]] = {
-    "modules": modules, "files": long_files, "functions": long_functions, "session": session_accesses, "classes": twin_classes,
-}  # fmt: skip
+    "modules": modules,
+    "files": long_files,
+    "functions": long_functions,
+    "session": session_accesses,
+    "classes": twin_classes,
+}
 
 
 def count(root: Path) -> dict[str, Found]:
@@ -224,21 +271,35 @@ def verdict(found: dict[str, Found]) -> tuple[list[str], list[str]]:
     for name, (limit, ideal, _, remedy) in LIMITS.items():
         now = found[name].now
         if limit is not None and now > limit:
-            over.append(f"{name}: {now} is over the limit of {limit}. {remedy} Places: tools/house.py --list '{name}'")
+            over.append(
+                f"{name}: {now} is over the limit of {limit}. {remedy} Places: tools/house.py --list '{name}'"
+            )
         elif limit is not None and max(now, ideal) < limit:
             loose.append(f'"{name}" to {max(now, ideal)}')
     return over, loose
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tools/house.py", description="Counts what makes the source hard to enter.")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="the checkout to look at (this one)")
+    parser = argparse.ArgumentParser(
+        prog="tools/house.py", description="Counts what makes the source hard to enter."
+    )
     parser.add_argument(
-        "--list", choices=[*LIMITS, "words"], metavar="CHECK", help=f"print every place of one: {', '.join(LIMITS)}, words"
+        "--root",
+        type=Path,
+        default=Path(__file__).resolve().parents[1],
+        help="the checkout to look at (this one)",
+    )
+    parser.add_argument(
+        "--list",
+        choices=[*LIMITS, "words"],
+        metavar="CHECK",
+        help=f"print every place of one: {', '.join(LIMITS)}, words",
     )
     given = parser.parse_args(argv)
     if not (given.root / "src/lastcall").is_dir():
-        parser.error(f"{given.root} has no src/lastcall, so there is nothing to count; give the root of a checkout")
+        parser.error(
+            f"{given.root} has no src/lastcall, so there is nothing to count; give the root of a checkout"
+        )
     found = count(given.root)
     if given.list:
         chosen = WORDS if given.list == "words" else [given.list]

@@ -1,4 +1,5 @@
-"""The tables of settings in docs/guide.md, made from src/lastcall/settings.py: one row a field, with the sentence that stands under it.
+"""The tables of settings in docs/guide.md, made from src/lastcall/settings.py: one row a field, with the
+sentence that stands under it.
 
 python tools/settings_table.py            print the tables
 python tools/settings_table.py --write    put them into docs/guide.md, between the two markers
@@ -78,7 +79,9 @@ def replaced(text: str, made: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"{GUIDE} has no markers for the tables of settings: put {BEGIN} and {END} where they belong")
+        raise SystemExit(
+            f"{GUIDE} has no markers for the tables of settings: put {BEGIN} and {END} where they belong"
+        )
     return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
@@ -95,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.write:
         GUIDE.write_text(wanted, encoding="utf-8")
     elif wanted != text:
-        sys.stderr.write("docs/guide.md has other settings than src/lastcall/settings.py: python tools/settings_table.py --write\n")
+        sys.stderr.write(
+            "docs/guide.md has other settings than src/lastcall/settings.py: python "
+            "tools/settings_table.py --write\n"
+        )
         return 1
     return 0
 

@@ -1,4 +1,5 @@
-"""The ranks as processes that do what they are told, one line each: the same methods as in one process, run by all of them at once."""
+"""The ranks as processes that do what they are told, one line each: the same methods as in one process, run
+by all of them at once."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Crew:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_RUN_ID": f"bench-{os.getpid()}",
-            "RAY_AUTH_MODE": "token",  # of the cluster that rank 0 starts where ray is measured: the others must be let in
+            # of the cluster that rank 0 starts where ray is measured: the others must be let in
+            "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size)),
         }
@@ -87,7 +89,9 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             for member in self._members:
                 member.communicate(timeout=_LEAVING if error is None else 1.0)
@@ -98,7 +102,8 @@ class Crew:
 
 
 class Remote(Method):
-    """A method that every rank runs. Its time is that of the slowest rank; CPU and memory are those of all."""
+    """A method that every rank runs. Its time is that of the slowest rank; CPU and memory are those of
+    all."""
 
     def __init__(self, crew: Crew, name: str, kind: Kind, family: str) -> None:
         super().__init__(name, kind, family)

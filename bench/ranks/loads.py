@@ -1,4 +1,5 @@
-"""How the ranks bring a sharded state back, into its live tensors: from the disk ("cold"), or from the page cache ("warm")."""
+"""How the ranks bring a sharded state back, into its live tensors: from the disk ("cold"), or from the page
+cache ("warm")."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ _BLOCK = 8 << 20
 class Load(resume.Restore):
     """One checkpoint of all ranks. Each rank checks that it got back every byte it had."""
 
-    def __init__(self, name: str, kind: Kind, saved: state.State, folder: Path, expected: dict[str, str], warm: bool) -> None:
+    def __init__(
+        self, name: str, kind: Kind, saved: state.State, folder: Path, expected: dict[str, str], warm: bool
+    ) -> None:
         super().__init__(name, kind, saved, folder, expected)
         self._warm = warm
 
@@ -38,7 +41,9 @@ class Load(resume.Restore):
 
 class DcpLoad(Load):
     def write(self) -> None:
-        dcp.save(self._state.tensors(), storage_writer=dcp.FileSystemWriter(self.checkpoint(), thread_count=4))
+        dcp.save(
+            self._state.tensors(), storage_writer=dcp.FileSystemWriter(self.checkpoint(), thread_count=4)
+        )
 
     def run(self) -> None:
         dcp.load(self._state.tensors(), storage_reader=dcp.FileSystemReader(self.checkpoint()))
@@ -80,7 +85,9 @@ def methods(saved: state.State, folder: Path, *, warm: bool) -> list[Method]:
     own = folder / f"raw-{dist.get_rank()}"
     own.mkdir()
     expected = saved.digests()
-    limits = [raw.RawRead(own, saved.nbytes // dist.get_world_size(), threads, cached=warm) for threads in (2, 4)]
+    limits = [
+        raw.RawRead(own, saved.nbytes // dist.get_world_size(), threads, cached=warm) for threads in (2, 4)
+    ]
     for method in limits:
         method.name += " a rank"
     return [

@@ -1,4 +1,5 @@
-"""One rank of a crew: `python -m bench.ranks.member WORK ARGUMENTS` reads what to do, line by line, and answers each line."""
+"""One rank of a crew: `python -m bench.ranks.member WORK ARGUMENTS` reads what to do, line by line, and
+answers each line."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ def _of_methods(found: list[Method], state: State) -> Handlers:
         dist.barrier()
         with meters.Meter() as meter:
             timing = by_name[name].run()
-        return {"seconds": meter.seconds if timing is None else timing.seconds, "cpu": meter.cpu, "peak": meter.peak}
+        return {
+            "seconds": meter.seconds if timing is None else timing.seconds,
+            "cpu": meter.cpu,
+            "peak": meter.peak,
+        }
 
     def before(name: str) -> None:
         meters.trim()
@@ -55,7 +60,11 @@ def _handlers(work: str, arguments: dict[str, Any]) -> Handlers:
             "small": lambda pairs, seconds: steps.small(folder, pairs, seconds),
         }
     state = saves.sharded(arguments["gigabytes"])
-    found = saves.methods(state, folder) if work == "save" else loads.methods(state, folder, warm=arguments["warm"])
+    found = (
+        saves.methods(state, folder)
+        if work == "save"
+        else loads.methods(state, folder, warm=arguments["warm"])
+    )
     return _of_methods(found, state)
 
 

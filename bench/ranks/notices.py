@@ -1,7 +1,9 @@
-"""From SIGTERM at one rank to a checkpoint of all of them: real processes with a real session each, and no model.
+"""From SIGTERM at one rank to a checkpoint of all of them: real processes with a real session each, and no
+model.
 
-`python -m bench.ranks.notices RANKS ROUNDS PORT SECRET FOLDER`: the ranks are forked from one process, since 64 that import for
-themselves take longer to start than to be measured. Every rank takes steps of 20 ms: up to two of them are the way to the boundary.
+`python -m bench.ranks.notices RANKS ROUNDS PORT SECRET FOLDER`: the ranks are forked from one process, since
+64 that import for themselves take longer to start than to be measured. Every rank takes steps of 20 ms: up to
+two of them are the way to the boundary.
 """
 
 from __future__ import annotations
@@ -129,11 +131,13 @@ def rank_main(rank: int, size: int, folder: Path, store: tuple[int, str, str], r
         ended = time.monotonic()
     session.stop()
     listener.stop()
-    os.write(said, json.dumps([rank, subject.began, ended]).encode() + b"\n")  # short enough to be written at once
+    # short enough to be written at once
+    os.write(said, json.dumps([rank, subject.began, ended]).encode() + b"\n")
 
 
 def life(size: int, folder: Path, store: tuple[int, str, str], told: int) -> tuple[float, float]:
-    """Seconds from the signal to the moment at which the last rank began to save, and to that at which the last one had saved."""
+    """Seconds from the signal to the moment at which the last rank began to save, and to that at which the
+    last one had saved."""
     ready, tell_ready = os.pipe()
     said, say = os.pipe()
     children = []
@@ -170,7 +174,8 @@ def life(size: int, folder: Path, store: tuple[int, str, str], told: int) -> tup
 def main(size: int, rounds: int, port: int, secret: str, folder: Path) -> None:
     chosen = random.Random(size)
     lives = [
-        life(size, folder / f"{size}-{number}", (port, secret, f"{size}/{number}/"), chosen.randrange(size)) for number in range(rounds)
+        life(size, folder / f"{size}-{number}", (port, secret, f"{size}/{number}/"), chosen.randrange(size))
+        for number in range(rounds)
     ]
     print(json.dumps(lives))
 

@@ -1,4 +1,5 @@
-"""The barrier of Ray Train: every worker calls an actor, which answers when all have called. Measured only where ray is installed."""
+"""The barrier of Ray Train: every worker calls an actor, which answers when all have called. Measured only
+where ray is installed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def barrier(stack: contextlib.ExitStack) -> tuple[Callable[[], object] | None, s
     if dist.get_rank() == 0:
         context = ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, namespace=space)
         address = [context.address_info["address"]]
-        known = ray.remote(_Meeting).options(name="meeting", num_cpus=0, max_concurrency=1000).remote(dist.get_world_size())
+        known = (
+            ray.remote(_Meeting)
+            .options(name="meeting", num_cpus=0, max_concurrency=1000)
+            .remote(dist.get_world_size())
+        )
         ray.get(known.__ray_ready__.remote())
     dist.broadcast_object_list(address)
     if dist.get_rank() > 0:

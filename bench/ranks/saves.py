@@ -1,5 +1,5 @@
-"""What the ranks save, and how: a state sharded as FSDP2 does it, through run.save(), through dcp.save() with torch's writer and with
-lastcall's, and the same bytes raw."""
+"""What the ranks save, and how: a state sharded as FSDP2 does it, through run.save(), through dcp.save() with
+torch's writer and with lastcall's, and the same bytes raw."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def sharded(gigabytes: float) -> state.State:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     torch.manual_seed(dist.get_rank())
-    return state.filled(model.to_empty(device="cpu"), f"model and AdamW, fp32, FSDP2 on {dist.get_world_size()} ranks")
+    return state.filled(
+        model.to_empty(device="cpu"), f"model and AdamW, fp32, FSDP2 on {dist.get_world_size()} ranks"
+    )
 
 
 class LastcallSave(save.LastcallSave):
@@ -54,7 +56,13 @@ class DcpSave(Method):
     """dcp.save() with a storage writer, into a folder that is removed afterwards."""
 
     def __init__(
-        self, name: str, kind: Kind, family: str, saved: state.State, folder: Path, writer: Callable[[Path], StorageWriter]
+        self,
+        name: str,
+        kind: Kind,
+        family: str,
+        saved: state.State,
+        folder: Path,
+        writer: Callable[[Path], StorageWriter],
     ) -> None:
         super().__init__(name, kind, family)
         self._state = saved
@@ -115,7 +123,14 @@ def methods(saved: state.State, folder: Path) -> list[Method]:
         LastcallSave(saved, folder),
         DcpSave("dcp.save, lastcall.dcp.Writer", Kind.ASIDE, "writer", saved, folder, lastcall_writer),
         *(
-            DcpSave(f"dcp.save, FileSystemWriter, {_threads(count)} a rank", Kind.PEER, "DCP", saved, folder, torch_writer(count))
+            DcpSave(
+                f"dcp.save, FileSystemWriter, {_threads(count)} a rank",
+                Kind.PEER,
+                "DCP",
+                saved,
+                folder,
+                torch_writer(count),
+            )
             for count in DCP_THREADS
         ),
     ]

@@ -1,9 +1,10 @@
-"""What a step costs more with many ranks, while nothing happens: blocks of steps in pairs, as in bench.step, on every rank at once.
+"""What a step costs more with many ranks, while nothing happens: blocks of steps in pairs, as in bench.step,
+on every rank at once.
 
-`ddp`: steps of DistributedDataParallel, bare, protected, and with what others add to a step in order to agree on a notice.
-Protected and bare blocks train models of their own with the same shapes: torch's hooks can be set aside for a bare block, those of
-the mail cannot. `small`: a step that is nothing but the call of a very small optimizer, without a collective, so that microseconds
-show."""
+`ddp`: steps of DistributedDataParallel, bare, protected, and with what others add to a step in order to agree
+on a notice. Protected and bare blocks train models of their own with the same shapes: torch's hooks can be
+set aside for a bare block, those of the mail cannot. `small`: a step that is nothing but the call of a very
+small optimizer, without a collective, so that microseconds show."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ Times = dict[str, list[float]]
 class _Training:
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))))
+        self.model = DistributedDataParallel(
+            nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6)
         self._batch = torch.randn(_BATCH, _WIDTH)
 
@@ -43,8 +46,8 @@ class _Training:
 
 
 class _Ledger:
-    """What the copies at boundaries and the mail take, by the clock: they are too small a part of the time to be seen in a
-    difference."""
+    """What the copies at boundaries and the mail take, by the clock: they are too small a part of the time to
+    be seen in a difference."""
 
     def __init__(self, session: ours.Steps) -> None:
         self._subject: Any = session.run._subject
@@ -53,7 +56,8 @@ class _Ledger:
         self.copies = 0
 
     def count(self, seconds: float, one: Callable[[], object]) -> dict[str, float]:
-        """Take steps, the same number on every rank, and see what part of their time the copies and the mail have."""
+        """Take steps, the same number on every rank, and see what part of their time the copies and the mail
+        have."""
         over = torch.zeros(1)
         start = time.perf_counter()
         with self:
@@ -63,7 +67,11 @@ class _Ledger:
                 over.fill_(time.perf_counter() - start > seconds)
                 dist.all_reduce(over)
         spent = time.perf_counter() - start
-        return {"share": self.seconds / spent, "copies": self.copies, "copy": self.seconds / max(1, self.copies)}
+        return {
+            "share": self.seconds / spent,
+            "copies": self.copies,
+            "copy": self.seconds / max(1, self.copies),
+        }
 
     def forget_credit(self) -> None:
         """A run may copy at every boundary at first. What is promised is what comes after that."""
@@ -109,8 +117,8 @@ def _interleaved(blocks: dict[str, Callable[[], float]], pairs: int) -> Times:
 
 
 def ddp(folder: Path, pairs: int, seconds: float) -> dict[str, object]:
-    """`times`: of each kind of block. `share`: of the copies and the mail in `seconds` of protected steps and nothing else, since what
-    they may cost grows also with the time that other blocks take."""
+    """`times`: of each kind of block. `share`: of the copies and the mail in `seconds` of protected steps and
+    nothing else, since what they may cost grows also with the time that other blocks take."""
     bare, control, mine = _Training(), _Training(), _Training()
     flag = torch.zeros(1)
 
@@ -161,7 +169,8 @@ def small(folder: Path, pairs: int, seconds: float) -> dict[str, object]:
         passes = session.iterate()
         ledger = _Ledger(session)
         for _ in range(_WARM_UP // _BLOCK):
-            step._block(passes, optimizer)  # the hooks are dear until they have learned what kind of loop this is
+            # the hooks are dear until they have learned what kind of loop this is
+            step._block(passes, optimizer)
         ledger.forget_credit()
         dist.barrier()
         times = step._paired(optimizer, passes, pairs)

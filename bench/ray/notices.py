@@ -1,8 +1,10 @@
-"""From SIGTERM to a checkpoint in Ray's own list, and to the next step of the restarted run; and how many steps were done for nothing.
+"""From SIGTERM to a checkpoint in Ray's own list, and to the next step of the restarted run; and how many
+steps were done for nothing.
 
-One script (tests/ray/scripts/steps.py), two workers on two nodes, steps of 50 ms, with Ray's own intervals: the controller polls every
-2 s, and looks for drained nodes every 5 s, or every second with lastcall, which asks for that. Its peer is the same script with
-get_preemption_info() in its loop, as Ray's documentation has it: it hears of nodes, and not of signals to a worker.
+One script (tests/ray/scripts/steps.py), two workers on two nodes, steps of 50 ms, with Ray's own intervals:
+the controller polls every 2 s, and looks for drained nodes every 5 s, or every second with lastcall, which
+asks for that. Its peer is the same script with get_preemption_info() in its loop, as Ray's documentation has
+it: it hears of nodes, and not of signals to a worker.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _STEPS = 100_000  # never reached: the run is killed when all rounds are done
 _WARM_UP = 10  # steps of a life before it is told
 _PAUSE = 0.05
 _MOST = 3  # rounds: one of the peer takes a minute
-_DEFAULTS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "2", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1"}  # as lastcall leaves them
+# as lastcall leaves them
+_DEFAULTS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "2", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1"}
 _PLAIN = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "0", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "5"}
 _NODES = 3  # one for each rank, and one that takes the place of the one that goes
 
@@ -52,7 +55,14 @@ class Sample:
 
 
 def notices(folder: Path, options: Options) -> Report:
-    header = ("what", "SIGTERM to committed, s", "worst, s", "to the next step, s", "steps lost after it", "runs that failed")
+    header = (
+        "what",
+        "SIGTERM to committed, s",
+        "worst, s",
+        "to the next step, s",
+        "steps lost after it",
+        "runs that failed",
+    )
     report = Report("ray-notice", "Ray Train: from SIGTERM to a checkpoint that the controller knows", header)
     rounds = min(options.rounds, _MOST)
     with Cluster(cpus=4) as cluster:
@@ -62,8 +72,10 @@ def notices(folder: Path, options: Options) -> Report:
                 own.mkdir()
                 _add(report, way, _samples(cluster, own, way, rounds))
     report.notes.append(
-        f"Medians of {rounds} rounds in one run; two workers, steps of {_PAUSE * 1e3:.0f} ms, a state of a few kB: what is measured is"
-        " the way. Ray's own intervals (polls of 2 s); kill wait 0, which is 3 s by default. A signal to a train worker ends a run"
+        f"Medians of {rounds} rounds in one run; two workers, steps of {_PAUSE * 1e3:.0f} ms, a state of a "
+        "few kB: what is measured is"
+        " the way. Ray's own intervals (polls of 2 s); kill wait 0, which is 3 s by default. A signal to a "
+        "train worker ends a run"
         " without lastcall."
     )
     return report
@@ -71,7 +83,9 @@ def notices(folder: Path, options: Options) -> Report:
 
 def _samples(cluster: Cluster, folder: Path, way: Way, rounds: int) -> list[Sample]:
     options = ("--steps", _STEPS, "--save_every", _STEPS, "--pause", _PAUSE, "--resource", "pool")
-    run = Run(folder, way.script, *options, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **{**_DEFAULTS, **way.env})
+    run = Run(
+        folder, way.script, *options, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **{**_DEFAULTS, **way.env}
+    )
     found = []
     _nodes(cluster)
     run.start(cluster)
@@ -97,7 +111,10 @@ def _sample(run: Run, way: Way, life: int) -> Sample:
     way.notice(run)
     run.driver.until(lambda: len(run.checkpoints()) > before, "a committed checkpoint")
     committed = time.time() - told
-    until(lambda: len(run.lives()) > life or run.driver.process.poll() is not None, lambda: "a restart, or the end of the run")
+    until(
+        lambda: len(run.lives()) > life or run.driver.process.poll() is not None,
+        lambda: "a restart, or the end of the run",
+    )
     ended = len(run.lives()) == life
     if ended:
         run.start(run.cluster)

@@ -1,6 +1,8 @@
-"""`python bench/ray/pace.py FILE yes|no STORAGE`: the seconds of a step of two train workers, as rank 0 has them, in pairs of blocks.
+"""`python bench/ray/pace.py FILE yes|no STORAGE`: the seconds of a step of two train workers, as rank 0 has
+them, in pairs of blocks.
 
-The second block of a pair has what is measured (get_preemption_info(), or the hooks of lastcall in this process), the first has not.
+The second block of a pair has what is measured (get_preemption_info(), or the hooks of lastcall in this
+process), the first has not.
 """
 
 import contextlib
@@ -20,7 +22,8 @@ PAIRS, STEPS = 30, 20
 
 @contextlib.contextmanager
 def no_hooks():
-    """torch calls nothing before and after a step. There is no public way to take other people's hooks away for a while."""
+    """torch calls nothing before and after a step. There is no public way to take other people's hooks away
+    for a while."""
     tables = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
     kept = [dict(table) for table in tables]
     for table in tables:
@@ -66,5 +69,7 @@ if __name__ == "__main__":
         train_func,
         train_loop_config={"out": out, "asks": asks == "yes"},
         scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.1}),
-        run_config=ray.train.RunConfig(name=os.path.basename(out).removesuffix(".json"), storage_path=storage),
+        run_config=ray.train.RunConfig(
+            name=os.path.basename(out).removesuffix(".json"), storage_path=storage
+        ),
     ).fit()

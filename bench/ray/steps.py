@@ -1,4 +1,5 @@
-"""What a step of a train worker costs more: with lastcall in the process, and with Ray's own get_preemption_info() in the loop."""
+"""What a step of a train worker costs more: with lastcall in the process, and with Ray's own
+get_preemption_info() in the loop."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ WAYS = {  # whether the loop asks, and whether lastcall is on
 
 
 def steps(folder: Path, options: Options) -> Report:
-    report = Report("ray-step", "Ray Train: a DDP step of two workers, quiet", ("what", "bare step, µs", "added, µs"))
+    report = Report(
+        "ray-step", "Ray Train: a DDP step of two workers, quiet", ("what", "bare step, µs", "added, µs")
+    )
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
     with Cluster(cpus=4) as cluster:
         for number in range(options.rounds):
@@ -33,9 +36,14 @@ def steps(folder: Path, options: Options) -> Report:
                 found[name] += json.loads(out.read_text())
                 measure.progress(f"ray-step: {name}: {_added(found[name]):.0f} µs added")
     for name, pairs in found.items():
-        report.rows.append((name, f"{statistics.median(bare for bare, _ in pairs) * 1e6:.0f}", f"{_added(pairs):.0f}"))
+        report.rows.append(
+            (name, f"{statistics.median(bare for bare, _ in pairs) * 1e6:.0f}", f"{_added(pairs):.0f}")
+        )
         report.samples[name] = [full - bare for bare, full in pairs]
-    report.notes.append(f"Medians of paired differences of blocks of steps on rank 0, {options.rounds} interleaved runs of each.")
+    report.notes.append(
+        f"Medians of paired differences of blocks of steps on rank 0, {options.rounds} "
+        "interleaved runs of each."
+    )
     return report
 
 

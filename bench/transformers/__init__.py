@@ -1,1 +1,2 @@
-"""Hugging Face's Trainer: real trainings in processes of their own, unprotected, with Transformers' own callback, and with lastcall."""
+"""Hugging Face's Trainer: real trainings in processes of their own, unprotected, with Transformers' own
+callback, and with lastcall."""

@@ -1,11 +1,12 @@
-"""A 1.5-billion-parameter model in bf16 with AdamW on one GPU: from SIGTERM to durable, memory, and whether a resumed run is the same.
+"""A 1.5-billion-parameter model in bf16 with AdamW on one GPU: from SIGTERM to durable, memory, and whether a
+resumed run is the same.
 
     PYTHONPATH=src:.device-site python -m bench.transformers.gpu [--rounds 2] [--tiny]
 
-Every trial is a process of its own that trains, gets SIGTERM and is watched from outside, as in `python -m bench trainer-save`. The
-first trial of each way is then resumed to the end, and its weights, moments and losses are compared with those of a run that nobody
-stopped. Prints a table, and writes everything to $OUT/trainer-gpu.json (or --json). Ends within --budget seconds, whatever is missing
-by then.
+Every trial is a process of its own that trains, gets SIGTERM and is watched from outside, as in `python -m
+bench trainer-save`. The first trial of each way is then resumed to the end, and its weights, moments and
+losses are compared with those of a run that nobody stopped. Prints a table, and writes everything to
+$OUT/trainer-gpu.json (or --json). Ends within --budget seconds, whatever is missing by then.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from bench.table import lines
 from bench.transformers import trial
 from bench.transformers.job import Spec, Training
 
-WAYS = (trial.OURS_AT_ONCE, trial.THEIRS, trial.OURS, trial.THEIRS_AT_ONCE)  # the ones that matter most first, should the time run out
+# the ones that matter most first, should the time run out
+WAYS = (trial.OURS_AT_ONCE, trial.THEIRS, trial.OURS, trial.THEIRS_AT_ONCE)
 _WARM_STEPS = 8
 _STATE = 9.3e9  # bytes
 _COPIES = 3
@@ -105,7 +107,9 @@ class Bench:
 
     def uninterrupted(self) -> None:
         """What every resumed run has to come out at."""
-        self.whole, self.whole_losses, self.whole_memory = self._clock.timed(lambda: self._to_the_end(trial.BARE, None, "whole"))
+        self.whole, self.whole_losses, self.whole_memory = self._clock.timed(
+            lambda: self._to_the_end(trial.BARE, None, "whole")
+        )
 
     def has_time(self) -> bool:
         return self._clock.allows()
@@ -115,9 +119,13 @@ class Bench:
         if not self._clock.allows():
             return None
         again, its_losses, _ = self._to_the_end(trial.BARE, None, "control")
-        return its_losses == self.whole_losses and all(again[key] == self.whole[key] for key in ("weights", "moments"))
+        return its_losses == self.whole_losses and all(
+            again[key] == self.whole[key] for key in ("weights", "moments")
+        )
 
-    def _to_the_end(self, way: trial.Way, resume: Path | None, name: str) -> tuple[dict[str, Any], dict[int, str], dict[str, int]]:
+    def _to_the_end(
+        self, way: trial.Way, resume: Path | None, name: str
+    ) -> tuple[dict[str, Any], dict[int, str], dict[str, int]]:
         """Of a checkpoint that lastcall wrote only the folder is known: it finds it by itself."""
         folder = resume.parent if resume else self._folder / name
         given = str(resume) if resume and not way.environ else None
@@ -129,19 +137,27 @@ class Bench:
             done = job.until("done")
             job.leave()
         if done["step"] != self._steps:
-            raise RuntimeError(f"the training ended at step {done['step']}, not {self._steps}. {job.last_words()}")
+            raise RuntimeError(
+                f"the training ended at step {done['step']}, not {self._steps}. {job.last_words()}"
+            )
         return {**done, "first": first}, losses(job.said), _memory(job.said)
 
     def trials(self, row: Row, way: trial.Way) -> None:
-        if row.failure or not self._clock.allows(1.0 if row.trials else 2.0):  # the first one is resumed as well
+        # the first one is resumed as well
+        if row.failure or not self._clock.allows(1.0 if row.trials else 2.0):
             return
         try:
             with trial.emptied(self._folder / "training") as folder:
                 self._clock.timed(lambda: self._stop(row, way, folder))
-                progress(f"{way.name}: complete after {row.trials[-1].complete:.2f} s, durable after {row.trials[-1].durable:.2f} s")
+                progress(
+                    f"{way.name}: complete after {row.trials[-1].complete:.2f} s, durable after "
+                    f"{row.trials[-1].durable:.2f} s"
+                )
                 if row.resumed is None and way is not trial.THEIRS_AT_ONCE:
                     row.resumed = self._clock.timed(lambda: self._resume(way, row.trials[-1].checkpoint))
-                    progress(f"{way.name}: resumed at step {row.resumed.step}, identical: {row.resumed.identical}")
+                    progress(
+                        f"{way.name}: resumed at step {row.resumed.step}, identical: {row.resumed.identical}"
+                    )
         except (OSError, RuntimeError, TimeoutError) as error:
             row.failure = f"{type(error).__name__}: {error}"
             progress(f"{way.name}: {row.failure}")
@@ -161,7 +177,9 @@ class Bench:
         done, found, _ = self._to_the_end(way, checkpoint, "resumed")
         after = range(step + 1, self._steps + 1)
         if min(found) != step + 1:
-            raise RuntimeError(f"the resumed run began at step {min(found)}, and the checkpoint is of step {step}")
+            raise RuntimeError(
+                f"the resumed run began at step {min(found)}, and the checkpoint is of step {step}"
+            )
         same = sum(found.get(number) == self.whole_losses[number] for number in after)
         weights, moments = (done[key] == self.whole[key] for key in ("weights", "moments"))
         identical = weights and moments and same == len(after)
@@ -169,7 +187,10 @@ class Bench:
 
 
 def _memory(said: list[dict[str, Any]]) -> dict[str, int]:
-    return next(({"allocated": one["allocated"], "reserved": one["reserved"]} for one in said if "allocated" in one), {})
+    return next(
+        ({"allocated": one["allocated"], "reserved": one["reserved"]} for one in said if "allocated" in one),
+        {},
+    )
 
 
 def _cells(row: Row) -> list[str]:
@@ -196,9 +217,17 @@ def _cells(row: Row) -> list[str]:
 
 
 _HEADER = (
-    "way", "complete s", "durable s", "best s", "host GB before", "host GB peak", "GPU GB allocated", "GPU GB more",
-    "same run", "losses",
-)  # fmt: skip
+    "way",
+    "complete s",
+    "durable s",
+    "best s",
+    "host GB before",
+    "host GB peak",
+    "GPU GB allocated",
+    "GPU GB more",
+    "same run",
+    "losses",
+)
 
 
 def _limit(folder: Path, nbytes: int) -> tuple[str, float] | None:
@@ -209,20 +238,39 @@ def _limit(folder: Path, nbytes: int) -> tuple[str, float] | None:
     return min(measured, key=lambda one: one[1], default=None)
 
 
-def _remarks(bench: Bench, rows: dict[str, Row], control: bool | None, limit: tuple[str, float] | None) -> list[str]:
-    word = {True: "identical to the first", False: "NOT identical to the first: this device does not repeat itself", None: "not run"}
-    remarks = [f"{bench.parameters / 1e9:.2f} billion parameters. A second uninterrupted run: {word[control]}."]
+def _remarks(
+    bench: Bench, rows: dict[str, Row], control: bool | None, limit: tuple[str, float] | None
+) -> list[str]:
+    word = {
+        True: "identical to the first",
+        False: "NOT identical to the first: this device does not repeat itself",
+        None: "not run",
+    }
+    remarks = [
+        f"{bench.parameters / 1e9:.2f} billion parameters. A second uninterrupted run: {word[control]}."
+    ]
     every = [one for row in rows.values() for one in row.trials]
     if every:
         fewest = min(len(row.trials) for row in rows.values())
-        files, step = statistics.median(one.nbytes for one in every), statistics.median(one.step_seconds for one in every)
-        remarks.append(f"{files / 1e9:.2f} GB of files; a step takes {step:.2f} s. Medians of at least {fewest} trials.")
+        files, step = (
+            statistics.median(one.nbytes for one in every),
+            statistics.median(one.step_seconds for one in every),
+        )
+        remarks.append(
+            f"{files / 1e9:.2f} GB of files; a step takes {step:.2f} s. Medians of at least {fewest} trials."
+        )
     if bench.whole_memory:
-        remarks.append(f"Without any save torch allocates {bench.whole_memory['allocated'] / 1e9:.1f} GB on the GPU at its highest.")
+        remarks.append(
+            f"Without any save torch allocates {bench.whole_memory['allocated'] / 1e9:.1f} GB on "
+            "the GPU at its highest."
+        )
     if limit:
         remarks.append(f"Raw limit for the same bytes: {limit[1]:.2f} s ({limit[0]}).")
     for mine, other in ((trial.OURS, trial.THEIRS), (trial.OURS_AT_ONCE, trial.THEIRS_AT_ONCE)):
-        ours, theirs = ([one.durable for one in rows[way.name].trials] if way.name in rows else [] for way in (mine, other))
+        ours, theirs = (
+            [one.durable for one in rows[way.name].trials] if way.name in rows else []
+            for way in (mine, other)
+        )
         if ours and theirs:
             times = statistics.median(theirs) / statistics.median(ours)
             remarks.append(f"{other.name} takes {times:.2f} times as long as {mine.name}.")
@@ -233,13 +281,18 @@ def _remarks(bench: Bench, rows: dict[str, Row], control: bool | None, limit: tu
     ]
     return [
         *remarks,
-        *(f"not measured: {row.name}: {row.failure or 'no time was left'}" for row in rows.values() if row.failure or not row.trials),
+        *(
+            f"not measured: {row.name}: {row.failure or 'no time was left'}"
+            for row in rows.values()
+            if row.failure or not row.trials
+        ),
     ]
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.transformers.gpu", description="Trainer on a GPU: lastcall beside Transformers' callback."
+        prog="python -m bench.transformers.gpu",
+        description="Trainer on a GPU: lastcall beside Transformers' callback.",
     )
     parser.add_argument("--tiny", action="store_true", help="a very small model, to try the script on a CPU")
     parser.add_argument("--rounds", type=int, default=2)
@@ -247,15 +300,29 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8, help="in a batch (8)")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a row (1024)")
     parser.add_argument(
-        "--pace", type=float, default=0.2, help="seconds that a step takes at least: a kill wait must not outlast the run"
+        "--pace",
+        type=float,
+        default=0.2,
+        help="seconds that a step takes at least: a kill wait must not outlast the run",
     )
     parser.add_argument(
-        "--warm", type=float, default=5.0, help="seconds of training before the signal: lastcall has prepared its space (5)"
+        "--warm",
+        type=float,
+        default=5.0,
+        help="seconds of training before the signal: lastcall has prepared its space (5)",
     )
     parser.add_argument("--budget", type=float, default=540, help="seconds for all of it (540)")
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
+    )
     parser.add_argument("--json", type=Path, help="$OUT/trainer-gpu.json where OUT is set")
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out ways whose name contains this")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out ways whose name contains this",
+    )
     given = parser.parse_args(argv)
     if given.tiny:
         given.length, given.rows = 16, 1
@@ -291,7 +358,9 @@ def main(argv: list[str] | None = None) -> int:
                     _write(given.json, written)  # each time: whoever runs this may be stopped, too
         written["control"] = control = bench.control()
         sizes = [one.nbytes for row in rows.values() for one in row.trials]
-        written["limit"] = limit = _limit(folder, int(statistics.median(sizes))) if sizes and bench.has_time() else None
+        written["limit"] = limit = (
+            _limit(folder, int(statistics.median(sizes))) if sizes and bench.has_time() else None
+        )
     rendered = lines(_HEADER, [_cells(row) for row in rows.values()], False)
     written["remarks"] = remarks = _remarks(bench, rows, control, limit)
     print("\n".join(["", "Trainer on a GPU: from SIGTERM to durable", "", *rendered, "", *remarks]))

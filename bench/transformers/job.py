@@ -1,7 +1,8 @@
-"""A training script as anybody writes it: a model, random data, `Trainer.train()`. It does not know of lastcall.
+"""A training script as anybody writes it: a model, random data, `Trainer.train()`. It does not know of
+lastcall.
 
-`python -m bench.transformers.job SPEC`, then one line of JSON on standard input for each training; what happens goes line by line to
-standard output. `SPEC` and the lines are the dataclasses below.
+`python -m bench.transformers.job SPEC`, then one line of JSON on standard input for each training; what
+happens goes line by line to standard output. `SPEC` and the lines are the dataclasses below.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Spec:
     length: int = 16  # tokens of a row
     rows: int = 1  # in a batch
     jit: bool = False  # TrainingArguments(enable_jit_checkpoint=True)
-    kill_wait: float | None = None  # of Transformers' callback, which has no setting for it: 3 s unless patched
+    # of Transformers' callback, which has no setting for it: 3 s unless patched
+    kill_wait: float | None = None
     exact: bool = False  # deterministic kernels, every loss told, digests at the end
 
     def line(self) -> str:
@@ -46,7 +48,8 @@ class Training:
     steps: int
     save_steps: int = 0  # 0: no periodic saves
     tell: bool = False  # each step, as it ends
-    pace: float = 0.0  # seconds that a step takes at least, of an exact run: in the forward pass, where a step spends its time
+    # seconds that a step takes at least, of an exact run: in the forward pass, where a step spends its time
+    pace: float = 0.0
     resume: str | None = None
     meter_from: int = 0  # the step from which CPU and memory are measured; 0: not at all
 
@@ -71,23 +74,39 @@ def _gpt2(spec: Spec) -> Any:
 
     layers, width, vocabulary = shape(spec.parameters)
     return GPT2LMHeadModel(
-        GPT2Config(n_layer=layers, n_embd=width, n_head=width // 32, vocab_size=vocabulary, n_positions=spec.length,
-                   bos_token_id=0, eos_token_id=0)
-    )  # fmt: skip
+        GPT2Config(
+            n_layer=layers,
+            n_embd=width,
+            n_head=width // 32,
+            vocab_size=vocabulary,
+            n_positions=spec.length,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
 
 
 def _qwen2(spec: Spec) -> Any:
-    """The shapes of Qwen2.5-1.5B, initialised where it trains: on a CPU that takes minutes. With dropout, so that an exact resume needs
-    the device's random numbers."""
+    """The shapes of Qwen2.5-1.5B, initialised where it trains: on a CPU that takes minutes. With dropout, so
+    that an exact resume needs the device's random numbers."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     sizes = (64, 160, 2, 4, 2, 512) if spec.tiny else (1536, 8960, 28, 12, 2, 151_936)
     hidden, middle, layers, heads, shared, vocabulary = sizes
     config = Qwen2Config(
-        hidden_size=hidden, intermediate_size=middle, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=shared, vocab_size=vocabulary, max_position_embeddings=spec.length, tie_word_embeddings=True,
-        attention_dropout=0.1, use_cache=False, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        hidden_size=hidden,
+        intermediate_size=middle,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        vocab_size=vocabulary,
+        max_position_embeddings=spec.length,
+        tie_word_embeddings=True,
+        attention_dropout=0.1,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     config._attn_implementation = "eager"  # the fused ones are not deterministic
     with torch.device(_device()):
         before = torch.get_default_dtype()
@@ -133,10 +152,21 @@ def _arguments(spec: Spec, training: Training) -> Any:
     if training.save_steps:
         saves = {"save_strategy": "steps", "save_steps": training.save_steps, "save_total_limit": 2}
     return TrainingArguments(
-        output_dir=training.folder, max_steps=training.steps, per_device_train_batch_size=spec.rows, learning_rate=1e-4,
-        optim="adamw_torch_fused", logging_strategy="no", report_to="none", disable_tqdm=True, seed=0, bf16=spec.model == "qwen2",
-        use_cpu=not cuda, dataloader_pin_memory=cuda, enable_jit_checkpoint=spec.jit, **saves,
-    )  # fmt: skip
+        output_dir=training.folder,
+        max_steps=training.steps,
+        per_device_train_batch_size=spec.rows,
+        learning_rate=1e-4,
+        optim="adamw_torch_fused",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
+        bf16=spec.model == "qwen2",
+        use_cpu=not cuda,
+        dataloader_pin_memory=cuda,
+        enable_jit_checkpoint=spec.jit,
+        **saves,
+    )
 
 
 def _recorder(say: Any, training: Training) -> Any:
@@ -173,9 +203,14 @@ def _trainer(spec: Spec, training: Training, model: Any, data: Any, say: Any) ->
 
         def compute_loss(self, *arguments: Any, **named: Any) -> Any:
             if training.pace:
-                time.sleep(max(0.0, recorder.begins[self.state.global_step] + training.pace - time.monotonic()))
+                time.sleep(
+                    max(0.0, recorder.begins[self.state.global_step] + training.pace - time.monotonic())
+                )
             found = super().compute_loss(*arguments, **named)
-            say(loss=float((found[0] if isinstance(found, tuple) else found).detach()).hex(), of=self.state.global_step + 1)
+            say(
+                loss=float((found[0] if isinstance(found, tuple) else found).detach()).hex(),
+                of=self.state.global_step + 1,
+            )
             return found
 
     recorder = _recorder(say, training)

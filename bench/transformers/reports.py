@@ -10,7 +10,9 @@ from bench.table import Comparison, Listing
 
 
 def missing(name: str) -> Listing | None:
-    gone = [package for package in ("transformers", "accelerate") if importlib.util.find_spec(package) is None]
+    gone = [
+        package for package in ("transformers", "accelerate") if importlib.util.find_spec(package) is None
+    ]
     if not gone:
         return None
     report = Listing(name, "Trainer", ("what",))

@@ -1,7 +1,9 @@
-"""From SIGTERM to durable in the middle of a training: lastcall, Transformers' own callback, and the raw limit for the same bytes.
+"""From SIGTERM to durable in the middle of a training: lastcall, Transformers' own callback, and the raw
+limit for the same bytes.
 
-Every sample is a process of its own, which trains, gets SIGTERM at a random moment of a step, and is watched from outside. What its
-maker calls complete is then fsynced by us, the same way for all: what is durable already costs nothing there.
+Every sample is a process of its own, which trains, gets SIGTERM at a random moment of a step, and is watched
+from outside. What its maker calls complete is then fsynced by us, the same way for all: what is durable
+already costs nothing there.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Preempted(Method):
 
 def _undurable(theirs: Result) -> Result:
     """The same samples, up to where Transformers calls its checkpoint complete."""
-    result = Result(f"{theirs.name}, no fsync", Kind.ASIDE, f"{theirs.family}, no fsync", failure=theirs.failure)
+    result = Result(
+        f"{theirs.name}, no fsync", Kind.ASIDE, f"{theirs.family}, no fsync", failure=theirs.failure
+    )
     result.samples = [Sample(s.returned, s.cpu, s.peak) for s in theirs.samples if s.returned is not None]
     return result
 
@@ -83,15 +87,19 @@ def _notes(found: dict[str, list[trial.Preemption]]) -> list[str]:
     if every:
         step = statistics.median(one.step_seconds for one in every)
         notes.append(
-            f"A step takes {step:.2f} s; the signal comes anywhere in it. CPU and memory are those of the whole process from the signal"
+            f"A step takes {step:.2f} s; the signal comes anywhere in it. CPU and memory are those of the "
+            "whole process from the signal"
             " on, training included, memory above what was resident then."
         )
     for name, ones in found.items():
         files = statistics.median(one.nbytes for one in ones) / 1e9
-        before, peak = (statistics.median(values) / 1e9 for values in ([o.resident for o in ones], [o.peak for o in ones]))
+        before, peak = (
+            statistics.median(values) / 1e9 for values in ([o.resident for o in ones], [o.peak for o in ones])
+        )
         ended = statistics.median(one.ended for one in ones)
         notes.append(
-            f"{name}: {files:.2f} GB of files; resident {before:.2f} GB before, {peak:.2f} GB at its highest; gone after {ended:.2f} s."
+            f"{name}: {files:.2f} GB of files; resident {before:.2f} GB before, {peak:.2f} GB at its "
+            f"highest; gone after {ended:.2f} s."
         )
     ours, theirs = found.get(trial.OURS.name), found.get(trial.THEIRS.name)
     if ours and theirs:

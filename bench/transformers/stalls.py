@@ -1,8 +1,9 @@
-"""How long a periodic save of Trainer keeps training from going on: Transformers' own, which waits for its files, against lastcall's,
-which copies and writes in the background.
+"""How long a periodic save of Trainer keeps training from going on: Transformers' own, which waits for its
+files, against lastcall's, which copies and writes in the background.
 
-The stall is the time from the end of the step that is saved to the end of the next one, less that of an ordinary step: a saver could
-return at once and hold the next step back instead. What the writing in the background takes from later steps is told under the table.
+The stall is the time from the end of the step that is saved to the end of the next one, less that of an
+ordinary step: a saver could return at once and hold the next step back instead. What the writing in the
+background takes from later steps is told under the table.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Periodic(Method):
     def run(self) -> Timing:
         assert self._job is not None
         with trial.emptied(self._folder / "stall") as own:
-            self._job.tell(Training(str(own), _EVERY * (_SAVES + 1) - 1, save_steps=_EVERY, meter_from=_EVERY + 1))
+            self._job.tell(
+                Training(str(own), _EVERY * (_SAVES + 1) - 1, save_steps=_EVERY, meter_from=_EVERY + 1)
+            )
             done = self._job.until("done")
             self._check(own)
         stalls, lost = _stalls(done)
@@ -62,7 +65,8 @@ class Periodic(Method):
 
 
 def _stalls(done: dict[str, Any]) -> tuple[float, float]:
-    """The median stall, and what a save costs in all: the time of the steps until the next save, less that of undisturbed ones."""
+    """The median stall, and what a save costs in all: the time of the steps until the next save, less that of
+    undisturbed ones."""
     ends = {int(step): at for step, at in done["ends"].items()}
     taken = {after: ends[after] - ends[before] for before, after in itertools.pairwise(sorted(ends))}
     ends_of_windows = (range(_EVERY * number - _LAST, _EVERY * number) for number in range(1, _SAVES + 2))
@@ -87,9 +91,12 @@ def periodic(folder: Path, gigabytes: float, options: Options) -> Comparison:
     title = f"Stall of a periodic save in a Trainer loop: {size / 1e9:.2f} GB (GPT-2 and AdamW, fp32)"
     report = Comparison("trainer-stall", title, size, results, limit="plain memcpy")
     report.notes += [
-        f"{method.name}: {statistics.median(method.lost):.2f} s of training lost in all to a save and what goes on after it."
+        f"{method.name}: {statistics.median(method.lost):.2f} s of training lost in all to a save and what "
+        "goes on after it."
         for method in methods
         if method.lost
     ]
-    report.notes.append("CPU is that of the whole training process for a save and the steps until the next one.")
+    report.notes.append(
+        "CPU is that of the whole training process for a save and the steps until the next one."
+    )
     return report

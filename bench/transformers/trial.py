@@ -1,4 +1,5 @@
-"""One training in a process of its own: started, told to stop, and watched until its checkpoint is on the disk."""
+"""One training in a process of its own: started, told to stop, and watched until its checkpoint is on the
+disk."""
 
 from __future__ import annotations
 
@@ -52,10 +53,26 @@ class Way:
 
 _ENABLED = {"LASTCALL_ENABLED": "1"}
 BARE = Way("nothing", Kind.ASIDE, "trainer_state.json", 0)
-THEIRS = Way("Transformers enable_jit_checkpoint, kill wait 3 s", Kind.PEER, "trainer_state.json", 0, jit=True)
-THEIRS_AT_ONCE = replace(THEIRS, name="Transformers enable_jit_checkpoint, kill wait patched to 0 s", kill_wait=0.0)
-OURS = Way("lastcall, kill wait 3 s", Kind.OURS, "lastcall.json", 75, environ={**_ENABLED, "LASTCALL_KILL_WAIT_SECONDS": "3"})
-OURS_AT_ONCE = Way("lastcall, kill wait 0 s", Kind.OURS, "lastcall.json", 75, environ={**_ENABLED, "LASTCALL_KILL_WAIT_SECONDS": "0"})
+THEIRS = Way(
+    "Transformers enable_jit_checkpoint, kill wait 3 s", Kind.PEER, "trainer_state.json", 0, jit=True
+)
+THEIRS_AT_ONCE = replace(
+    THEIRS, name="Transformers enable_jit_checkpoint, kill wait patched to 0 s", kill_wait=0.0
+)
+OURS = Way(
+    "lastcall, kill wait 3 s",
+    Kind.OURS,
+    "lastcall.json",
+    75,
+    environ={**_ENABLED, "LASTCALL_KILL_WAIT_SECONDS": "3"},
+)
+OURS_AT_ONCE = Way(
+    "lastcall, kill wait 0 s",
+    Kind.OURS,
+    "lastcall.json",
+    75,
+    environ={**_ENABLED, "LASTCALL_KILL_WAIT_SECONDS": "0"},
+)
 QUIET = Way("lastcall", Kind.OURS, "lastcall.json", 75, environ=_ENABLED)
 
 
@@ -79,10 +96,21 @@ class Job:
         self._log = log
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.said: list[dict[str, Any]] = []
-        command = [sys.executable, "-m", "bench.transformers.job", replace(spec, jit=way.jit, kill_wait=way.kill_wait).line()]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.transformers.job",
+            replace(spec, jit=way.jit, kill_wait=way.kill_wait).line(),
+        ]
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                command, cwd=_ROOT, env=_environment(way), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                cwd=_ROOT,
+                env=_environment(way),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -107,7 +135,9 @@ class Job:
             except queue.Empty:
                 raise TimeoutError(f"no {key} in {_PATIENCE:.0f} s. {self.last_words()}") from None
             if not line:
-                raise RuntimeError(f"the training ended with {self.process.wait()} before it said {key}. {self.last_words()}")
+                raise RuntimeError(
+                    f"the training ended with {self.process.wait()} before it said {key}. {self.last_words()}"
+                )
             self.said.append(json.loads(line))
             if key in self.said[-1] and enough(self.said[-1][key]):
                 return self.said[-1][key]
@@ -130,7 +160,9 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -141,7 +173,8 @@ class Job:
 
 
 class Vitals:
-    """CPU seconds and memory of another process. Memory is the kernel's high-water mark where there is one (gVisor has none)."""
+    """CPU seconds and memory of another process. Memory is the kernel's high-water mark where there is one
+    (gVisor has none)."""
 
     def __init__(self, pid: int, device: Callable[[], int] | None) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -203,7 +236,12 @@ def _synced(checkpoint: Path) -> None:
 
 
 def preempt(
-    job: Job, way: Way, folder: Path, delay: float, device: Callable[[], int] | None = None, limit: float = 240.0
+    job: Job,
+    way: Way,
+    folder: Path,
+    delay: float,
+    device: Callable[[], int] | None = None,
+    limit: float = 240.0,
 ) -> Preemption:
     """SIGTERM after `delay` seconds from now."""
     waited = time.monotonic() + delay
@@ -214,7 +252,9 @@ def preempt(
     while (found := way.complete(folder)) is None:
         now = time.monotonic()
         if job.process.poll() is not None and way.complete(folder) is None:
-            raise RuntimeError(f"the training ended with {job.process.returncode} and left no checkpoint. {job.last_words()}")
+            raise RuntimeError(
+                f"the training ended with {job.process.returncode} and left no checkpoint. {job.last_words()}"
+            )
         if now - start > _LIMIT:
             raise TimeoutError(f"no checkpoint {_LIMIT:.0f} s after SIGTERM. {job.last_words()}")
         vitals.look(now)
@@ -232,9 +272,19 @@ def preempt(
     step_seconds = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
     step = int(found.name.rpartition("-")[2])
     return Preemption(
-        complete, durable, ended, step, nbytes, vitals.cpu, vitals.resident, vitals.peak, vitals.device, vitals.device_peak,
-        step_seconds, found,
-    )  # fmt: skip
+        complete,
+        durable,
+        ended,
+        step,
+        nbytes,
+        vitals.cpu,
+        vitals.resident,
+        vitals.peak,
+        vitals.device,
+        vitals.device_peak,
+        step_seconds,
+        found,
+    )
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 # %% [markdown]
 # # Just-in-time checkpoints with `TransformersTrainer`
 #
-# A language model is fine-tuned in a TrainJob, paused in the middle, resumed, checked, tried, and cleaned up. The training function
-# knows nothing of checkpoints. Run the cells in a workbench that has the claim `shared` (ReadWriteMany) mounted in its home folder, or
-# the whole as a script; `LOCAL=1` does the same without a cluster, in the SDK's local process backend.
+# A language model is fine-tuned in a TrainJob, paused in the middle, resumed, checked, tried, and cleaned up.
+# The training function knows nothing of checkpoints. Run the cells in a workbench that has the claim `shared`
+# (ReadWriteMany) mounted in its home folder, or the whole as a script; `LOCAL=1` does the same without a
+# cluster, in the SDK's local process backend.
 #
 # | variable | default | |
 # |---|---|---|
@@ -40,19 +41,40 @@ client = TrainerClient(LocalProcessBackendConfig()) if LOCAL else TrainerClient(
 
 # %%
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 
-SENTENCES = [f"Boat number {number} leaves the harbour at {number % 24} o'clock, `on time`, for ${number}." for number in range(200)]
+SENTENCES = [
+    f"Boat number {number} leaves the harbour at {number % 24} o'clock, `on time`, for ${number}."
+    for number in range(200)
+]
 
 if MODEL:
-    tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL, dtype="auto")
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(MODEL),
+        AutoModelForCausalLM.from_pretrained(MODEL, dtype="auto"),
+    )
 else:
     pairs = Tokenizer(models.BPE())
-    pairs.pre_tokenizer, pairs.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    pairs.train_from_iterator(SENTENCES, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pairs, eos_token="<end>", bos_token="<end>", pad_token="<end>")
+    pairs.pre_tokenizer, pairs.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    pairs.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False)
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=pairs, eos_token="<end>", bos_token="<end>", pad_token="<end>"
+    )
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, **ends))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, **ends)
+    )
 tokenizer.save_pretrained(HERE / "model")
 model.save_pretrained(HERE / "model")
 (HERE / "sentences.txt").write_text("\n".join(SENTENCES))
@@ -68,7 +90,13 @@ def train(model: str, sentences: str, epochs: float) -> None:
     import os
 
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForLanguageModeling,
+        Trainer,
+        TrainingArguments,
+    )
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     with open(sentences) as file:
@@ -106,15 +134,16 @@ trainer = TransformersTrainer(
     packages_to_install=["transformers", "accelerate"],
     enable_jit_checkpoint=True,
     output_dir=f"pvc://{CLAIM}/checkpoints/jit-checkpointing",
-    periodic_checkpoint_config=PeriodicCheckpointConfig(save_strategy="steps", save_steps=20, save_total_limit=2),
+    periodic_checkpoint_config=PeriodicCheckpointConfig(
+        save_strategy="steps", save_steps=20, save_total_limit=2
+    ),
 )
 job = client.train(trainer=trainer, runtime="torch-distributed")
 print("submitted", job)
 
-# %% [markdown]
-# ## Pause
-# On a cluster the TrainJob is suspended (`lastcall kube pause trainjob/NAME` or the dashboard do the same): its pods get SIGTERM, save
-# and go. Without one, `lastcall pause` asks the run in its folder.
+# %% [markdown] ## Pause On a cluster the TrainJob is suspended (`lastcall kube pause trainjob/NAME` or the
+# dashboard do the same): its pods get SIGTERM, save and go. Without one, `lastcall pause` asks the run in its
+# folder.
 
 
 # %%
@@ -127,7 +156,8 @@ def lastcall(*words: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "lastcall", *map(str, words)], check=True)
 
 
-while not list(CHECKPOINTS.glob("checkpoint-*")):  # it has begun to train, and made its first periodic checkpoint
+# it has begun to train, and made its first periodic checkpoint
+while not list(CHECKPOINTS.glob("checkpoint-*")):
     assert client.get_job(job).status != "Failed", "\n".join(client.get_job_logs(job))
     time.sleep(1)
 if LOCAL:
@@ -166,7 +196,11 @@ print(names)
 # %%
 tuned = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "final")
 words = tokenizer("Boat number", return_tensors="pt")
-print(tokenizer.decode(tuned.generate(**words, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.eos_token_id)[0]))
+print(
+    tokenizer.decode(
+        tuned.generate(**words, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.eos_token_id)[0]
+    )
+)
 
 # %% [markdown]
 # ## Clean up

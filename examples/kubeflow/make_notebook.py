@@ -1,4 +1,5 @@
-"""Makes jit_checkpointing.ipynb of jit_checkpointing.py, whose cells begin with `# %%`: python examples/kubeflow/make_notebook.py"""
+"""Makes jit_checkpointing.ipynb of jit_checkpointing.py, whose cells begin with `# %%`: python
+examples/kubeflow/make_notebook.py"""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ def _cell(number: int, part: str) -> dict[str, Any]:
     lines = text.strip("\n").splitlines()
     common = {"id": f"cell-{number}", "metadata": {}}
     if kind.strip() == "[markdown]":
-        return {"cell_type": "markdown", **common, "source": _lines([line.removeprefix("#").removeprefix(" ") for line in lines])}
+        return {
+            "cell_type": "markdown",
+            **common,
+            "source": _lines([line.removeprefix("#").removeprefix(" ") for line in lines]),
+        }
     return {"cell_type": "code", **common, "execution_count": None, "outputs": [], "source": _lines(lines)}
 
 

@@ -6,7 +6,8 @@ import time
 
 
 class Clock:
-    """The real clock. `now` is monotonic and what deadlines are measured in; `wall` is for people and file names."""
+    """The real clock. `now` is monotonic and what deadlines are measured in; `wall` is for people and file
+    names."""
 
     def now(self) -> float:
         return time.monotonic()

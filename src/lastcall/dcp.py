@@ -1,4 +1,5 @@
-"""PyTorch's distributed checkpoint, in lastcall's format and at its speed: a storage writer and reader for `dcp.save` and `dcp.load`.
+"""PyTorch's distributed checkpoint, in lastcall's format and at its speed: a storage writer and reader for
+`dcp.save` and `dcp.load`.
 
 import torch.distributed.checkpoint as dcp
 from lastcall.dcp import Reader, Writer
@@ -15,6 +16,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "numpy"):
         raise
-    raise ImportError(f"lastcall.dcp needs {error.name}. Install it with: pip install 'lastcall[torch]'") from error
+    raise ImportError(
+        f"lastcall.dcp needs {error.name}. Install it with: pip install 'lastcall[torch]'"
+    ) from error
 
 __all__ = ["Reader", "Writer", "to_torch_save"]

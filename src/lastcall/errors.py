@@ -2,11 +2,15 @@
 
 LastcallError
 ├── ConfigError        a setting is wrong; also a ValueError; exits with code 78
-├── StateError         the state handed to protect() cannot be saved; also a TypeError; exits with 78 if it ends a start
-├── MismatchError      the checkpoint does not fit the live state; also a ValueError; exits with 78 if it ends a start
+├── StateError         the state handed to protect() cannot be saved; also a TypeError; exits with 78 if it
+                       ends a start
+├── MismatchError      the checkpoint does not fit the live state; also a ValueError; exits with 78 if it ends
+                       a start
 ├── CheckpointError    a checkpoint is damaged or hostile; also a ValueError
-│   └── UncheckedError ... or may be intact: unknown here. Never set aside, never replaced by a start from scratch
-│       ├── UnreadableError ... because the file system could not read it (DeniedError: this user may not); storage.errnos
+│   └── UncheckedError ... or may be intact: unknown here. Never set aside, never replaced by a start from
+    scratch
+│       ├── UnreadableError ... because the file system could not read it (DeniedError: this user may not);
+        storage.errnos
 │       └── FormatError     ... because another version of lastcall wrote it
 ├── SaveError          a save could not be completed; what was committed before is intact
 │   ├── NoSpaceError   ... because the disk is full
@@ -15,7 +19,8 @@ LastcallError
 ├── StorageError       an object store could not be reached, or a request to it failed
 │   └── StorageRefused ... and a retry will not help: credentials, permissions, a missing bucket
 ├── StoreLost          the store through which the ranks agree cannot be reached
-└── RanksError         the ranks of a run do not fit together, or one of them did not join; the message names it
+└── RanksError         the ranks of a run do not fit together, or one of them did not join; the message names
+                       it
 Preempted              not an error: leaves the training loop after a notice was handled; a SystemExit
 """
 
@@ -28,11 +33,13 @@ class LastcallError(Exception):
     """Base of all errors that lastcall raises on purpose."""
 
     exit_code = 1
-    """The exit code of a process whose start ends with this error uncaught. EXIT_CONFIG: running it again will not help."""
+    """The exit code of a process whose start ends with this error uncaught. EXIT_CONFIG: running it again
+    will not help."""
 
 
 class ConfigError(LastcallError, ValueError, SystemExit):
-    """A setting is wrong. It is a SystemExit too, so that an uncaught one leaves with code 78, which launchers know not to retry."""
+    """A setting is wrong. It is a SystemExit too, so that an uncaught one leaves with code 78, which
+    launchers know not to retry."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -56,15 +63,16 @@ class CheckpointError(LastcallError, ValueError):
 
 
 class UncheckedError(CheckpointError):
-    """It is unknown here whether a checkpoint is intact: the library for its digests is not installed. A run does not ignore it: it
-    would resume from an older one, or start from scratch, beside one that is probably good."""
+    """It is unknown here whether a checkpoint is intact: the library for its digests is not installed. A run
+    does not ignore it: it would resume from an older one, or start from scratch, beside one that is probably
+    good."""
 
     exit_code = EXIT_CONFIG
 
 
 class UnreadableError(UncheckedError, OSError):
-    """A checkpoint could not be read, for a reason that says nothing about its bytes: an unreachable file server, too many open
-    files."""
+    """A checkpoint could not be read, for a reason that says nothing about its bytes: an unreachable file
+    server, too many open files."""
 
 
 class DeniedError(UnreadableError, PermissionError):
@@ -100,15 +108,18 @@ class StorageRefused(StorageError):
 
 
 class StoreLost(LastcallError):
-    """The store through which the ranks of a run agree cannot be reached. A local save never depends on it."""
+    """The store through which the ranks of a run agree cannot be reached. A local save never depends on
+    it."""
 
 
 class RanksError(LastcallError):
-    """The ranks of a run do not fit together (different directories or states), or one of them did not join."""
+    """The ranks of a run do not fit together (different directories or states), or one of them did not
+    join."""
 
 
 class Preempted(SystemExit):
-    """Leaves the training loop after a notice was handled. `code` is the exit code that the platform needs."""
+    """Leaves the training loop after a notice was handled. `code` is the exit code that the platform
+    needs."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code)

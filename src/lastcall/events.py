@@ -1,9 +1,11 @@
-"""Events, in one JSONL file per rank, and the progress of the run, in one small JSON file, for external readers.
+"""Events, in one JSONL file per rank, and the progress of the run, in one small JSON file, for external
+readers.
 
-Bounded and never blocking: `emit()` and `update()` only put something into memory, and a side thread calls `flush()`.
-If the disk is full or gone, lines are dropped and counted, and training continues. Nothing is fsynced: the log
-explains a checkpoint, it is no part of one. The file is reopened for each flush, so that no descriptor outlives a
-fork, and a directory that is moved away or unmounted under the run costs lines, not the run.
+Bounded and never blocking: `emit()` and `update()` only put something into memory, and a side thread calls
+`flush()`. If the disk is full or gone, lines are dropped and counted, and training continues. Nothing is
+fsynced: the log explains a checkpoint, it is no part of one. The file is reopened for each flush, so that no
+descriptor outlives a fork, and a directory that is moved away or unmounted under the run costs lines, not the
+run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import TypeVar
 from lastcall.clock import Clock
 
 LIMIT_BYTES = 4 * 1024 * 1024
-_PENDING = 4096  # lines that wait for a flush; the oldest are dropped first, since the newest tell why a run ended
+# lines that wait for a flush; the oldest are dropped first, since the newest tell why a run ended
+_PENDING = 4096
 _LONGEST_LINE = 64 * 1024
 _DEPTH = 8
 _CLOSE_SECONDS = 1.0  # how long close() waits for a flush that hangs on a dead disk
@@ -35,13 +38,15 @@ Hearer = Callable[[float, str, Mapping[str, object]], None]
 
 
 class EventLog:
-    """One rank's log: at most `limit_bytes` in `path`, and as much again in `<path>.1`, which holds what was before."""
+    """One rank's log: at most `limit_bytes` in `path`, and as much again in `<path>.1`, which holds what was
+    before."""
 
     def __init__(self, path: Path, clock: Clock, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path = path
         self.dropped = 0  # events that never reached the file
         self.error: OSError | None = None  # why, if it was the disk: the last one
-        self.heard: Hearer | None = None  # called with each event at once, on the thread that emits it: it must be quick and never fail
+        # called with each event at once, on the thread that emits it: it must be quick and never fail
+        self.heard: Hearer | None = None
         self._clock = clock
         self._limit = limit_bytes
         self._pending: collections.deque[tuple[float, str, dict[str, object]]] = collections.deque()
@@ -110,16 +115,19 @@ class Progress:
         progress.total = 1000              steps in all, where known; may be set or changed at any time
         progress.total_epochs = 3          the same for epochs; a fraction is fine
         progress.expect = lambda: 1000     called at every flush for the value of `total`; None: not known yet
-        progress.where = lambda: step      used when nothing was reported: a run that never reports has a step and a speed, too
+        progress.where = lambda: step      used when nothing was reported: a run that never reports has a step
+                                           and a speed, too
         progress.update(step, epoch, metrics, eval_metrics)
 
-    `update` wants the number of completed steps. Each of the others may be left out, and keeps its last value: so a step calls
-    `update(step, epoch)`, a log line adds `metrics` (loss, learning rate), an evaluation adds `eval_metrics`. `epoch` may be a
-    fraction. The mappings are kept until the flush: pass ones that do not change later. Tensors in them are not waited for.
+    `update` wants the number of completed steps. Each of the others may be left out, and keeps its last
+    value: so a step calls `update(step, epoch)`, a log line adds `metrics` (loss, learning rate), an
+    evaluation adds `eval_metrics`. `epoch` may be a fraction. The mappings are kept until the flush: pass
+    ones that do not change later. Tensors in them are not waited for.
 
-    The speed is that of the last half minute. The time that is left comes from the steps and the time since this incarnation began to
-    make steps, evaluations and saves included; what earlier incarnations did counts for nothing but the step. Nothing here marks a run
-    as complete: one that was preempted stays at its last step.
+    The speed is that of the last half minute. The time that is left comes from the steps and the time since
+    this incarnation began to make steps, evaluations and saves included; what earlier incarnations did counts
+    for nothing but the step. Nothing here marks a run as complete: one that was preempted stays at its last
+    step.
     """
 
     def __init__(self, path: Path, clock: Clock, *, total: int | None = None) -> None:
@@ -128,10 +136,12 @@ class Progress:
         self.total_epochs: float | None = None
         self.expect: Callable[[], int | None] | None = None
         self.where: Callable[[], int] | None = None
-        self.document: dict[str, object] | None = None  # what was flushed last, for readers in this process; never changed in place
+        # what was flushed last, for readers in this process; never changed in place
+        self.document: dict[str, object] | None = None
         self.error: OSError | None = None
         self._clock = clock
-        # Each holds at most one thing that is new: `append` and `popleft` are atomic, so that no update is lost to a flush.
+        # Each holds at most one thing that is new: `append` and `popleft` are atomic, so that no update is
+        # lost to a flush.
         self._news: collections.deque[tuple[int, float | None]] = collections.deque(maxlen=1)
         self._metrics: collections.deque[Mapping[str, object]] = collections.deque(maxlen=1)
         self._eval_metrics: collections.deque[Mapping[str, object]] = collections.deque(maxlen=1)
@@ -160,7 +170,8 @@ class Progress:
         self._news.append((step, epoch))  # last: this is what a flush checks
 
     def flush(self) -> None:
-        """Write the latest update, if there is a new one. Waits for the device where a metric is being computed."""
+        """Write the latest update, if there is a new one. Waits for the device where a metric is being
+        computed."""
         if not self._writing.acquire(blocking=False):
             return
         try:
@@ -173,8 +184,8 @@ class Progress:
             self._writing.release()
 
     def _looked(self) -> tuple[int, None] | None:
-        """The run's own step, if it has changed. The first value does not count: it is unknown how long the run has been at that
-        step."""
+        """The run's own step, if it has changed. The first value does not count: it is unknown how long the
+        run has been at that step."""
         if self.where is None:
             return None
         step, stood = self.where(), self._stood
@@ -213,10 +224,12 @@ class Progress:
         os.replace(temporary, self.path)
 
     def _measure(self, step: int) -> tuple[float | None, float | None]:
-        """Steps a second: lately, an exponential average in which a longer stretch of time weighs more; and since the first flush."""
+        """Steps a second: lately, an exponential average in which a longer stretch of time weighs more; and
+        since the first flush."""
         now = self._clock.now()
         seen, self._seen = self._seen, (step, now)
-        if seen is None or step < seen[0]:  # the run went back: the measurements belong to an earlier incarnation
+        # the run went back: the measurements belong to an earlier incarnation
+        if seen is None or step < seen[0]:
             self._first, self._speed = (step, now), None
             return None, None
         assert self._first is not None
@@ -248,7 +261,8 @@ class _Folder:
 
 
 def read(path: Path) -> Iterator[dict[str, object]]:
-    """The events of a log, oldest first, rotated ones too. Torn lines are skipped; a missing file is an empty one."""
+    """The events of a log, oldest first, rotated ones too. Torn lines are skipped; a missing file is an empty
+    one."""
     return parsed(itertools.chain(_lines(_rotated(path)), _lines(path)))
 
 

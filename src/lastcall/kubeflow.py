@@ -1,6 +1,7 @@
 """The public names for Kubeflow Trainer.
 
-TrainerClient().train(trainer=lastcall.kubeflow.TransformersTrainer(func=train, output_dir="pvc://shared/checkpoints"))
+TrainerClient().train(trainer=lastcall.kubeflow.TransformersTrainer(func=train,
+output_dir="pvc://shared/checkpoints"))
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 try:
     import kubeflow.trainer  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"lastcall.kubeflow needs Kubeflow's SDK ({error}). Install it: pip install 'lastcall[kubeflow]'") from error
+    raise ImportError(
+        f"lastcall.kubeflow needs Kubeflow's SDK ({error}). Install it: pip install 'lastcall[kubeflow]'"
+    ) from error
 
 from lastcall.adapters.kubeflow import patch
 from lastcall.adapters.kubeflow.trainer import TransformersTrainer

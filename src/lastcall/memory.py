@@ -1,4 +1,5 @@
-"""Host memory as sources and targets, and the aligned buffers that bytes pass through on their way to the disk."""
+"""Host memory as sources and targets, and the aligned buffers that bytes pass through on their way to the
+disk."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 
 
 def move(to: int, address: int, nbytes: int) -> None:
-    """Copy bytes. Short ranges are copied without releasing the lock: sixteen writers that release it for each sector spend their time
-    reacquiring it."""
+    """Copy bytes. Short ranges are copied without releasing the lock: sixteen writers that release it for
+    each sector spend their time reacquiring it."""
     if nbytes > _BRIEF:
         ctypes.memmove(to, address, nbytes)  # other threads run meanwhile
     elif nbytes > 0:
@@ -49,7 +50,8 @@ class HostMemory:
         move(self.address + offset, address, nbytes)
 
     def write_rows(self, address: int, stride: int, offset: int, step: int, nbytes: int, count: int) -> None:
-        """Copy `count` runs of `nbytes`: `stride` bytes apart from `address` on, to places `step` bytes apart from `offset` on."""
+        """Copy `count` runs of `nbytes`: `stride` bytes apart from `address` on, to places `step` bytes apart
+        from `offset` on."""
         copy_rows(self.address + offset, step, address, stride, nbytes, count)
 
 
@@ -70,15 +72,17 @@ class BytesSource:
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """The bytes at an address, for Python's file calls. Their owner must outlive it. (Not through an array of ctypes: that makes
-    a type for each size, which takes twenty times as long and leaves it to the garbage collector.)"""
+    """The bytes at an address, for Python's file calls. Their owner must outlive it. (Not through an array of
+    ctypes: that makes a type for each size, which takes twenty times as long and leaves it to the garbage
+    collector.)"""
     found: memoryview = _view_of(address, nbytes, _WRITABLE)
     return found
 
 
 def copy_rows(to: int, step: int, address: int, stride: int, nbytes: int, count: int) -> None:
-    """Copy `count` runs of `nbytes`, `stride` bytes apart at one address and `step` apart at the other. Many short runs are copied
-    a column of words at a time, which a slice of a memoryview does in C: for runs of 8 bytes a hundred times as fast."""
+    """Copy `count` runs of `nbytes`, `stride` bytes apart at one address and `step` apart at the other. Many
+    short runs are copied a column of words at a time, which a slice of a memoryview does in C: for runs of 8
+    bytes a hundred times as fast."""
     word = math.gcd(step, stride, nbytes, 8)
     if nbytes // word > _SHORT or count < nbytes // word:
         for number in range(count):
@@ -105,9 +109,9 @@ class Buffer(Protocol):
 
 
 class PageBuffer:
-    """Page-aligned memory from mmap, in huge pages where the kernel has them (a direct write from scattered small ones takes up to
-    three times as long), touched once so that no page fault occurs later. Forked children do not inherit it: after a fork the next use
-    would copy it page by page."""
+    """Page-aligned memory from mmap, in huge pages where the kernel has them (a direct write from scattered
+    small ones takes up to three times as long), touched once so that no page fault occurs later. Forked
+    children do not inherit it: after a fork the next use would copy it page by page."""
 
     def __init__(self, nbytes: int) -> None:
         self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,5 @@
-"""Messages between ranks through the store: small JSON objects, validated, since another rank may run another version of lastcall."""
+"""Messages between ranks through the store: small JSON objects, validated, since another rank may run another
+version of lastcall."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def unpacked(data: bytes | None) -> dict[str, Any]:
 
 def typed(value: Any) -> bool:
     """Whether the plain fields of a dataclass have the declared types."""
-    return all(type(getattr(value, item.name)) is _PLAIN[str(item.type)] for item in fields(value) if item.type in _PLAIN)
+    return all(
+        type(getattr(value, item.name)) is _PLAIN[str(item.type)]
+        for item in fields(value)
+        if item.type in _PLAIN
+    )
 
 
 def spans(ranks: Iterable[int]) -> list[list[int]]:

@@ -1,5 +1,5 @@
-"""How the values of settings are read. Each parser takes text or a proper value; its ValueError ends the sentence that begins with
-"name=value"."""
+"""How the values of settings are read. Each parser takes text or a proper value; its ValueError ends the
+sentence that begins with "name=value"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The public names for Ray Train. Nothing of this is needed where RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1 is set.
 
-RunConfig   Ray's own, with jit_checkpoint_config=JITCheckpointConfig(enabled=True); from now on ray.train.RunConfig has that, too
+RunConfig   Ray's own, with jit_checkpoint_config=JITCheckpointConfig(enabled=True); from now on
+            ray.train.RunConfig has that, too
 protect     in the train function: what is to be saved and put back where the script has no save of its own
 """
 

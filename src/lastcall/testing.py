@@ -1,7 +1,9 @@
-"""For tests of training code under preemption: a manual clock, a disk that fails on demand, a notice at a chosen step.
+"""For tests of training code under preemption: a manual clock, a disk that fails on demand, a notice at a
+chosen step.
 
 files = testing.FaultyFiles(testing.Fault("fsync", 2, errno.EIO))    # the second fsync fails
-look = testing.preempt_at(step=7); look(run.step)                      # in the loop: SIGTERM to this process at step 7
+look = testing.preempt_at(step=7); look(run.step)                      # in the loop: SIGTERM to this process
+at step 7
 testing.assert_resumable("runs/exp1", step=7)
 """
 
@@ -26,8 +28,19 @@ from lastcall.core.restore import restore
 from lastcall.storage import files as storage
 
 OPERATIONS = (
-    "open", "close", "pwrite", "fsync", "truncate", "allocate", "rename", "exchange", "link", "unlink", "mkdir", "rmdir",
-)  # fmt: skip
+    "open",
+    "close",
+    "pwrite",
+    "fsync",
+    "truncate",
+    "allocate",
+    "rename",
+    "exchange",
+    "link",
+    "unlink",
+    "mkdir",
+    "rmdir",
+)
 
 
 class FakeClock(clock.Clock):
@@ -62,7 +75,8 @@ class Fault:
 
 
 class FaultyFiles(storage.Files):
-    """The real file system with faults in chosen places. `calls` counts the operations; without faults it is a plain recorder."""
+    """The real file system with faults in chosen places. `calls` counts the operations; without faults it is
+    a plain recorder."""
 
     def __init__(self, *faults: Fault) -> None:
         self.calls: Counter[str] = Counter()
@@ -76,7 +90,9 @@ class FaultyFiles(storage.Files):
             self.total += 1
             for fault in self._faults:
                 count = self.total if fault.operation == "any" else self.calls[operation]
-                if fault.operation not in ("any", operation) or not (count == fault.number or (fault.lasting and count > fault.number)):
+                if fault.operation not in ("any", operation) or not (
+                    count == fault.number or (fault.lasting and count > fault.number)
+                ):
                     continue
                 if fault.kill:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -131,7 +147,8 @@ for _operation in OPERATIONS:
 
 
 def preempt_at(step: int, *, signum: int = signal.SIGTERM, run: Any = None) -> Callable[[int], None]:
-    """Returns a function to call with each step: it sends the signal to this process, once, when that step is reached."""
+    """Returns a function to call with each step: it sends the signal to this process, once, when that step is
+    reached."""
     sent = False
 
     def look(current: int) -> None:
@@ -145,8 +162,11 @@ def preempt_at(step: int, *, signum: int = signal.SIGTERM, run: Any = None) -> C
     return look
 
 
-def assert_resumable(directory: str | os.PathLike[str], step: int | None = None, *, exact: bool | None = None) -> Entry:
-    """Asserts that the newest checkpoint exists, every byte matches its digest, and it is of that step. Returns it."""
+def assert_resumable(
+    directory: str | os.PathLike[str], step: int | None = None, *, exact: bool | None = None
+) -> Entry:
+    """Asserts that the newest checkpoint exists, every byte matches its digest, and it is of that step.
+    Returns it."""
     found = catalog.Catalog(Path(directory), storage.Files()).entries()
     if not found:
         raise AssertionError(f"{directory} holds no committed checkpoint")
@@ -161,5 +181,7 @@ def assert_resumable(directory: str | os.PathLike[str], step: int | None = None,
     if step is not None and newest.record.step != step:
         raise AssertionError(f"the newest checkpoint is of step {newest.record.step}, not {step}")
     if exact is not None and newest.record.exact is not exact:
-        raise AssertionError(f"{newest.path.name} is {'' if newest.record.exact else 'not '}exact: {newest.record.because}")
+        raise AssertionError(
+            f"{newest.path.name} is {'' if newest.record.exact else 'not '}exact: {newest.record.because}"
+        )
     return newest

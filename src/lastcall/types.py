@@ -13,7 +13,8 @@ class Kind(enum.Enum):
 
     PERIODIC = "periodic"  # from PeriodicCheckpointConfig
     JIT = "jit"  # a notice, saved at a boundary
-    RESCUE = "rescue"  # the last completed step, saved in the middle of the next: no boundary came in time, or training raised
+    # the last completed step, saved in the middle of the next: no boundary came in time, or training raised
+    RESCUE = "rescue"
     MANUAL = "manual"  # run.save()
     FINAL = "final"  # training finished
     GUARD = "guard"  # the process was killed: saved from its shared memory
@@ -42,7 +43,8 @@ class Notice:
 
 
 class Source(Protocol):
-    """Bytes that can be copied to host memory piece by piece, from several threads at once, without a full copy in between."""
+    """Bytes that can be copied to host memory piece by piece, from several threads at once, without a full
+    copy in between."""
 
     @property
     def nbytes(self) -> int: ...
@@ -63,8 +65,9 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """How a tensor of this rank is part of a whole that several ranks hold: DDP's parameters, a DTensor's shard. Without one, a
-    tensor is the rank's own. Shapes are those of the file (a dtype that safetensors lacks is stored in another shape)."""
+    """How a tensor of this rank is part of a whole that several ranks hold: DDP's parameters, a DTensor's
+    shard. Without one, a tensor is the rank's own. Shapes are those of the file (a dtype that safetensors
+    lacks is stored in another shape)."""
 
     whole: tuple[int, ...]  # the shape of the whole
     offset: tuple[int, ...]  # where this rank's piece starts in it
@@ -73,7 +76,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Region:
-    """A Target for a piece of a stored tensor: the box at `offset` of `shape` goes to `target`, in C order."""
+    """A Target for a piece of a stored tensor: the box at `offset` of `shape` goes to `target`, in C
+    order."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -82,7 +86,8 @@ class Region:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor as a format sees it: a name, a safetensors dtype code ("F32", "BF16", ...), a shape, and its bytes in C order."""
+    """One tensor as a format sees it: a name, a safetensors dtype code ("F32", "BF16", ...), a shape, and its
+    bytes in C order."""
 
     name: str
     dtype: str
@@ -110,8 +115,8 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The commit record's entry for a file. Every byte is covered: `chunks` are the digests of consecutive pieces of `chunk` bytes
-    (the last may be shorter), `digest` is the digest over the chunk digests."""
+    """The commit record's entry for a file. Every byte is covered: `chunks` are the digests of consecutive
+    pieces of `chunk` bytes (the last may be shorter), `digest` is the digest over the chunk digests."""
 
     name: str
     size: int
@@ -126,7 +131,8 @@ class Group:
 
     name: str  # the file is called <name>.safetensors
     entries: tuple[TensorEntry, ...]
-    frozen: bool = False  # not expected to change: worth comparing with the previous checkpoint before it is written
+    # not expected to change: worth comparing with the previous checkpoint before it is written
+    frozen: bool = False
     rank: int = 1  # most important first: 0 weights, 1 the rest, 2 what can be rebuilt (optimizer moments)
 
     @property
@@ -136,7 +142,8 @@ class Group:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a framework's own format, laid out by its adapter. A `shared` one is the same on every rank: one of them writes it."""
+    """A file of a framework's own format, laid out by its adapter. A `shared` one is the same on every rank:
+    one of them writes it."""
 
     layout: FileLayout
     shared: bool = False
@@ -144,8 +151,8 @@ class File:
 
 @dataclass(frozen=True)
 class Capture:
-    """The whole state of a run, ready to be written: groups of tensors, one JSON document that refers to them, and the files of a
-    framework that has a format of its own."""
+    """The whole state of a run, ready to be written: groups of tensors, one JSON document that refers to
+    them, and the files of a framework that has a format of its own."""
 
     step: int
     document: dict[str, object]
@@ -174,6 +181,7 @@ class Capture:
 class Plan:
     """What the budget decided, and why."""
 
-    kind: str  # "full": everything fits | "partial": the most important files first, for as long as time permits
+    # "full": everything fits | "partial": the most important files first, for as long as time permits
+    kind: str
     because: str
     seconds: float  # what the save is expected to take

@@ -1,4 +1,5 @@
-"""Every place that keeps objects does what a mirror needs of it: a folder, and a bucket of a real S3 server."""
+"""Every place that keeps objects does what a mirror needs of it: a folder, and a bucket of a real S3
+server."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def test_names_are_those_below_the_place(place: Objects) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"small", LARGE], ids=["empty", "small", "large"])
 @pytest.mark.parametrize("threads", [True, False])
-def test_a_file_goes_there_and_comes_back(place: Objects, tmp_path: Path, content: bytes, threads: bool) -> None:
+def test_a_file_goes_there_and_comes_back(
+    place: Objects, tmp_path: Path, content: bytes, threads: bool
+) -> None:
     (tmp_path / "file").write_bytes(content)
     sent: list[int] = []
     fetched: list[int] = []
@@ -103,7 +106,8 @@ class Enough(Exception):
     pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # boto3 leaves its file and socket to the collector
+# boto3 leaves its file and socket to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_transfer_that_is_ended_leaves_nothing_there(place: Objects, tmp_path: Path) -> None:
     def enough(count: int) -> None:
         raise Enough
@@ -142,7 +146,9 @@ def test_wrong_credentials_are_refused(bucket: Server, monkeypatch: pytest.Monke
         objects.opened("s3://runs/exp1").names()
 
 
-def test_keys_may_lie_in_a_folder_and_variables_win(bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_may_lie_in_a_folder_and_variables_win(
+    bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in bucket.environment.items():
         monkeypatch.delenv(name)
         (tmp_path / name).write_text(f"{value}\n")
@@ -162,7 +168,9 @@ def test_no_credentials_are_refused(bucket: Server, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("endpoint", ["minio:9000", "http://"])
-def test_an_address_that_is_none_is_refused(bucket: Server, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_an_address_that_is_none_is_refused(
+    bucket: Server, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
     monkeypatch.setenv("AWS_S3_ENDPOINT", endpoint)
     with pytest.raises(errors.StorageRefused, match="endpoint"):
         objects.opened("s3://runs/exp1")
@@ -188,14 +196,18 @@ def test_what_somebody_was_killed_over_goes_with_the_rest_of_its_folder(tmp_path
     assert list((tmp_path / "mirror").iterdir()) == []
 
 
-def test_a_store_that_does_not_answer_is_an_error_that_may_pass(bucket: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_an_error_that_may_pass(
+    bucket: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_S3_ENDPOINT", f"http://127.0.0.1:{ports.free_port()}")
     with pytest.raises(errors.StorageError) as raised:
         objects.opened("s3://runs/exp1").read("a", 10)
     assert not isinstance(raised.value, errors.StorageRefused)
 
 
-@pytest.mark.parametrize("url", ["", "runs/exp1", "s3://", "s3:///exp1", "file://exp1", "gs://runs/exp1", "s3://runs/../x"])
+@pytest.mark.parametrize(
+    "url", ["", "runs/exp1", "s3://", "s3:///exp1", "file://exp1", "gs://runs/exp1", "s3://runs/../x"]
+)
 def test_what_is_no_place_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is neither|points outside"):
         objects.opened(url)

@@ -1,5 +1,5 @@
-"""What every adapter's strategy promises to the responder (core/notice), asked of each: the same waits, phases, events and endings,
-whoever saves. The agent is a thread, and the test is the training thread."""
+"""What every adapter's strategy promises to the responder (core/notice), asked of each: the same waits,
+phases, events and endings, whoever saves. The agent is a thread, and the test is the training thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ PATIENCE = 30.0
 EXACT = {"exact": True, "because": ""}
 CLOCK = clocks.Clock()
 _ray = importlib.util.find_spec("ray")
-RAY = _ray is not None and _ray.origin is not None  # our own tests/ray is a package of that name, too, without a file
+# our own tests/ray is a package of that name, too, without a file
+RAY = _ray is not None and _ray.origin is not None
 
 
 class Left(BaseException):
@@ -43,7 +44,8 @@ class Left(BaseException):
 
 
 class Adapter:
-    """A strategy with what it saves. `come`: the training thread is where a save may happen. `fails`: so does the save."""
+    """A strategy with what it saves. `come`: the training thread is where a save may happen. `fails`: so does
+    the save."""
 
     context: NoticeContext
     phases: Phases
@@ -122,10 +124,14 @@ class Native(Adapter):
     def __init__(self, folder: Path, jit: JITCheckpointConfig) -> None:
         super().__init__()
         self.subject = Subject()
-        self.context = RunContext.create(folder, cast(Any, self.subject), jit, PeriodicCheckpointConfig(environ={}))
+        self.context = RunContext.create(
+            folder, cast(Any, self.subject), jit, PeriodicCheckpointConfig(environ={})
+        )
         self.phases = Phases(self.context.events.emit)
         self.answer = Answer(self.context, self.phases)
-        self.strategy = self.made(self.context, (self.context, self.answer, Checkpointer(self), PERIODIC, None))
+        self.strategy = self.made(
+            self.context, (self.context, self.answer, Checkpointer(self), PERIODIC, None)
+        )
 
     def made(self, context: RunContext, parts: tuple[Any, ...]) -> OneProcess:
         return OneProcess(*parts)
@@ -147,11 +153,23 @@ class Together(Native):
     def made(self, context: RunContext, parts: tuple[Any, ...]) -> ManyRanks:
         agreement = Agreement(MemoryStore(), 0, 1, CLOCK)
         ranks = SimpleNamespace(
-            rank=0, size=1, token="token", agreement=agreement, announce=lambda notice, failed: None, unable=set, silent=set, gone=set,
-            holdings=dict, tell=lambda key, body: None, hear=lambda key, timeout: None,
-        )  # fmt: skip
+            rank=0,
+            size=1,
+            token="token",
+            agreement=agreement,
+            announce=lambda notice, failed: None,
+            unable=set,
+            silent=set,
+            gone=set,
+            holdings=dict,
+            tell=lambda key, body: None,
+            hear=lambda key, timeout: None,
+        )
         joint_save = SimpleNamespace(
-            portion=lambda capture, writers: capture, find=lambda name: None, save=lambda portion, order: None, refuse=lambda *_: None
+            portion=lambda capture, writers: capture,
+            find=lambda name: None,
+            save=lambda portion, order: None,
+            refuse=lambda *_: None,
         )
         return ManyRanks(*parts, cast(Any, SimpleNamespace()), cast(Any, ranks), cast(Any, joint_save))
 
@@ -232,9 +250,12 @@ class RayTrain(Adapter):
 
 
 ADAPTERS: dict[str, type[Any]] = {
-    "one process": Native, "many ranks": Together, "accelerate": Accelerate, "accelerate, many ranks": AccelerateRanks,
+    "one process": Native,
+    "many ranks": Together,
+    "accelerate": Accelerate,
+    "accelerate, many ranks": AccelerateRanks,
     **({"ray": RayTrain} if RAY else {}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -252,12 +273,16 @@ def still_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(params=ADAPTERS)
-def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
+def make(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Told]:
     if request.param == "ray":
         from lastcall.adapters.ray import internals
 
         monkeypatch.setattr(internals, "poll_seconds", lambda: 0.0)
-    return lambda **jit: Told(ADAPTERS[request.param](tmp_path, JITCheckpointConfig(environ={}, **{"kill_wait": 0.0, **jit})))
+    return lambda **jit: Told(
+        ADAPTERS[request.param](tmp_path, JITCheckpointConfig(environ={}, **{"kill_wait": 0.0, **jit}))
+    )
 
 
 class Told:
@@ -327,7 +352,9 @@ def test_training_continues_through_the_kill_wait(make: Callable[..., Told]) -> 
     told.ends()
 
 
-def test_after_the_kill_wait_the_next_boundary_saves_and_training_leaves(make: Callable[..., Told], still_here: list[int]) -> None:
+def test_after_the_kill_wait_the_next_boundary_saves_and_training_leaves(
+    make: Callable[..., Told], still_here: list[int]
+) -> None:
     told = make()
     told.notice()
     told.train()
@@ -345,11 +372,17 @@ def test_every_change_is_an_event_and_one_that_is_allowed(make: Callable[..., To
     told.until(Phase.LEAVING)
     walked = [Phase.QUIET, *(phase for phase, _ in told.changes)]
     assert all(after in ALLOWED[before] for before, after in itertools.pairwise(walked))
-    assert walked[1:3] == [Phase.WAITING, Phase.HOLDING] and walked[-3:] == [Phase.SAVING, Phase.COMMITTED, Phase.LEAVING]
+    assert walked[1:3] == [Phase.WAITING, Phase.HOLDING] and walked[-3:] == [
+        Phase.SAVING,
+        Phase.COMMITTED,
+        Phase.LEAVING,
+    ]
     assert told.changes[0][1] == "SIGTERM" and told.changes[-2][1], "the reasons are told, too"
 
 
-def test_the_kill_wait_is_cut_where_the_save_would_come_too_late(make: Callable[..., Told], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_kill_wait_is_cut_where_the_save_would_come_too_late(
+    make: Callable[..., Told], caplog: pytest.LogCaptureFixture
+) -> None:
     told = make(kill_wait=PATIENCE)
     began = time.monotonic()
     told.notice(PATIENCE - 25.0)
@@ -393,7 +426,9 @@ def test_a_save_that_fails_is_not_called_saved(make: Callable[..., Told]) -> Non
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.BOUNDARY])
-def test_whoever_finishes_meanwhile_is_not_waited_for(make: Callable[..., Told], still_here: list[int], phase: Phase) -> None:
+def test_whoever_finishes_meanwhile_is_not_waited_for(
+    make: Callable[..., Told], still_here: list[int], phase: Phase
+) -> None:
     told = make(kill_wait=PATIENCE if phase is Phase.WAITING else 0.0, grace=3 * PATIENCE)
     if isinstance(told.adapter, Native):
         told.adapter.subject.step_seconds = cast(Any, None)  # the first step takes as long as it takes
@@ -404,7 +439,9 @@ def test_whoever_finishes_meanwhile_is_not_waited_for(make: Callable[..., Told],
     assert not still_here and told.outcome.value is None and told.adapter.saves == 0
 
 
-def test_after_a_fault_nobody_waits_for_the_agent(make: Callable[..., Told], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_fault_nobody_waits_for_the_agent(
+    make: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = make()
 
     def broken() -> NoReturn:

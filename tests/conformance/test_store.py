@@ -104,12 +104,15 @@ CAN_BE_LOST: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]]
 BACKENDS = {
     **CAN_BE_LOST,
     "c10d-hash": lambda: of_torch_elsewhere(lambda _: dist.HashStore()),
-    "c10d-file": lambda: of_torch_elsewhere(lambda folder: dist.PrefixStore("run/", dist.FileStore(str(folder / "store"), 2))),
+    "c10d-file": lambda: of_torch_elsewhere(
+        lambda folder: dist.PrefixStore("run/", dist.FileStore(str(folder / "store"), 2))
+    ),
     "folder": in_folder,
     "anchored": anchored,
     "anchored-alone": anchored_alone,
 }
-ONE_REGISTER = [name for name in BACKENDS if name != "anchored"]  # there what is claimed is never set: another register holds it
+# there what is claimed is never set: another register holds it
+ONE_REGISTER = [name for name in BACKENDS if name != "anchored"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -237,7 +240,12 @@ def test_many_are_read_at_once_with_gaps(backend: Backend) -> None:
 
 
 def test_values_are_bytes_of_any_kind_and_size(backend: Backend) -> None:
-    values = {"all": bytes(range(256)), "empty": b"", "large": bytes(range(256)) * 4096, "ключ/🔑": b"\xff\x00"}
+    values = {
+        "all": bytes(range(256)),
+        "empty": b"",
+        "large": bytes(range(256)) * 4096,
+        "ключ/🔑": b"\xff\x00",
+    }
     for key, value in values.items():
         backend.store.set(key, value)
     for key, value in values.items():

@@ -1,4 +1,5 @@
-"""Killed without a word, at any moment: what was in shared memory is there again, whole, and at most one interval old.
+"""Killed without a word, at any moment: what was in shared memory is there again, whole, and at most one
+interval old.
 
 LASTCALL_TEST_GUARD_KILLS says how many kills at random moments (100 for the acceptance).
 """
@@ -44,7 +45,7 @@ TRAIN = """
             optimizer.zero_grad()
             training.say(step)
     training.finish(weights=weights, norm=norm, optimizer=optimizer)
-"""
+"""  # noqa: E501
 GUARDED = {"LASTCALL_GUARD_STEPS": str(EVERY)}
 
 
@@ -63,7 +64,9 @@ def newest(run: Path) -> int:
 
 
 @pytest.mark.timeout(90 + 5 * KILLS)
-def test_killed_at_random_moments_a_guarded_run_loses_at_most_one_interval(nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_at_random_moments_a_guarded_run_loses_at_most_one_interval(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     seed = random.randrange(1 << 16)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -88,11 +91,15 @@ def test_killed_at_random_moments_a_guarded_run_loses_at_most_one_interval(nurse
         assert not list(Path("/dev/shm").glob(f"lastcall-{os.getuid()}-{child.pid}-*"))
 
 
-def test_a_chain_of_kills_ends_bit_identical_to_a_run_without_lastcall(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_chain_of_kills_ends_bit_identical_to_a_run_without_lastcall(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     script = nursery.write(tmp_path, TRAIN)
     reference, result, run = tmp_path / "reference", tmp_path / "result", tmp_path / "run"
     total = 1500
-    plain = nursery.run(tmp_path, script, tmp_path / "unused", reference, STEPS=str(total), LASTCALL_ENABLED="0")
+    plain = nursery.run(
+        tmp_path, script, tmp_path / "unused", reference, STEPS=str(total), LASTCALL_ENABLED="0"
+    )
     assert plain.code == 0, plain.log()
     for signum in SIGNALS:
         child = nursery.start(tmp_path, script, run, result, STEPS=str(total), **GUARDED)
@@ -106,11 +113,19 @@ def test_a_chain_of_kills_ends_bit_identical_to_a_run_without_lastcall(nursery: 
     assert result.read_text() == reference.read_text()
 
 
-def test_too_little_shared_memory_is_said_at_the_start_with_the_size_needed(nursery: Nursery, tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_said_at_the_start_with_the_size_needed(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     script = nursery.write(tmp_path, TRAIN)
     missing = tmp_path / "no-such-folder"
     child = nursery.run(
-        tmp_path, script, tmp_path / "run", tmp_path / "result", STEPS="200", LASTCALL_GUARD_FOLDER=str(missing), **GUARDED
+        tmp_path,
+        script,
+        tmp_path / "run",
+        tmp_path / "result",
+        STEPS="200",
+        LASTCALL_GUARD_FOLDER=str(missing),
+        **GUARDED,
     )
     assert child.code == 0, child.log()
     assert "This run is not guarded: two copies of its state need" in child.log()

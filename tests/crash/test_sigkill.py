@@ -1,8 +1,8 @@
-"""SIGKILL at any instant, and a disk that fails in any place: the run always resumes, never from something torn, never
-from something older than what was committed.
+"""SIGKILL at any instant, and a disk that fails in any place: the run always resumes, never from something
+torn, never from something older than what was committed.
 
-LASTCALL_TEST_KILLS says how many kills at random moments (200 for the acceptance); from 100 on, each error is tried at
-each operation, and not one of two.
+LASTCALL_TEST_KILLS says how many kills at random moments (200 for the acceptance); from 100 on, each error is
+tried at each operation, and not one of two.
 """
 
 from __future__ import annotations
@@ -57,14 +57,18 @@ def kill_in_a_save(child: Child, run: Path, step: int, delay: float) -> None:
 
 
 @pytest.mark.timeout(60 + 5 * KILLS)
-def test_killed_at_random_moments_of_its_saves_a_run_loses_nothing_that_was_committed(nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_at_random_moments_of_its_saves_a_run_loses_nothing_that_was_committed(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     seed = random.randrange(1 << 16)
     print(f"seed {seed}")
     dice = random.Random(seed)
     total = 5 * KILLS + 10
     script = nursery.write(tmp_path, TRAIN)
     reference, result, run = tmp_path / "reference", tmp_path / "result", tmp_path / "run"
-    plain = nursery.run(tmp_path, script, tmp_path / "unused", reference, STEPS=str(total), LASTCALL_ENABLED="0")
+    plain = nursery.run(
+        tmp_path, script, tmp_path / "unused", reference, STEPS=str(total), LASTCALL_ENABLED="0"
+    )
     assert plain.code == 0, plain.log()
 
     committed = 0
@@ -92,14 +96,18 @@ def lives(nursery: Nursery, folder: Path, *kinds: str) -> tuple[dict[str, int], 
     said = [[json.loads(line) for line in child.lines()] for child in children]
     counts = [first["calls"] for first, *_ in said]
     assert all(count == counts[0] for count in counts)  # otherwise some operations were never hit
-    results = sorted((result for _, *rest in said for result in rest), key=lambda one: (one["kind"], one["number"]))
+    results = sorted(
+        (result for _, *rest in said for result in rest), key=lambda one: (one["kind"], one["number"])
+    )
     for result in results:
         assert result["checked"] == 0, result["log"]
     return counts[0], results
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_each_file_operation_in_turn_a_run_resumes_from_the_last_commit(nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_at_each_file_operation_in_turn_a_run_resumes_from_the_last_commit(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     calls, results = lives(nursery, tmp_path, "kill")
     assert [result["code"] for result in results] == [-signal.SIGKILL] * calls["any"]
     resumed = [result["resumed"] for result in results]

@@ -1,4 +1,5 @@
-"""On a GPU: a notice while the first step compiles. The initial state is rescued, and the process leaves before its deadline (C10)."""
+"""On a GPU: a notice while the first step compiles. The initial state is rescued, and the process leaves
+before its deadline (C10)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SCRIPT = r"""
 import sys
@@ -41,7 +45,11 @@ with lastcall.protect(sys.argv[1], config=config, model=model, optimizer=optimiz
 def test_c10_a_notice_while_the_first_step_compiles_is_answered_in_time(tmp_path: Path, mode: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
     process = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path / "run"), mode],
         env=environment,
@@ -63,5 +71,7 @@ def test_c10_a_notice_while_the_first_step_compiles_is_answered_in_time(tmp_path
         process.kill()
         output, _ = process.communicate()
     assert process.returncode == 75, output
-    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("checkpoint-*/lastcall.json")]
+    (record,) = [
+        json.loads(path.read_text()) for path in (tmp_path / "run").glob("checkpoint-*/lastcall.json")
+    ]
     assert record["step"] <= 3 and (record["exact"] or record["because"])

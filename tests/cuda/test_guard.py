@@ -1,4 +1,5 @@
-"""On a GPU: what the guardian finds after a kill is the whole boundary, work that was only launched by then included."""
+"""On a GPU: what the guardian finds after a kill is the whole boundary, work that was only launched by then
+included."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ import torch
 
 from lastcall import testing
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SCRIPT = r"""
 import hashlib, json, os, signal, sys, time
@@ -42,7 +46,7 @@ digest = hashlib.sha256()
 for value in [*model.state_dict().values(), *ema.values(), torch.rand(4, device="cuda")]:
     digest.update(value.detach().cpu().numpy().tobytes())
 print(json.dumps({"digest": digest.hexdigest(), "resumed": run.resumed}))
-"""
+"""  # noqa: E501
 
 
 def start(tmp_path: Path, directory: str, kill_at: int) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,5 @@
-"""Two ranks on one GPU (gloo moves its tensors): a notice and a kill, and the run goes on as if nothing had happened."""
+"""Two ranks on one GPU (gloo moves its tensors): a notice and a kill, and the run goes on as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SCRIPT = """
 import hashlib, os, sys, time
@@ -41,14 +45,27 @@ with lastcall.protect(sys.argv[1], model=ddp, optimizer=optimizer) as run:
         time.sleep(0.05)
 digest = hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())).hexdigest()
 say(f"end {rank} {digest}")
-"""
+"""  # noqa: E501
 
 
 def start(folder: Path, directory: str, enabled: str = "1") -> subprocess.Popen[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), str(folder / directory)]
-    env = {**os.environ, "LASTCALL_ENABLED": enabled, "LASTCALL_KILL_WAIT_SECONDS": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        str(folder / directory),
+    ]
+    env = {
+        **os.environ,
+        "LASTCALL_ENABLED": enabled,
+        "LASTCALL_KILL_WAIT_SECONDS": "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -64,7 +81,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_two_ranks_on_a_gpu_go_on_after_a_signal_to_one(tmp_path: Path, expected: dict[str, str], signum: int) -> None:
+def test_two_ranks_on_a_gpu_go_on_after_a_signal_to_one(
+    tmp_path: Path, expected: dict[str, str], signum: int
+) -> None:
     process = start(tmp_path, "run")
     assert process.stdout is not None
     lines = []

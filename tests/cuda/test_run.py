@@ -1,4 +1,5 @@
-"""On a GPU: bit-identical resume with half precision, and rescues of device state while the main thread or the stream is busy."""
+"""On a GPU: bit-identical resume with half precision, and rescues of device state while the main thread or
+the stream is busy."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ import torch
 
 from lastcall import testing
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SCRIPT = r"""
 import hashlib, json, os, signal, sys, time
@@ -58,10 +62,12 @@ for entry in optimizer.state_dict()["state"].values():
     for value in entry.values():
         digest.update(value.detach().cpu().numpy().tobytes())
 print(json.dumps({"digest": digest.hexdigest(), "resumed": run.resumed, "scale": scaler.get_scale(), "lr": scheduler.get_last_lr()}))
-"""
+"""  # noqa: E501
 
 
-def start(tmp_path: Path, directory: str, kill_at: int, where: str = "", fused: str = "foreach") -> subprocess.CompletedProcess[str]:
+def start(
+    tmp_path: Path, directory: str, kill_at: int, where: str = "", fused: str = "foreach"
+) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(tmp_path / directory), str(kill_at), where, fused]

@@ -85,7 +85,11 @@ def test_training_on_a_gpu_goes_on_exactly(rescued: bool, fused: bool) -> None:
     def build() -> training.State:
         model = training.model().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=fused)
-        return {"model": model, "optimizer": optimizer, "scaler": torch.amp.GradScaler("cuda", init_scale=8.0)}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "scaler": torch.amp.GradScaler("cuda", init_scale=8.0),
+        }
 
     states = []
     for seed in (1, 2):

@@ -1,5 +1,5 @@
-"""The benchmarks run and print what they promise. No number is judged here: this machine is busy with the other
-tests."""
+"""The benchmarks run and print what they promise. No number is judged here: this machine is busy with the
+other tests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,22 @@ def small(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return bench(*arguments, "--size", "0.02", "--rounds", "1", "--dir", str(folder))
 
 
-@pytest.mark.parametrize("name", ["save", *(pytest.param(name, marks=pytest.mark.slow) for name in ("small", "frozen"))])
-def test_a_save_table_has_the_limit_the_peers_and_lastcall_and_says_how_they_compare(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["save", *(pytest.param(name, marks=pytest.mark.slow) for name in ("small", "frozen"))]
+)
+def test_a_save_table_has_the_limit_the_peers_and_lastcall_and_says_how_they_compare(
+    name: str, tmp_path: Path
+) -> None:
     done = small(tmp_path, name, "--without", "dcp", "--json", str(tmp_path / "all.json"))
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("kernel", "x raw limit", "raw buffered + fsync", "torch.save + fsync", "safetensors", "lastcall is "):
+    for said in (
+        "kernel",
+        "x raw limit",
+        "raw buffered + fsync",
+        "torch.save + fsync",
+        "safetensors",
+        "lastcall is ",
+    ):
         assert said in done.stdout
     assert "DCP" not in done.stdout
     (report,) = json.loads((tmp_path / "all.json").read_text())["reports"]
@@ -53,7 +64,13 @@ def test_a_stall_table_compares_with_memcpy(tmp_path: Path) -> None:
 def test_a_resume_table_compares_with_the_raw_read_and_every_byte_comes_back(tmp_path: Path) -> None:
     done = small(tmp_path, "resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("raw O_DIRECT read", "torch.load(mmap=True) + copy", "DCP load", "lastcall is ", "every byte"):
+    for said in (
+        "raw O_DIRECT read",
+        "torch.load(mmap=True) + copy",
+        "DCP load",
+        "lastcall is ",
+        "every byte",
+    ):
         assert said in done.stdout
 
 
@@ -84,7 +101,13 @@ def test_sharded_saves_stand_beside_dcp_and_the_raw_limit(tmp_path: Path) -> Non
     without = [part for name in ("2 threads", "4 threads", "new space") for part in ("--without", name)]
     done = small(tmp_path, "ranks-save", *without)
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("FSDP2 on 2 ranks", "raw O_DIRECT", "FileSystemWriter, 1 thread", "lastcall.dcp.Writer", "lastcall is "):
+    for said in (
+        "FSDP2 on 2 ranks",
+        "raw O_DIRECT",
+        "FileSystemWriter, 1 thread",
+        "lastcall.dcp.Writer",
+        "lastcall is ",
+    ):
         assert said in done.stdout
     assert "not measured" not in done.stdout
 
@@ -102,7 +125,13 @@ def test_sharded_loads_bring_back_every_byte_on_every_rank(tmp_path: Path) -> No
 def test_the_cost_of_a_step_on_two_ranks_is_listed_beside_what_others_add(tmp_path: Path) -> None:
     done = small(tmp_path, "ranks-step")
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("bare DDP step", "all-reduce of one flag", "Ray's barrier", "run.steps and hooks", "0.1 % at most"):
+    for said in (
+        "bare DDP step",
+        "all-reduce of one flag",
+        "Ray's barrier",
+        "run.steps and hooks",
+        "0.1 % at most",
+    ):
         assert said in done.stdout
 
 
@@ -139,7 +168,9 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
         "disk.shutil.disk_usage = lambda folder: usage(10**9, 10**9, 10**6)\n"
         f"sys.exit(main.main(['save', '--size', '0.02', '--dir', {str(tmp_path)!r}]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "GB free" in done.stderr and "--dir" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -149,10 +180,22 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
 def test_without_a_name_everything_is_measured(tmp_path: Path) -> None:
     done = small(
         tmp_path,
-        *(part for name in ("lastcall", "dcp", "raw", "torch.save", "Transformers", "Trainer") for part in ("--without", name)),
+        *(
+            part
+            for name in ("lastcall", "dcp", "raw", "torch.save", "Transformers", "Trainer")
+            for part in ("--without", name)
+        ),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for title in ("Save: ", "many small", "frozen", "Stall", "Resume", "Cost of a step", "from a GPU|from NVIDIA"):
+    for title in (
+        "Save: ",
+        "many small",
+        "frozen",
+        "Stall",
+        "Resume",
+        "Cost of a step",
+        "from a GPU|from NVIDIA",
+    ):
         assert any(word in done.stdout for word in title.split("|"))
 
 

@@ -1,4 +1,5 @@
-"""Interrupted at random moments and started again each time, a run ends with the very bits of one never interrupted."""
+"""Interrupted at random moments and started again each time, a run ends with the very bits of one never
+interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 QUICK = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 
 
-def compare(nursery: Nursery, folder: Path, name: str, *, seed: int, count: int, steps: int, **env: str) -> chain.Chain:
+def compare(
+    nursery: Nursery, folder: Path, name: str, *, seed: int, count: int, steps: int, **env: str
+) -> chain.Chain:
     """The script without lastcall, and with it under `count` signals: the same state in the end."""
     script = SCRIPTS / name
     reference, result = folder / "reference", folder / "result"
@@ -22,7 +25,9 @@ def compare(nursery: Nursery, folder: Path, name: str, *, seed: int, count: int,
     assert not (folder / "unused").exists()
     plan = chain.blows(seed, count, steps)
     history = chain.run(nursery, folder, script, plan, folder / "run", result, **{**QUICK, **env})
-    assert result.read_text() == reference.read_text(), f"seed {seed}, {history.codes}\n" + "\n".join(history.logs)
+    assert result.read_text() == reference.read_text(), f"seed {seed}, {history.codes}\n" + "\n".join(
+        history.logs
+    )
     assert history.interruptions == count, history.codes
     assert "repeated or missed" not in "".join(history.logs)  # a warning where nothing has changed
     return history
@@ -53,7 +58,9 @@ def test_twenty_interruptions_leave_no_trace(nursery: Nursery, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("workers", ["persistent", "fresh"])
-def test_epochs_with_workers_and_accumulation_leave_no_trace(nursery: Nursery, tmp_path: Path, workers: str) -> None:
+def test_epochs_with_workers_and_accumulation_leave_no_trace(
+    nursery: Nursery, tmp_path: Path, workers: str
+) -> None:
     compare(nursery, tmp_path, "epochs.py", seed=7, count=6, steps=75, LOADER=workers)
 
 
@@ -70,20 +77,28 @@ def test_periodic_saves_and_a_kill_wait_change_nothing(nursery: Nursery, tmp_pat
     ("name", "fewest"),
     [("epochs.py", 20), ("validation.py", 24), ("accumulate.py", 14), ("loops.py", 33)],
 )
-def test_an_interruption_at_every_single_boundary_leaves_no_trace(nursery: Nursery, tmp_path: Path, name: str, fewest: int) -> None:
+def test_an_interruption_at_every_single_boundary_leaves_no_trace(
+    nursery: Nursery, tmp_path: Path, name: str, fewest: int
+) -> None:
     reference, result = tmp_path / "reference", tmp_path / "result"
     script, env = SCRIPTS / name, {"STEPS": "14", "INTERRUPT": "1", **QUICK}
-    assert nursery.run(tmp_path, script, tmp_path / "unused", reference, LASTCALL_ENABLED="0", **env).code == 0
+    assert (
+        nursery.run(tmp_path, script, tmp_path / "unused", reference, LASTCALL_ENABLED="0", **env).code == 0
+    )
     history = chain.run(nursery, tmp_path, script, [], tmp_path / "run", result, **env)
     assert result.read_text() == reference.read_text(), "\n".join(history.logs)
     assert history.codes.count(chain.SAVED) >= fewest
 
 
 @pytest.mark.parametrize(("shape", "fewest"), [("rare", 14), ("anew", 15), ("broken", 11)])
-def test_loops_of_unusual_shape_leave_no_trace_either(nursery: Nursery, tmp_path: Path, shape: str, fewest: int) -> None:
+def test_loops_of_unusual_shape_leave_no_trace_either(
+    nursery: Nursery, tmp_path: Path, shape: str, fewest: int
+) -> None:
     reference, result = tmp_path / "reference", tmp_path / "result"
     script, env = SCRIPTS / "shapes.py", {"SHAPE": shape, "INTERRUPT": "1", **QUICK}
-    assert nursery.run(tmp_path, script, tmp_path / "unused", reference, LASTCALL_ENABLED="0", **env).code == 0
+    assert (
+        nursery.run(tmp_path, script, tmp_path / "unused", reference, LASTCALL_ENABLED="0", **env).code == 0
+    )
     history = chain.run(nursery, tmp_path, script, [], tmp_path / "run", result, **env)
     assert result.read_text() == reference.read_text(), "\n".join(history.logs)
     assert history.codes.count(chain.SAVED) >= fewest

@@ -1,4 +1,5 @@
-"""A Python process that never trains behaves below `lastcall run` as it does without it: what it says, and how it ends."""
+"""A Python process that never trains behaves below `lastcall run` as it does without it: what it says, and
+how it ends."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ PROGRAM = """
     print(sys.path, sys.warnoptions, __file__, __name__, __spec__)
     print("to stderr", file=sys.stderr)
     raise KeyError("a traceback")
-"""
+"""  # noqa: E501
 UNIT = """
     import unittest
     class Case(unittest.TestCase):
@@ -52,7 +53,12 @@ PLUGIN = ["-p", "pytester", "-p", "no:cacheprovider"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, source in (("test_suite.py", TESTS), ("program.py", PROGRAM), ("unit.py", UNIT), ("data.json", '{"b": [1, 2]}')):
+    for name, source in (
+        ("test_suite.py", TESTS),
+        ("program.py", PROGRAM),
+        ("unit.py", UNIT),
+        ("data.json", '{"b": [1, 2]}'),
+    ):
         (tmp_path / name).write_text(textwrap.dedent(source))
     return tmp_path
 
@@ -90,30 +96,46 @@ def plain(text: str) -> str:
 )
 def test_it_says_the_same_and_ends_the_same(folder: Path, arguments: list[str], code: int) -> None:
     without, other = (
-        run(sys.executable, *arguments, env=env(PYTHONPATH="/nowhere"), cwd=folder, input="print('from stdin')\n")
+        run(
+            sys.executable,
+            *arguments,
+            env=env(PYTHONPATH="/nowhere"),
+            cwd=folder,
+            input="print('from stdin')\n",
+        )
         for env in (outside, below)
     )
     assert without.returncode == code, without.stderr
-    assert (other.returncode, plain(other.stdout), plain(other.stderr)) == (code, plain(without.stdout), plain(without.stderr))
+    assert (other.returncode, plain(other.stdout), plain(other.stderr)) == (
+        code,
+        plain(without.stdout),
+        plain(without.stderr),
+    )
 
 
 def test_a_tool_reads_its_input_and_writes_its_output_untouched(folder: Path) -> None:
     source = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
     data = bytes(range(256)) * 1000
     for env in (outside(), below()):
-        done = subprocess.run([sys.executable, "-c", source], input=data, env=env, capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", source], input=data, env=env, capture_output=True, check=True
+        )
         assert (done.stdout, done.stderr) == (data[::-1], b"")
 
 
 def served(folder: Path, env: dict[str, str]) -> tuple[int, bytes, int, str]:
     """What a server answers, and how it ends when it is told to."""
     command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
-    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
         try:
             assert server.stdout is not None and server.stderr is not None
             port = re.search(r"port (\d+)", server.stdout.readline())
             assert port is not None
-            with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/data.json", timeout=nursery.PATIENCE) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port[1]}/data.json", timeout=nursery.PATIENCE
+            ) as answer:
                 status, body = answer.status, answer.read()
             server.send_signal(signal.SIGTERM)
             code = server.wait(nursery.PATIENCE)
@@ -135,12 +157,18 @@ def test_torch_is_imported_with_nothing_of_ours_but_its_rendezvous_until_torchru
         import torch.distributed.elastic.multiprocessing.api as api
         print(hasattr(api.PContext.close, "_lastcall_original"), type(api.__loader__).__name__)
         print([type(finder).__name__ for finder in sys.meta_path if type(finder).__module__ != "lastcall.auto.imports"])
-    """
+    """  # noqa: E501
     (folder / "torch_only.py").write_text(textwrap.dedent(source))
     without, other = (run(sys.executable, "torch_only.py", env=env(), cwd=folder) for env in (outside, below))
-    loaded = "['lastcall', 'lastcall.auto', 'lastcall.auto.attempts', 'lastcall.auto.bootstrap', 'lastcall.auto.imports']"
+    loaded = (
+        "['lastcall', 'lastcall.auto', 'lastcall.auto.attempts', 'lastcall.auto.bootstrap', "
+        "'lastcall.auto.imports']"
+    )
     assert (without.returncode, other.returncode) == (0, 0), other.stderr
     assert without.stderr == other.stderr
-    (nothing, before, finders), (waiting, after, others) = (done.stdout.splitlines() for done in (without, other))
+    (nothing, before, finders), (waiting, after, others) = (
+        done.stdout.splitlines() for done in (without, other)
+    )
     assert (nothing, waiting) == ("[]", loaded)
-    assert after == before.replace("False", "True") and others == finders  # ours still waits for the frameworks
+    # ours still waits for the frameworks
+    assert after == before.replace("False", "True") and others == finders

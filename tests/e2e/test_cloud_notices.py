@@ -1,4 +1,5 @@
-"""Notices that no signal brings: a training script under `lastcall run`, and local servers that speak for the clouds."""
+"""Notices that no signal brings: a training script under `lastcall run`, and local servers that speak for the
+clouds."""
 
 from __future__ import annotations
 
@@ -65,7 +66,12 @@ class Launched:
         ]
         with open(self._stdout, "wb") as stdout, open(self._stderr, "wb") as stderr:
             self._process = subprocess.Popen(
-                command, stdout=stdout, stderr=stderr, cwd=folder, env=environment(**{**NOW, **env}), start_new_session=True
+                command,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=folder,
+                env=environment(**{**NOW, **env}),
+                start_new_session=True,
             )
 
     def expect(self, line: str) -> None:
@@ -73,7 +79,9 @@ class Launched:
             if line in self._stdout.read_text().splitlines():
                 return True
             if self._process.poll() is not None:
-                raise AssertionError(f"ended with {self._process.returncode} and no line {line!r}:\n{self.log()}")
+                raise AssertionError(
+                    f"ended with {self._process.returncode} and no line {line!r}:\n{self.log()}"
+                )
             return False
 
         until(seen, f"a line {line!r}")
@@ -120,7 +128,9 @@ def reference(warm: Nursery, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The final state of the patient script without lastcall and without a cloud."""
     folder = tmp_path_factory.mktemp("reference")
     (folder / "go").touch()
-    child = warm.run(folder, warm.write(folder, PATIENT), folder / "run", folder / "result", LASTCALL_ENABLED="0")
+    child = warm.run(
+        folder, warm.write(folder, PATIENT), folder / "run", folder / "result", LASTCALL_ENABLED="0"
+    )
     assert child.code == 0, child.log()
     return (folder / "result").read_text()
 
@@ -128,7 +138,11 @@ def reference(warm: Nursery, tmp_path_factory: pytest.TempPathFactory) -> str:
 def endpoint(server: MetadataServer) -> dict[str, str]:
     if isinstance(server, GcpServer):
         return {"GCE_METADATA_HOST": server.host}
-    return {"AWS_EC2_METADATA_SERVICE_ENDPOINT" if isinstance(server, AwsServer) else "LASTCALL_AZURE_METADATA_ENDPOINT": server.url}
+    return {
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+        if isinstance(server, AwsServer)
+        else "LASTCALL_AZURE_METADATA_ENDPOINT": server.url
+    }
 
 
 def announce(server: MetadataServer) -> float:
@@ -153,7 +167,9 @@ def committed(run: Path, before: float) -> Record:
 
 @pytest.mark.parametrize("mode", ["chosen", "detected"])
 @pytest.mark.parametrize("cloud", SERVERS)
-def test_a_notice_of_the_cloud_leads_to_a_checkpoint_before_its_deadline(start: Start, cloud: str, mode: str) -> None:
+def test_a_notice_of_the_cloud_leads_to_a_checkpoint_before_its_deadline(
+    start: Start, cloud: str, mode: str
+) -> None:
     with SERVERS[cloud]() as server:
         run = start(ENDLESS, "--cloud", cloud if mode == "chosen" else "auto", **endpoint(server))
         run.expect("at 3")
@@ -161,10 +177,15 @@ def test_a_notice_of_the_cloud_leads_to_a_checkpoint_before_its_deadline(start: 
         assert run.wait() == 75, run.log()
     record = committed(run.run, deadline)
     assert record.step > 3
-    assert {"aws": "EC2 spot interruption", "gcp": "Compute Engine preemption", "azure": "Azure Preempt"}[cloud] in record.reason
+    assert {"aws": "EC2 spot interruption", "gcp": "Compute Engine preemption", "azure": "Azure Preempt"}[
+        cloud
+    ] in record.reason
 
 
-@pytest.mark.parametrize("behaviour", ["hang", "garbage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("500", "dribble"))])
+@pytest.mark.parametrize(
+    "behaviour",
+    ["hang", "garbage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("500", "dribble"))],
+)
 @pytest.mark.parametrize("cloud", SERVERS)
 def test_a_bad_metadata_server_never_disturbs_training(
     start: Start, tmp_path: Path, cloud: str, behaviour: str, reference: str
@@ -206,8 +227,11 @@ def test_the_end_of_the_slurm_allocation_stops_the_run_before_it(start: Start, t
     end = int(time.time()) + 40
     (tmp_path / "empty").mkdir()
     environ = {
-        "SLURM_JOB_ID": "71", "SLURM_JOB_END_TIME": str(end), "LASTCALL_SLURM_LEAD_SECONDS": "1000", "PATH": str(tmp_path / "empty"),
-    }  # fmt: skip
+        "SLURM_JOB_ID": "71",
+        "SLURM_JOB_END_TIME": str(end),
+        "LASTCALL_SLURM_LEAD_SECONDS": "1000",
+        "PATH": str(tmp_path / "empty"),
+    }
     run = start(ENDLESS, "--cloud", "none", "--platform", "slurm", "--linger", "0.1", **environ)
     assert run.wait() == 75, run.log()
     assert "the allocation ends at" in committed(run.run, end).reason

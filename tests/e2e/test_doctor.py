@@ -1,7 +1,7 @@
 """`lastcall doctor` finds each of the planted faults, and nothing else; on a healthy set-up it is quiet.
 
-Every fault is planted for real into one healthy set-up: a run directory on a disk, seen by a doctor that is PID 1 of a namespace of
-its own (so that the shells which started the tests are not found, too).
+Every fault is planted for real into one healthy set-up: a run directory on a disk, seen by a doctor that is
+PID 1 of a namespace of its own (so that the shells which started the tests are not found, too).
 """
 
 from __future__ import annotations
@@ -56,9 +56,13 @@ class Setup:
         (self.folder / "start.sh").write_text(program)
         alone = [*containers.ALONE, "bash", str(self.folder / "start.sh"), *words]
         environ = {
-            name: value for name, value in nursery.environment().items() if not name.startswith(("SLURM_", "KUBERNETES_", "RUNAI_"))
+            name: value
+            for name, value in nursery.environment().items()
+            if not name.startswith(("SLURM_", "KUBERNETES_", "RUNAI_"))
         }
-        return subprocess.run(alone, cwd=self.folder, env={**environ, **self.env}, capture_output=True, text=True, timeout=90)
+        return subprocess.run(
+            alone, cwd=self.folder, env={**environ, **self.env}, capture_output=True, text=True, timeout=90
+        )
 
     def found(self) -> dict[str, dict[str, Any]]:
         """What is not ok, by name; and the exit code agrees with it."""
@@ -123,7 +127,8 @@ def script_without_exec(setup: Setup) -> None:
 
 def shell_as_pid_1(setup: Setup) -> None:
     setup.command = ()
-    setup.entry = '"$@"\ncode=$?\npython --version >/dev/null\nexit $code'  # the doctor, then what stands for the training
+    # the doctor, then what stands for the training
+    setup.entry = '"$@"\ncode=$?\npython --version >/dev/null\nexit $code'
 
 
 def sigterm_ignored_by_the_parent(setup: Setup) -> None:
@@ -133,7 +138,10 @@ def sigterm_ignored_by_the_parent(setup: Setup) -> None:
 
 def sigterm_blocked_by_the_parent(setup: Setup) -> None:
     setup.command = ("python", "train.py")
-    block = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); os.execv(sys.argv[1], sys.argv[1:])"
+    block = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
     setup.entry = f'exec {sys.executable} -c "{block}" "$@"'
 
 
@@ -254,11 +262,19 @@ def test_a_healthy_set_up_is_quiet(healthy: Setup) -> None:
     healthy.options.remove("--no-write-test")
     done = healthy.doctor()
     *lines, last = done.stdout.splitlines()
-    assert (done.returncode, done.stderr, last) == (0, "", "No risks found: a preemption here would lose no work."), done.stdout
+    assert (done.returncode, done.stderr, last) == (
+        0,
+        "",
+        "No risks found: a preemption here would lose no work.",
+    ), done.stdout
     findings = lines[: lines.index("")]
     assert findings and all(line.startswith("ok ") for line in findings), done.stdout
     assert any("write-test" in line and "MB/s" in line for line in findings)
-    assert sorted(path.name for path in healthy.root.iterdir()) == [".lastcall", "checkpoint-10", "checkpoint-20"]
+    assert sorted(path.name for path in healthy.root.iterdir()) == [
+        ".lastcall",
+        "checkpoint-10",
+        "checkpoint-20",
+    ]
 
 
 def test_a_directory_that_is_not_there_yet_is_looked_at_and_not_made(healthy: Setup) -> None:
@@ -274,7 +290,11 @@ def test_the_remedies_are_printed_below_their_findings(healthy: Setup) -> None:
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     place = next(index for index, line in enumerate(lines) if line.startswith("risk "))
-    assert "without exec" in lines[place] and "-> write in line 3 of" in lines[place + 1] and "exec python train.py" in lines[place + 1]
+    assert (
+        "without exec" in lines[place]
+        and "-> write in line 3 of" in lines[place + 1]
+        and "exec python train.py" in lines[place + 1]
+    )
     assert lines[-1] == "1 risk, 0 warnings: work would be lost here. See the remedies above."
 
 

@@ -1,4 +1,5 @@
-"""`lastcall drill` on real training: what it reports is what happened. The many ways to fail are in unit/drill/test_runner.py."""
+"""`lastcall drill` on real training: what it reports is what happened. The many ways to fail are in
+unit/drill/test_runner.py."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ with lastcall.protect(sys.argv[1], files=SlowFiles(), model=model, optimizer=opt
 """
 
 
-def test_the_plain_example_survives_its_rounds_and_goes_on_to_its_end_and_cannot_be_drilled_then(tmp_path: Path) -> None:
+def test_the_plain_example_survives_its_rounds_and_goes_on_to_its_end_and_cannot_be_drilled_then(
+    tmp_path: Path,
+) -> None:
     command = ("--", sys.executable, PLAIN, "run", "--steps", 200)
     done = harness.drill(tmp_path, "--at", 10, "--times", 2, "--to-the-end", "--json", *command)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,13 +53,18 @@ def test_the_plain_example_survives_its_rounds_and_goes_on_to_its_end_and_cannot
 
     again = harness.drill(tmp_path, *command)
     assert again.returncode == 1
-    assert "the run finished before the notice of round 1" in again.stdout and "a fresh directory" in again.stdout
+    assert (
+        "the run finished before the notice of round 1" in again.stdout
+        and "a fresh directory" in again.stdout
+    )
     assert "The run has finished, exit code 0." in again.stdout
 
 
 def test_a_save_that_is_too_slow_for_the_grace_is_killed_and_loses_its_steps(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    done = harness.drill(tmp_path, "--after", 0.5, "--grace", 2, "--", sys.executable, "slow.py", "run", LASTCALL_SPARE="0")
+    done = harness.drill(
+        tmp_path, "--after", 0.5, "--grace", 2, "--", sys.executable, "slow.py", "run", LASTCALL_SPARE="0"
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("    1  ")]
     assert "SIGKILL  the beginning" in row and row.endswith("LOST, killed") and ">= " in row

@@ -1,4 +1,5 @@
-"""A run that stops between the last batch and the end of an epoch: what the script does there is done once, or the record says not."""
+"""A run that stops between the last batch and the end of an epoch: what the script does there is done once,
+or the record says not."""
 
 from __future__ import annotations
 
@@ -43,12 +44,23 @@ SAVED = "run.save(); os._exit(7)"
 
 def life(nursery: Nursery, folder: Path, when: str, stop: str, *, on: bool = True) -> Child:
     source = PROGRAM.replace("WHEN", repr(when)).replace("lastcall_is_on", str(on)).replace("STOP", stop)
-    return nursery.run(folder, nursery.write(folder, source), folder / "run", folder / "result", LASTCALL_ENABLED=str(int(on)))
+    return nursery.run(
+        folder,
+        nursery.write(folder, source),
+        folder / "run",
+        folder / "result",
+        LASTCALL_ENABLED=str(int(on)),
+    )
 
 
 @pytest.mark.parametrize(
     ("when", "stop", "exact"),
-    [("before", "raise ValueError", True), ("last", SAVED, True), ("between", SAVED, False), ("before", SAVED, False)],
+    [
+        ("before", "raise ValueError", True),
+        ("last", SAVED, True),
+        ("between", SAVED, False),
+        ("before", SAVED, False),
+    ],
     ids=["exception", "saved last", "saved between", "saved before"],
 )
 def test_what_follows_the_last_batch_is_done_once_or_the_record_is_not_exact(

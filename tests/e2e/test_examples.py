@@ -44,10 +44,20 @@ def test_the_minimal_example_goes_on_where_it_was(nursery: Nursery, tmp_path: Pa
 def test_the_training_example_ends_the_same_after_interruptions(nursery: Nursery, tmp_path: Path) -> None:
     script = EXAMPLES / "train.py"
     arguments = ("--epochs", 2, "--samples", 160, "--print-steps", 1)
-    plain = nursery.run(tmp_path, script, tmp_path / "unused", *arguments, "--result", tmp_path / "reference", LASTCALL_ENABLED="0")
+    plain = nursery.run(
+        tmp_path,
+        script,
+        tmp_path / "unused",
+        *arguments,
+        "--result",
+        tmp_path / "reference",
+        LASTCALL_ENABLED="0",
+    )
     assert plain.code == 0, plain.log()
     for said in ("epoch 0 step 1/", "epoch 1 step 8/", "evaluating after epoch 1"):
-        child = nursery.start(tmp_path, script, tmp_path / "run", *arguments, "--result", tmp_path / "result", **NOW)
+        child = nursery.start(
+            tmp_path, script, tmp_path / "run", *arguments, "--result", tmp_path / "result", **NOW
+        )
         child.expect(said, "finished")
         child.send_group(signal.SIGTERM)
         assert child.wait() in (0, 75, -signal.SIGTERM), child.log()  # the last may come after the block
@@ -59,7 +69,9 @@ def test_the_training_example_ends_the_same_after_interruptions(nursery: Nursery
 
 def test_the_demo_survives_five_preemptions_and_proves_it() -> None:
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--seed", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=environment())
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=170, check=False, env=environment()
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith(("SIGTERM", "SIGKILL"))]
     assert [row.split()[0] for row in rows] == ["SIGTERM"] * 4 + ["SIGKILL"]

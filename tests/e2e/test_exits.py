@@ -64,8 +64,13 @@ def test_b10_sys_exit_with_a_notice_pending_is_a_stop(nursery: Nursery, tmp_path
     assert "finished" not in child.log()
 
 
-def test_b10_a_handler_inside_the_block_that_calls_sys_exit_is_a_stop(nursery: Nursery, tmp_path: Path) -> None:
-    what = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"
+def test_b10_a_handler_inside_the_block_that_calls_sys_exit_is_a_stop(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    what = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); os.kill(os.getpid(), signal.SIGTERM); "
+        "time.sleep(9)"
+    )
     expected = undisturbed(nursery, tmp_path)
     child = life(nursery, tmp_path, what, **LONG)
     assert child.code == chain.SAVED, child.log()
@@ -74,14 +79,19 @@ def test_b10_a_handler_inside_the_block_that_calls_sys_exit_is_a_stop(nursery: N
     assert (tmp_path / "result").read_text() == expected
 
 
-def test_b10_sys_exit_after_a_notice_that_cannot_be_saved_is_the_signals_own(nursery: Nursery, tmp_path: Path) -> None:
-    torn = "optimizer._optimizer_step_pre_hooks[-1] = lambda *_: (tell(), sys.exit(0))"  # behind ours: the step has begun
+def test_b10_sys_exit_after_a_notice_that_cannot_be_saved_is_the_signals_own(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    # behind ours: the step has begun
+    torn = "optimizer._optimizer_step_pre_hooks[-1] = lambda *_: (tell(), sys.exit(0))"
     child = life(nursery, tmp_path, torn, **LONG)
     assert child.code == -signal.SIGTERM, child.log()
     assert chain.records(tmp_path / "run") == []
 
 
-def test_f5_sys_exit_without_a_notice_saves_and_is_not_called_finished(nursery: Nursery, tmp_path: Path) -> None:
+def test_f5_sys_exit_without_a_notice_saves_and_is_not_called_finished(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     expected = undisturbed(nursery, tmp_path)
     child = life(nursery, tmp_path, "sys.exit()")
     assert child.code == 0, child.log()
@@ -121,7 +131,13 @@ def test_f17_ctrl_c_saves_and_is_pythons_own(nursery: Nursery, tmp_path: Path) -
 @pytest.mark.parametrize("what", ["raise ValueError", "sys.exit()", "raise KeyboardInterrupt"])
 def test_f17_left_unsaved_is_one_clear_line(nursery: Nursery, tmp_path: Path, what: str) -> None:
     child = life(nursery, tmp_path, what, LASTCALL_ON_ERROR="leave")
-    assert child.log().count("left the block at step 5, which is not saved: LASTCALL_ON_ERROR is 'leave'; there is no checkpoint") == 1
+    assert (
+        child.log().count(
+            "left the block at step 5, which is not saved: LASTCALL_ON_ERROR is 'leave'; "
+            "there is no checkpoint"
+        )
+        == 1
+    )
     assert chain.records(tmp_path / "run") == []
 
 
@@ -131,7 +147,9 @@ def test_f17_what_is_torn_is_left_unsaved_and_said(nursery: Nursery, tmp_path: P
     assert "which is not saved: ZeroDivisionError came inside optimizer.step()" in child.log()
 
 
-def test_f17_an_exception_before_the_first_step_saves_nothing_and_says_nothing(nursery: Nursery, tmp_path: Path) -> None:
+def test_f17_an_exception_before_the_first_step_saves_nothing_and_says_nothing(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     child = life(nursery, tmp_path, "pass", PROGRAM.replace("print(", "raise ValueError; print("))
     assert child.code == 1
     assert "left the block" not in child.log() and chain.records(tmp_path / "run") == []
@@ -176,12 +194,15 @@ WORKERS = """
                 model(batch).sum().backward()
                 optimizer.step()
     training.finish(model=model, optimizer=optimizer)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(("kill", "step"), [("kill()", 5), ("hooks[-1] = kill", 6)])
-def test_b13_a_killed_dataloader_worker_loses_no_step(nursery: Nursery, tmp_path: Path, kill: str, step: int) -> None:
-    """torch raises it wherever the main thread is, but not inside optimizer.step(), where it would tear the weights."""
+def test_b13_a_killed_dataloader_worker_loses_no_step(
+    nursery: Nursery, tmp_path: Path, kill: str, step: int
+) -> None:
+    """torch raises it wherever the main thread is, but not inside optimizer.step(), where it would tear the
+    weights."""
     assert life(nursery, tmp_path, "pass", WORKERS, LASTCALL_ENABLED="0").code == 0
     expected = (tmp_path / "result").read_text()
     child = life(nursery, tmp_path, kill, WORKERS)
@@ -201,8 +222,16 @@ def test_c5_a_thread_of_the_users_does_not_keep_a_saved_process(nursery: Nursery
     testing.assert_resumable(tmp_path / "run", exact=True)
 
 
-def test_c5_an_exit_function_that_hangs_does_not_keep_a_saved_process(nursery: Nursery, tmp_path: Path) -> None:
-    child = life(nursery, tmp_path, "import atexit; atexit.register(time.sleep, 1e6); tell()", LASTCALL_GRACE_SECONDS="2.5", **NOW)
+def test_c5_an_exit_function_that_hangs_does_not_keep_a_saved_process(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    child = life(
+        nursery,
+        tmp_path,
+        "import atexit; atexit.register(time.sleep, 1e6); tell()",
+        LASTCALL_GRACE_SECONDS="2.5",
+        **NOW,
+    )
     assert child.code == chain.SAVED, child.log()
 
 
@@ -225,7 +254,9 @@ CAUGHT = """
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(1)", "raise ValueError"])
-def test_f14_whoever_catches_preempted_around_the_block_leaves_with_75_all_the_same(nursery: Nursery, tmp_path: Path, end: str) -> None:
+def test_f14_whoever_catches_preempted_around_the_block_leaves_with_75_all_the_same(
+    nursery: Nursery, tmp_path: Path, end: str
+) -> None:
     script = nursery.write(tmp_path, CAUGHT.replace("END", end))
     child = nursery.start(tmp_path, script, tmp_path / "run", tmp_path / "result", **NOW)
     child.expect("at 3")
@@ -250,7 +281,9 @@ SWALLOWS = """
 """
 
 
-def test_c8_a_loop_that_swallows_everything_is_left_at_the_second_preempted(nursery: Nursery, tmp_path: Path) -> None:
+def test_c8_a_loop_that_swallows_everything_is_left_at_the_second_preempted(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     script = nursery.write(tmp_path, SWALLOWS)
     child = nursery.start(tmp_path, script, tmp_path / "run", tmp_path / "result", **NOW)
     child.expect("at 3")
@@ -262,7 +295,9 @@ def test_c8_a_loop_that_swallows_everything_is_left_at_the_second_preempted(nurs
 
 
 @pytest.mark.parametrize(("which", "word"), [("SIG_IGN", "be ignored"), ("SIG_DFL", "kill the process")])
-def test_c8_a_signal_that_the_script_turns_off_is_taken_back(nursery: Nursery, tmp_path: Path, which: str, word: str) -> None:
+def test_c8_a_signal_that_the_script_turns_off_is_taken_back(
+    nursery: Nursery, tmp_path: Path, which: str, word: str
+) -> None:
     source = f"""
         import signal
         import lastcall
@@ -284,24 +319,35 @@ def test_c8_a_signal_that_the_script_turns_off_is_taken_back(nursery: Nursery, t
 
 
 def test_f17_a_terminal_that_hangs_up_saves(nursery: Nursery, tmp_path: Path) -> None:
-    program = PROGRAM.replace("import sys\n", "import sys\n    signal.signal(signal.SIGHUP, signal.SIG_DFL)\n", 1)  # whoever runs us
+    # whoever runs us
+    program = PROGRAM.replace(
+        "import sys\n", "import sys\n    signal.signal(signal.SIGHUP, signal.SIG_DFL)\n", 1
+    )
     child = life(nursery, tmp_path, "tell(signal.SIGHUP)", program, **NOW)
     assert child.code == chain.SAVED, child.log()
     assert testing.assert_resumable(tmp_path / "run", exact=True).record.reason == "SIGHUP"
     (tmp_path / "other").mkdir()
     unsaved = life(
-        nursery, tmp_path / "other", "os.kill(os.getpid(), signal.SIGHUP); time.sleep(9)", program, LASTCALL_ON_ERROR="leave"
+        nursery,
+        tmp_path / "other",
+        "os.kill(os.getpid(), signal.SIGHUP); time.sleep(9)",
+        program,
+        LASTCALL_ON_ERROR="leave",
     )
     assert unsaved.code == -signal.SIGHUP, unsaved.log()
     assert "Got SIGHUP at step 5, which is not saved because LASTCALL_ON_ERROR is 'leave'" in unsaved.log()
 
 
 def test_h9_sighup_under_nohup_saves_where_it_is_configured(nursery: Nursery, tmp_path: Path) -> None:
-    ignored = PROGRAM.replace("import sys\n", "import sys\n    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does\n", 1)
+    ignored = PROGRAM.replace(
+        "import sys\n", "import sys\n    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does\n", 1
+    )
     quiet = life(nursery, tmp_path, "os.kill(os.getpid(), signal.SIGHUP)", ignored, **NOW)
     assert quiet.code == 0, quiet.log()
     (tmp_path / "other").mkdir()
-    child = life(nursery, tmp_path / "other", "tell(signal.SIGHUP)", ignored, LASTCALL_SIGNALS="SIGTERM,SIGHUP", **NOW)
+    child = life(
+        nursery, tmp_path / "other", "tell(signal.SIGHUP)", ignored, LASTCALL_SIGNALS="SIGTERM,SIGHUP", **NOW
+    )
     assert child.code == chain.SAVED, child.log()
 
 
@@ -329,13 +375,21 @@ def test_f16_a_checkpoint_that_does_not_fit_is_one_sentence_and_78(nursery: Nurs
 
 
 def test_f16_state_that_cannot_be_saved_is_one_sentence_and_78(nursery: Nursery, tmp_path: Path) -> None:
-    child = life(nursery, tmp_path, "", MISFIT.replace("optimizer=optimizer)", "optimizer=optimizer, bad=lambda: 1)"), WIDTH="2")
+    child = life(
+        nursery,
+        tmp_path,
+        "",
+        MISFIT.replace("optimizer=optimizer)", "optimizer=optimizer, bad=lambda: 1)"),
+        WIDTH="2",
+    )
     assert child.code == 78, child.log()
     assert "lastcall: StateError: " in child.log() and "Traceback" not in child.log()
 
 
 def test_f16_what_the_script_catches_is_its_own(nursery: Nursery, tmp_path: Path) -> None:
-    program = "try:\n    lastcall.protect('run', bad=lambda: 1)\nexcept lastcall.StateError:\n    print('caught')\n"
+    program = (
+        "try:\n    lastcall.protect('run', bad=lambda: 1)\nexcept lastcall.StateError:\n    print('caught')\n"
+    )
     child = life(nursery, tmp_path, "", "import lastcall\n" + program)
     assert child.code == 0 and child.lines() == ["caught"] and child.log() == ""
 
@@ -377,14 +431,22 @@ HUNG = """
             if step == 5:
                 subprocess.Popen(["sh", "-c", f"sleep 4; kill -KILL {os.getpid()}"])  # the platform, at the deadline
                 os.kill(os.getpid(), signal.SIGTERM)
-"""
+"""  # noqa: E501
 
 
 def test_h5_a_hung_mirror_and_the_interpreters_teardown_do_not_outlast_the_grace(tmp_path: Path) -> None:
-    """The process leaves with its code before the deadline, and takes nothing apart on its way: that alone took most of a second."""
+    """The process leaves with its code before the deadline, and takes nothing apart on its way: that alone
+    took most of a second."""
     (tmp_path / "train.py").write_text(textwrap.dedent(HUNG))
     (tmp_path / "mirror").mkdir()
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == chain.SAVED, done.stderr  # and not killed
     assert done.stdout == "", done.stderr
     assert "The newest checkpoint is only in" in done.stderr  # it was not waited for

@@ -1,4 +1,5 @@
-"""The user's own code raises between the notice and its save: the notice is served all the same, where something whole is left."""
+"""The user's own code raises between the notice and its save: the notice is served all the same, where
+something whole is left."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def life(nursery: Nursery, folder: Path, where: str, notice: str = "tell()", **e
     return nursery.run(folder, script, folder / "run", folder / "result", **LONG, **env)
 
 
-def test_a_notice_is_served_although_training_raises_in_the_kill_wait(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_notice_is_served_although_training_raises_in_the_kill_wait(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     plain = life(nursery, tmp_path, "fail()", LASTCALL_ENABLED="0")
     assert plain.code == 0, plain.log()
     expected = (tmp_path / "result").read_text()
@@ -59,7 +62,9 @@ def test_a_notice_is_served_although_training_raises_in_the_kill_wait(nursery: N
     assert (tmp_path / "result").read_text() == expected
 
 
-def test_what_raises_inside_the_optimizer_step_leaves_nothing_to_save(nursery: Nursery, tmp_path: Path) -> None:
+def test_what_raises_inside_the_optimizer_step_leaves_nothing_to_save(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     first = life(nursery, tmp_path, TORN)
     assert first.code == 1, first.log()
     assert "ValueError: a bad batch" in first.log()

@@ -1,4 +1,5 @@
-"""`lastcall run --guard`: a training process that is killed without a word is saved by the guardian and comes back."""
+"""`lastcall run --guard`: a training process that is killed without a word is saved by the guardian and comes
+back."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ TRAIN = """
                 while True:
                     eaten.append(torch.ones(1 << 20))
     training.finish(weights=weights, optimizer=optimizer)
-"""
+"""  # noqa: E501
 
 
 class Launched:
@@ -62,7 +63,11 @@ class Launched:
         command += [sys.executable, str(script), str(self.run), str(self.result)]
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(
-                [*prefix, *command], stdout=out, stderr=err, start_new_session=True, env=environment(STEPS=str(STEPS), **env)
+                [*prefix, *command],
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                env=environment(STEPS=str(STEPS), **env),
             )
 
     def lines(self, start: str) -> list[str]:
@@ -76,7 +81,10 @@ class Launched:
         return self.process.wait(120)
 
     def trainer(self, life: int) -> int:
-        until(lambda: len(self.lines("resumed")) >= life or self.process.poll() is not None, f"life {life}\n{self.log()}")
+        until(
+            lambda: len(self.lines("resumed")) >= life or self.process.poll() is not None,
+            f"life {life}\n{self.log()}",
+        )
         return int(self.lines("resumed")[life - 1].split()[2])
 
 
@@ -103,14 +111,19 @@ def guarded(launched: Launched, life: int) -> None:
     said = launched.log().count("Guarded: copies")
     until(lambda: launched.log().count("Guarded: copies") >= life, f"an area, {said}\n{launched.log()}")
     before = len(launched.lines("at"))
-    until(lambda: len(launched.lines("at")) > before + 1 or launched.process.poll() is not None, f"steps\n{launched.log()}")
+    until(
+        lambda: len(launched.lines("at")) > before + 1 or launched.process.poll() is not None,
+        f"steps\n{launched.log()}",
+    )
 
 
 def kinds(run: Path) -> list[Kind]:
     return [entry.record.kind for entry in Catalog(run, Files()).entries()]
 
 
-def test_a_killed_trainer_is_saved_by_the_guardian_and_ends_bit_identical(tmp_path: Path, reference: str) -> None:
+def test_a_killed_trainer_is_saved_by_the_guardian_and_ends_bit_identical(
+    tmp_path: Path, reference: str
+) -> None:
     launched = Launched(tmp_path, "--guard", "--guard-steps", "5", "--backoff", "0.1")
     try:
         for life, signum in enumerate((signal.SIGKILL, signal.SIGSEGV), start=1):
@@ -178,7 +191,9 @@ def limited() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_trainer_killed_by_the_kernel_for_memory_is_survived(tmp_path: Path, reference: str, limited: Path) -> None:
+def test_a_trainer_killed_by_the_kernel_for_memory_is_survived(
+    tmp_path: Path, reference: str, limited: Path
+) -> None:
     enter = ("bash", "-c", f'echo $$ > {limited}/cgroup.procs && exec "$@"', "bash")
     launched = Launched(tmp_path, "--guard", "--guard-steps", "5", "--backoff", "0.1", prefix=enter, EAT="1")
     try:

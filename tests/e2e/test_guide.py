@@ -11,7 +11,9 @@ import pytest
 from helpers import chain
 from helpers.nursery import ROOT, Child, Nursery
 
-LOOPS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL)[:3]
+LOOPS = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL
+)[:3]
 SETTING = """
 import copy, os, signal, torch, lastcall
 from torch.utils.data import DataLoader, TensorDataset
@@ -42,16 +44,25 @@ print("weights", [value.tolist() for value in model.parameters()])
 
 def lived(nursery: Nursery, folder: Path, block: str, **env: str) -> Child:
     folder.mkdir(exist_ok=True)
-    setting = SETTING + ("sched = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)\n" if "sched" in block else "")
+    setting = SETTING + (
+        "sched = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)\n" if "sched" in block else ""
+    )
     body = block.replace("10_000", "12").replace("runs/exp1", str(folder / "run"))
     body = re.sub(r"^( *)\.\.\.$", r"\1work()", body, flags=re.MULTILINE)
-    child = nursery.run(folder, nursery.write(folder, textwrap.dedent(setting + body + END)), LASTCALL_KILL_WAIT_SECONDS="0", **env)
+    child = nursery.run(
+        folder,
+        nursery.write(folder, textwrap.dedent(setting + body + END)),
+        LASTCALL_KILL_WAIT_SECONDS="0",
+        **env,
+    )
     assert child.code == (chain.SAVED if "STOP" in env else 0), child.log()
     return child
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_f4_a_loop_of_the_guide_copied_as_it_stands_resumes_the_same(nursery: Nursery, tmp_path: Path, number: int) -> None:
+def test_f4_a_loop_of_the_guide_copied_as_it_stands_resumes_the_same(
+    nursery: Nursery, tmp_path: Path, number: int
+) -> None:
     """F4: the second one stepped a scheduler that it did not hand over."""
     whole = lived(nursery, tmp_path / "whole", LOOPS[number])
     lived(nursery, tmp_path / "cut", LOOPS[number], STOP="8")

@@ -1,4 +1,5 @@
-"""Trainings whose directory dies with their machine: what is in the bucket of a real S3 server brings them back."""
+"""Trainings whose directory dies with their machine: what is in the bucket of a real S3 server brings them
+back."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def peace(warm: Nursery, tmp_path_factory: pytest.TempPathFactory) -> str:
     """How a run ends that nobody interrupts."""
     folder = tmp_path_factory.mktemp("peace")
-    child = warm.run(folder, warm.write(folder, SCRIPT), folder / "unused", folder / "result", LASTCALL_ENABLED="0")
+    child = warm.run(
+        folder, warm.write(folder, SCRIPT), folder / "unused", folder / "result", LASTCALL_ENABLED="0"
+    )
     assert child.code == 0, child.log()
     return (folder / "result").read_text()
 
@@ -74,7 +77,9 @@ class Case:
 
     def start(self, run: Path | None = None, **env: str) -> Child:
         given = {**NOW, "LASTCALL_MIRROR": f"s3://runs/{self.folder.name}", **self._server.environment, **env}
-        return self._nursery.start(self.folder, self._script, run or self.run, self.folder / "result", **given)
+        return self._nursery.start(
+            self.folder, self._script, run or self.run, self.folder / "result", **given
+        )
 
     def caught_copying(self) -> Child:
         """One that was told to stop, has saved and said so, and does not get on with its copy."""
@@ -143,10 +148,14 @@ def test_a_machine_that_dies_without_notice_costs_what_was_done_since_the_last_c
     assert case.finished(second) == peace
     assert second.lines()[0] == f"resumed {last}"
     assert len(case.copied()) == 2 and case.copied()[-1] == 60
-    assert sorted(path.name for path in case.bucket.glob("checkpoint-*")) == sorted(f"checkpoint-{step}" for step in case.copied())
+    assert sorted(path.name for path in case.bucket.glob("checkpoint-*")) == sorted(
+        f"checkpoint-{step}" for step in case.copied()
+    )
 
 
-def test_with_a_store_that_is_down_or_does_not_answer_the_process_leaves_in_its_grace(nursery: Nursery, tmp_path: Path) -> None:
+def test_with_a_store_that_is_down_or_does_not_answer_the_process_leaves_in_its_grace(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     grace = 5.0
     with contextlib.ExitStack() as stack:
         started = []
@@ -163,7 +172,10 @@ def test_with_a_store_that_is_down_or_does_not_answer_the_process_leaves_in_its_
             stack.enter_context(killed_after(child, grace))
         for case, child, _, _ in started:
             assert child.wait() == chain.SAVED, child.log()
-            assert f"The newest checkpoint is only in {case.run}; it was not uploaded to s3://runs/{case.folder.name}" in child.log()
+            assert (
+                f"The newest checkpoint is only in {case.run}; it was not uploaded to "
+                f"s3://runs/{case.folder.name}" in child.log()
+            )
             assert len(chain.records(case.run)) == 1
 
 
@@ -173,7 +185,11 @@ def test_training_that_raises_ends_by_itself_although_a_copy_is_on_its_way_to_a_
     with s3_server.served(tmp_path / "buckets") as own:
         case = Case(nursery, tmp_path, own)
         child = case.start(
-            LASTCALL_GRACE_SECONDS="2", LASTCALL_KILL_WAIT_SECONDS="0", LASTCALL_SAVE_STEPS="5", FAIL_AT="8", SLOW_STORE="1"
+            LASTCALL_GRACE_SECONDS="2",
+            LASTCALL_KILL_WAIT_SECONDS="0",
+            LASTCALL_SAVE_STEPS="5",
+            FAIL_AT="8",
+            SLOW_STORE="1",
         )
         child.expect("waiting for failure")
         child.expect("waiting for store")
@@ -186,7 +202,9 @@ def test_training_that_raises_ends_by_itself_although_a_copy_is_on_its_way_to_a_
         assert "there was no time left" in child.log()
 
 
-def test_a_store_that_cannot_be_reached_at_the_start_is_no_fresh_start(nursery: Nursery, tmp_path: Path, server: Server) -> None:
+def test_a_store_that_cannot_be_reached_at_the_start_is_no_fresh_start(
+    nursery: Nursery, tmp_path: Path, server: Server
+) -> None:
     case = Case(nursery, tmp_path, server)
     child = case.start(LASTCALL_MIRROR="s3://nowhere/exp1")
     assert child.wait() == 78, child.log()

@@ -1,4 +1,5 @@
-"""A replacement starts while the one before it is still in its grace and saving: it waits, and goes on from what that one saved."""
+"""A replacement starts while the one before it is still in its grace and saving: it waits, and goes on from
+what that one saved."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class Case:
 
     def start(self, run: Path | None = None, **env: str) -> Child:
         where = run or self.run
-        return self._nursery.start(self.folder, SLOW, self._script, where, where.with_suffix(".result"), **{**NOW, **env})
+        return self._nursery.start(
+            self.folder, SLOW, self._script, where, where.with_suffix(".result"), **{**NOW, **env}
+        )
 
     def saving(self, **env: str) -> Child:
         """One that has a notice and is in the middle of its save, for as long as the test wants."""
@@ -54,7 +57,9 @@ class Case:
 
 
 @pytest.mark.parametrize("locks", [{}, {"NO_LOCKS": "1"}], ids=["with locks", "without locks"])
-def test_the_next_one_waits_for_the_save_and_ends_with_the_same_bits(nursery: Nursery, tmp_path: Path, locks: dict[str, str]) -> None:
+def test_the_next_one_waits_for_the_save_and_ends_with_the_same_bits(
+    nursery: Nursery, tmp_path: Path, locks: dict[str, str]
+) -> None:
     case = Case(nursery, tmp_path)
     first = case.saving(**locks)
     second = case.start(IMPATIENT="1", **locks)
@@ -71,7 +76,9 @@ def test_the_next_one_waits_for_the_save_and_ends_with_the_same_bits(nursery: Nu
     assert not list((case.run / ".lastcall").glob("leaving*"))
 
 
-def test_one_that_is_killed_while_it_saves_is_not_waited_for_any_longer(nursery: Nursery, tmp_path: Path) -> None:
+def test_one_that_is_killed_while_it_saves_is_not_waited_for_any_longer(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path)
     first = case.saving()
     second = case.start(IMPATIENT="1")
@@ -82,7 +89,9 @@ def test_one_that_is_killed_while_it_saves_is_not_waited_for_any_longer(nursery:
     assert case.run.with_suffix(".result").read_text() == case.uninterrupted()
 
 
-def test_who_is_told_to_stop_while_it_waits_leaves_at_once_and_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
+def test_who_is_told_to_stop_while_it_waits_leaves_at_once_and_changes_nothing(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path)
     first = case.saving()
     second = case.start(IMPATIENT="1")
@@ -95,7 +104,9 @@ def test_who_is_told_to_stop_while_it_waits_leaves_at_once_and_changes_nothing(n
     assert [record["kind"] for record in chain.records(case.run)] == ["jit"]
 
 
-def test_one_that_comes_back_after_its_time_commits_nothing_over_the_next(nursery: Nursery, tmp_path: Path) -> None:
+def test_one_that_comes_back_after_its_time_commits_nothing_over_the_next(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     """No locks, and it is frozen for longer than its grace, as on a machine that was cut off."""
     case = Case(nursery, tmp_path)
     first = case.saving(NO_LOCKS="1")

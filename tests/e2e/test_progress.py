@@ -41,7 +41,13 @@ class Case:
         self.run = folder / "run"
 
     def start(self, **env: str) -> Child:
-        env = {"LASTCALL_KILL_WAIT_SECONDS": "0", "LASTCALL_PROGRESS_PORT": "0", "STEPS": str(TOTAL), "REPORT": "1", **env}
+        env = {
+            "LASTCALL_KILL_WAIT_SECONDS": "0",
+            "LASTCALL_PROGRESS_PORT": "0",
+            "STEPS": str(TOTAL),
+            "REPORT": "1",
+            **env,
+        }
         return self._nursery.start(self._folder, self._script, self.run, self._folder / "result", **env)
 
 
@@ -60,7 +66,9 @@ def port(child: Child) -> int:
 def poll(port: int) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         assert answer.headers["Content-Type"] == "application/json"
-        said: dict[str, Any] = json.load(answer, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+        said: dict[str, Any] = json.load(
+            answer, parse_constant=lambda text: pytest.fail(f"{text} is not JSON")
+        )
     return said
 
 
@@ -80,7 +88,12 @@ def test_the_page_tells_the_truth_over_a_preemption_and_a_resume(case: Case) -> 
     child = case.start()
     where = port(child)
     said = until_said(where, "estimatedRemainingSeconds")
-    assert (said["totalSteps"], said["state"], said["incarnation"], said["resumed_from"]) == (TOTAL, "running", 1, None)
+    assert (said["totalSteps"], said["state"], said["incarnation"], said["resumed_from"]) == (
+        TOTAL,
+        "running",
+        1,
+        None,
+    )
     assert said["progressPercentage"] == said["currentStep"] * 100 // TOTAL < 50
     assert isinstance(said["trainMetrics"]["loss"], float) and said["trainMetrics"]["learning_rate"] == 1e-3
     assert said["evalMetrics"] == {"eval_loss": None}
@@ -99,7 +112,8 @@ def test_the_page_tells_the_truth_over_a_preemption_and_a_resume(case: Case) -> 
     assert first["currentStep"] >= saved  # never back at 0
     said = until_said(where, "estimatedRemainingSeconds")
     left = TOTAL - said["currentStep"]
-    assert said["estimatedRemainingSeconds"] > left * 0.045  # a step takes 50 ms and more, whatever was done before
+    # a step takes 50 ms and more, whatever was done before
+    assert said["estimatedRemainingSeconds"] > left * 0.045
     child.end()
 
 

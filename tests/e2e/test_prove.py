@@ -73,7 +73,13 @@ dist.destroy_process_group()
 """
 
 
-def prove(folder: Path, source: str, *words: str, launcher: tuple[str, ...] = (sys.executable,), options: tuple[object, ...] = ()):
+def prove(
+    folder: Path,
+    source: str,
+    *words: str,
+    launcher: tuple[str, ...] = (sys.executable,),
+    options: tuple[object, ...] = (),
+):
     (folder / "train.py").write_text(source)
     return harness.drill(folder, "--prove", *options, "--", *launcher, "train.py", *words)
 
@@ -111,6 +117,11 @@ def test_two_ranks_under_torchrun_are_identical(tmp_path: Path) -> None:
 def test_a_command_that_is_not_protected_and_options_that_do_not_fit_are_told(tmp_path: Path) -> None:
     done = harness.drill(tmp_path, "--prove", "--", sys.executable, "-c", "pass")
     assert done.returncode == 1 and "no process below it has used lastcall" in done.stdout
-    for words in (("--steps", 5), ("--prove", "--after", 1), ("--prove", "--to-the-end"), ("--prove", "--steps", "many")):
+    for words in (
+        ("--steps", 5),
+        ("--prove", "--after", 1),
+        ("--prove", "--to-the-end"),
+        ("--prove", "--steps", "many"),
+    ):
         done = harness.drill(tmp_path, *words, "--", sys.executable, "-c", "pass")
         assert done.returncode == 78, (words, done.stderr)

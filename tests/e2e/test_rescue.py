@@ -1,8 +1,8 @@
-"""The main thread does not come back in time: the last completed step is saved from a side thread, or it is logged why
-not.
+"""The main thread does not come back in time: the last completed step is saved from a side thread, or it is
+logged why not.
 
-Every script gets stuck in its first life only: `stuck` is a file that its second life finds, and so does the reference
-run.
+Every script gets stuck in its first life only: `stuck` is a file that its second life finds, and so does the
+reference run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Case:
         self.run = folder / "run"
 
     def start(self, **env: str) -> Child:
-        return self._nursery.start(self._folder, self._script, self.run, self._folder / "result", **{**NOW, **env})
+        return self._nursery.start(
+            self._folder, self._script, self.run, self._folder / "result", **{**NOW, **env}
+        )
 
     def committed(self) -> list[dict[str, object]]:
         return chain.records(self.run) if self.run.exists() else []
@@ -102,7 +104,9 @@ def test_a_long_c_call_is_overtaken_by_an_exact_checkpoint_and_an_exit(
     case.assert_resumes_bit_identical()
 
 
-def test_after_the_optimizer_has_stepped_a_rescue_is_not_exact_and_says_so(nursery: Nursery, tmp_path: Path) -> None:
+def test_after_the_optimizer_has_stepped_a_rescue_is_not_exact_and_says_so(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path, steps(after="stuck(training.hang)"))
     child = case.start(LASTCALL_GRACE_SECONDS="4")
     child.expect("hanging")
@@ -115,7 +119,9 @@ def test_after_the_optimizer_has_stepped_a_rescue_is_not_exact_and_says_so(nurse
     again = case.start()
     assert again.wait() == 0
     assert "not exact: the optimizer has stepped" in again.log()
-    assert [line for line in again.lines() if line.startswith("at ")] == [f"at {step}" for step in range(6, 12)]
+    assert [line for line in again.lines() if line.startswith("at ")] == [
+        f"at {step}" for step in range(6, 12)
+    ]
 
 
 def test_a_better_checkpoint_replaces_a_rescue_that_is_not_exact(nursery: Nursery, tmp_path: Path) -> None:
@@ -159,11 +165,13 @@ EPOCHS = """
             if epoch == STUCK_AFTER_EPOCH:
                 stuck()
     training.finish(model=model, optimizer=optimizer, counter=counter)
-"""
+"""  # noqa: E501
 
 
 def epochs(window: int, batch: int = -1, epoch: int = -1) -> str:
-    return f"WINDOW, STUCK_IN_BATCH, STUCK_AFTER_EPOCH = {window}, {batch}, {epoch}\n" + textwrap.dedent(EPOCHS)
+    return f"WINDOW, STUCK_IN_BATCH, STUCK_AFTER_EPOCH = {window}, {batch}, {epoch}\n" + textwrap.dedent(
+        EPOCHS
+    )
 
 
 def test_a_long_evaluation_is_overtaken(nursery: Nursery, tmp_path: Path) -> None:
@@ -179,7 +187,8 @@ def test_a_long_evaluation_is_overtaken(nursery: Nursery, tmp_path: Path) -> Non
 
 
 def test_a_rescue_inside_an_accumulation_goes_back_to_its_start(nursery: Nursery, tmp_path: Path) -> None:
-    case = Case(nursery, tmp_path, epochs(window=4, batch=15))  # the third of its window, the fifth of its epoch
+    # the third of its window, the fifth of its epoch
+    case = Case(nursery, tmp_path, epochs(window=4, batch=15))
     child = case.start()
     child.expect("waiting for call")
     child.send(signal.SIGTERM)
@@ -190,8 +199,11 @@ def test_a_rescue_inside_an_accumulation_goes_back_to_its_start(nursery: Nursery
     case.assert_resumes_bit_identical()
 
 
-def test_a_window_across_the_end_of_an_epoch_is_not_lost_by_a_rescue(nursery: Nursery, tmp_path: Path) -> None:
-    case = Case(nursery, tmp_path, epochs(window=4, batch=11))  # the third of its window, the first of its epoch
+def test_a_window_across_the_end_of_an_epoch_is_not_lost_by_a_rescue(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    # the third of its window, the first of its epoch
+    case = Case(nursery, tmp_path, epochs(window=4, batch=11))
     child = case.start()
     child.expect("waiting for call")
     child.send(signal.SIGTERM)
@@ -202,7 +214,9 @@ def test_a_window_across_the_end_of_an_epoch_is_not_lost_by_a_rescue(nursery: Nu
     case.assert_resumes_bit_identical()
 
 
-def test_weights_swapped_for_an_evaluation_are_not_taken_for_the_models(nursery: Nursery, tmp_path: Path) -> None:
+def test_weights_swapped_for_an_evaluation_are_not_taken_for_the_models(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     swap = "stuck(lambda: swapped(model, ema))"
     function = """
     def swapped(model, ema):
@@ -218,7 +232,9 @@ def test_weights_swapped_for_an_evaluation_are_not_taken_for_the_models(nursery:
     child = case.start()
     child.expect("waiting for evaluation")
     child.send(signal.SIGTERM)
-    child.expect_log("No boundary in time, and a rescue is not possible: the weights were changed outside optimizer.step()")
+    child.expect_log(
+        "No boundary in time, and a rescue is not possible: the weights were changed outside optimizer.step()"
+    )
     assert not case.committed()
     case.go_on("evaluation")
     assert child.wait() == 75
@@ -252,7 +268,9 @@ IN_BACKWARD = """
 
 
 @pytest.mark.slow
-def test_an_optimizer_inside_backward_is_said_to_be_unsupported_for_rescue(nursery: Nursery, tmp_path: Path) -> None:
+def test_an_optimizer_inside_backward_is_said_to_be_unsupported_for_rescue(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path, IN_BACKWARD)
     child = case.start()
     child.expect("waiting for call")
@@ -277,7 +295,9 @@ def test_with_rescue_switched_off_the_boundary_is_waited_for(nursery: Nursery, t
     assert testing.assert_resumable(case.run, 6, exact=True).record.kind.value == "jit"
 
 
-def test_a_rescue_with_nothing_new_takes_the_checkpoint_that_is_there(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_rescue_with_nothing_new_takes_the_checkpoint_that_is_there(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path, steps(before="stuck(lambda: training.wait_for('call'))"))
     child = case.start(LASTCALL_SAVE_STEPS="5")
     child.expect("waiting for call")

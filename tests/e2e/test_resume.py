@@ -77,13 +77,16 @@ def test_a_run_knows_where_it_was_resumed(nursery: Nursery, tmp_path: Path) -> N
     assert "Resuming from checkpoint-7 (step 7, final" in child.log()
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path)
     case.finished()
     reference = case.result.read_text()
     shutil.rmtree(case.run)
     case.finished(STEPS="12", LASTCALL_SAVE_STEPS="5")
-    earlier, last = [step for _, step in case.kinds()][-2:]  # the one at 5 may have been written still when 10 was due
+    # the one at 5 may have been written still when 10 was due
+    earlier, last = [step for _, step in case.kinds()][-2:]
     assert last == 12
     damage(case.run / "checkpoint-12")
     child = case.finished()
@@ -153,7 +156,9 @@ def test_a_changed_model_is_refused_with_its_path_and_both_shapes(nursery: Nurse
 
 
 @pytest.mark.parametrize(("limit", "kept"), [("1", 2), ("2", 2), ("3", 3)])
-def test_no_more_checkpoints_are_kept_than_asked_for_but_two_at_least(nursery: Nursery, tmp_path: Path, limit: str, kept: int) -> None:
+def test_no_more_checkpoints_are_kept_than_asked_for_but_two_at_least(
+    nursery: Nursery, tmp_path: Path, limit: str, kept: int
+) -> None:
     case = Case(nursery, tmp_path)
     case.finished(LASTCALL_SAVE_STEPS="2", LASTCALL_SAVE_TOTAL_LIMIT=limit)
     assert len(case.kinds()) == kept
@@ -231,10 +236,12 @@ SLOW_DISK = """
         for step in run.steps(100_000):
             training.say(step)
             training.step(model, optimizer)
-"""
+"""  # noqa: E501
 
 
-def test_training_goes_on_while_a_periodic_save_is_written_and_a_notice_loses_neither(nursery: Nursery, tmp_path: Path) -> None:
+def test_training_goes_on_while_a_periodic_save_is_written_and_a_notice_loses_neither(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     case = Case(nursery, tmp_path, SLOW_DISK)
     child = case.start()
     child.expect("waiting for disk")
@@ -308,7 +315,9 @@ LARGE = """
 """
 
 
-def test_a_full_disk_is_warned_of_early_and_leaves_what_was_there_intact(nursery: Nursery, tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_warned_of_early_and_leaves_what_was_there_intact(
+    nursery: Nursery, tmp_path: Path, small_disk: Path
+) -> None:
     case = Case(nursery, tmp_path, LARGE, small_disk / "run")
     first = case.start(LASTCALL_SPARE="0")
     first.expect("at 3")
@@ -335,7 +344,9 @@ def test_a_full_disk_is_warned_of_early_and_leaves_what_was_there_intact(nursery
     testing.assert_resumable(case.run, exact=True)
 
 
-def test_spare_space_serves_when_the_disk_has_got_full_meanwhile(nursery: Nursery, tmp_path: Path, small_disk: Path) -> None:
+def test_spare_space_serves_when_the_disk_has_got_full_meanwhile(
+    nursery: Nursery, tmp_path: Path, small_disk: Path
+) -> None:
     case = Case(nursery, tmp_path, LARGE, small_disk / "run")
     child = case.start()
     until(lambda: spare_bytes(case.run) > 1_000_000, f"spare space\n{child.log()}")
@@ -355,8 +366,23 @@ def test_the_events_tell_the_story(nursery: Nursery, tmp_path: Path) -> None:
     child.expect("at 3")
     child.send(signal.SIGTERM)
     assert child.wait() == 75
-    events = [json.loads(line) for line in (case.run / ".lastcall" / "events-0.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (case.run / ".lastcall" / "events-0.jsonl").read_text().splitlines()
+    ]
     phases = [event["phase"] for event in events if event["kind"] == "phase"]
-    assert [event["kind"] for event in events if event["kind"] != "phase"] == ["start", "notice", "save-begins", "committed", "stop"]
-    # On a busy machine the training thread may take over before the agent has said that it waits for a boundary.
-    assert [phase for phase in phases if phase != "boundary"] == ["waiting", "holding", "saving", "committed", "leaving"]
+    assert [event["kind"] for event in events if event["kind"] != "phase"] == [
+        "start",
+        "notice",
+        "save-begins",
+        "committed",
+        "stop",
+    ]
+    # On a busy machine the training thread may take over before the agent has said that it waits for a
+    # boundary.
+    assert [phase for phase in phases if phase != "boundary"] == [
+        "waiting",
+        "holding",
+        "saving",
+        "committed",
+        "leaving",
+    ]

@@ -22,11 +22,15 @@ TRAIN = SCRIPTS / "launch_train.py"
 def entrypoint(folder: Path, steps: int) -> Path:
     """As in the Run:ai seed: the shell stays in between, and its last line hides the exit code."""
     train = f"{sys.executable} {TRAIN} {folder / 'run'} {folder / 'result'} {steps}"
-    return script(folder, "entrypoint.sh", f"#!/bin/bash\necho starting\n{train}\ncode=$?\necho ended $code\n")
+    return script(
+        folder, "entrypoint.sh", f"#!/bin/bash\necho starting\n{train}\ncode=$?\necho ended $code\n"
+    )
 
 
 @pytest.mark.parametrize(("platform", "code"), [("auto", 75), ("runai", 1)])
-def test_a_training_below_a_shell_saves_on_sigterm_and_resumes(tmp_path: Path, platform: str, code: int) -> None:
+def test_a_training_below_a_shell_saves_on_sigterm_and_resumes(
+    tmp_path: Path, platform: str, code: int
+) -> None:
     with Launched(tmp_path, [entrypoint(tmp_path, 100_000)], "--platform", platform) as first:
         first.expect("at 3")
         first.send()
@@ -110,7 +114,9 @@ if __name__ == "__main__":
 def test_without_training_the_signal_goes_to_all_but_the_children_of_multiprocessing(tmp_path: Path) -> None:
     path = tmp_path / "server.py"
     path.write_text(WORKERS)
-    with Launched(tmp_path, ["bash", "-c", f"trap 'echo shell heard' TERM; {sys.executable} {path}; exit $?"]) as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", f"trap 'echo shell heard' TERM; {sys.executable} {path}; exit $?"]
+    ) as launched:
         launched.expect("worker fork")
         launched.expect("worker spawn")
         launched.send()
@@ -121,9 +127,19 @@ def test_without_training_the_signal_goes_to_all_but_the_children_of_multiproces
 
 
 @pytest.mark.parametrize(
-    ("line", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill -TERM $$", 143), ("exit 78", 78), ("exit 130", 130)]
+    ("line", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+        ("exit 78", 78),
+        ("exit 130", 130),
+    ],
 )
-def test_a_plain_command_keeps_its_exit_code_and_nothing_is_said(tmp_path: Path, line: str, code: int) -> None:
+def test_a_plain_command_keeps_its_exit_code_and_nothing_is_said(
+    tmp_path: Path, line: str, code: int
+) -> None:
     with Launched(tmp_path, ["bash", "-c", line]) as launched:
         assert launched.wait() == code
         assert launched.log() == ""
@@ -152,7 +168,12 @@ def test_bad_options_are_78_with_a_remedy() -> None:
         (["run", "--exit-code", "0", "--", "true"], "--exit-code 75"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "lastcall", *words], capture_output=True, text=True, env=environment(), check=False, timeout=60
+            [sys.executable, "-m", "lastcall", *words],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+            timeout=60,
         )
         assert done.returncode == 78
         assert message in done.stderr
@@ -161,13 +182,17 @@ def test_bad_options_are_78_with_a_remedy() -> None:
 def test_stdin_and_stdout_pass_through_byte_for_byte(tmp_path: Path) -> None:
     data = bytes(range(256)) * 1000
     command = [sys.executable, "-m", "lastcall", "run", "--cloud", "none", "--", "cat"]
-    done = subprocess.run(command, input=data, capture_output=True, env=environment(), check=False, timeout=60)
+    done = subprocess.run(
+        command, input=data, capture_output=True, env=environment(), check=False, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, data, b"")
 
 
 def test_file_descriptors_that_were_given_reach_the_command(tmp_path: Path) -> None:
     text = f"{sys.executable} -m lastcall run --cloud none -- cat <(echo through) 7<<<seventh /dev/fd/7"
-    done = subprocess.run(["bash", "-c", text], capture_output=True, env=environment(), check=False, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", text], capture_output=True, env=environment(), check=False, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, b"through\nseventh\n"), done.stderr
 
 
@@ -175,7 +200,8 @@ def test_signals_are_neither_blocked_nor_ignored_in_the_command(tmp_path: Path) 
     status = ["grep", "-E", "^Sig(Blk|Ign):", "/proc/self/status"]
 
     def masks(lines: list[str]) -> list[int]:
-        internal = 0b11 << 31  # 32 and 33 belong to the C library, which leaves them ignored after posix_spawn and sets them anew
+        # 32 and 33 belong to the C library, which leaves them ignored after posix_spawn and sets them anew
+        internal = 0b11 << 31
         return [int(line.split()[1], 16) & ~internal for line in lines]
 
     plain = subprocess.run(status, capture_output=True, text=True, check=True).stdout
@@ -268,14 +294,18 @@ def test_a_stop_file_is_a_notice(tmp_path: Path) -> None:
 
 
 def test_a_stop_file_ends_a_command_that_does_not_train(tmp_path: Path) -> None:
-    with Launched(tmp_path, ["bash", "-c", "echo up; sleep 1000"], "--stop-file", tmp_path / "stop") as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", "echo up; sleep 1000"], "--stop-file", tmp_path / "stop"
+    ) as launched:
         launched.expect("up")
         (tmp_path / "stop").touch()
         assert launched.wait() == 143, launched.log()
 
 
 def test_the_rest_of_the_script_does_not_outlive_the_training(tmp_path: Path) -> None:
-    with Launched(tmp_path, ["bash", "-c", f"{' '.join(MEMBER)} run; echo next; sleep 1000; true"]) as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", f"{' '.join(MEMBER)} run; echo next; sleep 1000; true"]
+    ) as launched:
         launched.expect("joined")
         launched.send()
         launched.expect("next")
@@ -284,7 +314,9 @@ def test_the_rest_of_the_script_does_not_outlive_the_training(tmp_path: Path) ->
 
 
 def test_what_ignores_sigterm_is_killed_when_the_grace_is_over(tmp_path: Path) -> None:
-    with Launched(tmp_path, ["bash", "-c", "trap '' TERM; echo up; sleep 1000; true"], "--grace", 1, "--kill-after", 2) as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", "trap '' TERM; echo up; sleep 1000; true"], "--grace", 1, "--kill-after", 2
+    ) as launched:
         launched.expect("up")
         launched.send()
         assert launched.wait() == 137, launched.log()
@@ -309,7 +341,9 @@ def test_kill_after_kills_a_training_that_still_saves(tmp_path: Path) -> None:
 
 
 def test_sigint_from_a_process_is_handed_on_and_leaves_130(tmp_path: Path) -> None:
-    with Launched(tmp_path, [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(1000)"]) as launched:
+    with Launched(
+        tmp_path, [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(1000)"]
+    ) as launched:
         launched.expect("up")
         launched.send(signal.SIGINT)
         assert launched.wait() == 130
@@ -317,13 +351,25 @@ def test_sigint_from_a_process_is_handed_on_and_leaves_130(tmp_path: Path) -> No
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
-    """The terminal tells the whole foreground job. Told again by the launcher, a session would leave at once."""
+    """The terminal tells the whole foreground job. Told again by the launcher, a session would leave at
+    once."""
     source = (
-        "import signal, time\nheard = []\nsignal.signal(signal.SIGINT, lambda *_: heard.append(1))\nprint('up', flush=True)\n"
+        "import signal, time\nheard = []\nsignal.signal(signal.SIGINT, lambda *_: "
+        "heard.append(1))\nprint('up', flush=True)\n"
         "while not heard: time.sleep(0.01)\ntime.sleep(0.5)\nprint('heard', len(heard), flush=True)\n"
     )
     (tmp_path / "counts.py").write_text(source)
-    words = [sys.executable, "-m", "lastcall", "run", "--cloud", "none", "--", sys.executable, str(tmp_path / "counts.py")]
+    words = [
+        sys.executable,
+        "-m",
+        "lastcall",
+        "run",
+        "--cloud",
+        "none",
+        "--",
+        sys.executable,
+        str(tmp_path / "counts.py"),
+    ]
     pid, terminal = os.forkpty()
     if pid == 0:
         os.execve(sys.executable, words, environment())
@@ -363,12 +409,17 @@ def test_a_stop_and_its_end_reach_the_command(tmp_path: Path) -> None:
 
 
 def test_ctrl_z_stops_the_whole_job_and_it_goes_on(tmp_path: Path) -> None:
-    """In a shell with job control, as a person has it: the shell must see the launcher stopped, or it would wait for ever."""
+    """In a shell with job control, as a person has it: the shell must see the launcher stopped, or it would
+    wait for ever."""
     words = f"{sys.executable} -m lastcall run --cloud none -- {' '.join(MEMBER)} run --steps 30"
     pid, terminal = os.forkpty()
     if pid == 0:
         os.chdir(tmp_path)
-        os.execve("/bin/bash", ["bash", "--norc", "-i", "-c", f"set -m; {words}; echo back $?; fg; echo end $?"], environment())
+        os.execve(
+            "/bin/bash",
+            ["bash", "--norc", "-i", "-c", f"set -m; {words}; echo back $?; fg; echo end $?"],
+            environment(),
+        )
     seen = b""
     try:
         while b"joined" not in seen:
@@ -385,7 +436,9 @@ def test_ctrl_z_stops_the_whole_job_and_it_goes_on(tmp_path: Path) -> None:
 
 def test_what_was_there_before_the_launcher_is_left_alone(tmp_path: Path) -> None:
     inner = f"{sys.executable} -m lastcall run --cloud none -- {' '.join(MEMBER)} run"
-    with Launched(tmp_path, ["bash", "-c", f"sleep 1000 & echo helper $!; exec {inner}"], "--no-auto") as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", f"sleep 1000 & echo helper $!; exec {inner}"], "--no-auto"
+    ) as launched:
         helper = int(launched.expect("helper"))
         launched.expect("joined")
         (middle,) = children(launched.pid)
@@ -398,7 +451,17 @@ def test_what_was_there_before_the_launcher_is_left_alone(tmp_path: Path) -> Non
 
 def test_below_torchrun_every_worker_gets_its_time_and_the_code_is_restored(tmp_path: Path) -> None:
     """torchrun kills the others 30 s after the first worker has left with 75, and says 1."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", MEMBER[1], "run", "--hold", "go"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        MEMBER[1],
+        "run",
+        "--hold",
+        "go",
+    ]
     with Launched(tmp_path, ["bash", "-c", " ".join(torchrun) + "; echo torchrun said $?"]) as launched:
         launched.expect("joined", 2)
         launched.send()

@@ -1,4 +1,5 @@
-"""`lastcall run` that starts again here, and asks Slurm to start it again elsewhere. The scontrol is a script of the tests."""
+"""`lastcall run` that starts again here, and asks Slurm to start it again elsewhere. The scontrol is a script
+of the tests."""
 
 from __future__ import annotations
 
@@ -41,13 +42,17 @@ def test_a_failure_is_not_started_again_unless_asked_for(tmp_path: Path, policy:
 
 
 def test_a_wrong_setting_is_not_started_again(tmp_path: Path) -> None:
-    with Launched(tmp_path, ["bash", "-c", "echo life; exit 78"], "--restart", "on-failure", *QUICK) as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", "echo life; exit 78"], "--restart", "on-failure", *QUICK
+    ) as launched:
         assert launched.wait() == 78
         assert launched.lines() == ["life"]
 
 
 def test_a_crash_at_the_same_step_again_and_again_stops_with_a_clear_word(tmp_path: Path) -> None:
-    with Launched(tmp_path, [*MEMBER, "run", "--crash-at", "5"], "--restart", "on-failure", *QUICK) as launched:
+    with Launched(
+        tmp_path, [*MEMBER, "run", "--crash-at", "5"], "--restart", "on-failure", *QUICK
+    ) as launched:
         assert launched.wait() == 9, launched.log()
         assert launched.lines().count("left failed") == 3
     assert "No restart: 3 incarnations have failed at step 4 without any progress" in launched.log()
@@ -75,7 +80,9 @@ def test_after_sigterm_to_the_launcher_nothing_is_started_again(tmp_path: Path) 
 
 def test_a_pause_ends_with_the_resume(tmp_path: Path) -> None:
     pause = tmp_path / "run" / ".lastcall" / "pause.json"
-    with Launched(tmp_path, [*MEMBER, "run", "--steps", "60"], "--restart", "on-preempt", "--max-restarts", 0) as launched:
+    with Launched(
+        tmp_path, [*MEMBER, "run", "--steps", "60"], "--restart", "on-preempt", "--max-restarts", 0
+    ) as launched:
         launched.expect("joined")
         pause.write_text("{}")
         launched.expect_log("Waiting for `lastcall resume`")
@@ -169,7 +176,9 @@ def test_of_an_array_only_the_task_is_requeued_and_the_wait_is_bounded(tmp_path:
 
 
 def test_where_slurm_refuses_a_request_is_left(tmp_path: Path) -> None:
-    with Launched(tmp_path, [*MEMBER, "run"], **slurm(tmp_path, "echo 'Job is not requeueable' >&2; exit 1")) as launched:
+    with Launched(
+        tmp_path, [*MEMBER, "run"], **slurm(tmp_path, "echo 'Job is not requeueable' >&2; exit 1")
+    ) as launched:
         launched.expect("joined")
         launched.send()
         assert launched.wait() == 75, launched.log()
@@ -208,7 +217,9 @@ def test_a_job_that_finished_or_failed_is_not_requeued(tmp_path: Path) -> None:
         ({"_CONDOR_SCRATCH_DIR": "/tmp", "LASTCALL_EXIT_CODE": "99"}, 99),
     ],
 )
-def test_the_platform_chooses_the_code_of_a_saved_run_unless_somebody_else_does(tmp_path: Path, env: dict[str, str], code: int) -> None:
+def test_the_platform_chooses_the_code_of_a_saved_run_unless_somebody_else_does(
+    tmp_path: Path, env: dict[str, str], code: int
+) -> None:
     with Launched(tmp_path, [*MEMBER, "run"], **env) as launched:
         launched.expect("joined")
         launched.send()

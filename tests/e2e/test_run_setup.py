@@ -1,4 +1,5 @@
-"""`lastcall run` around programs that cannot start, and around the rest of a script whose training has finished."""
+"""`lastcall run` around programs that cannot start, and around the rest of a script whose training has
+finished."""
 
 from __future__ import annotations
 
@@ -18,9 +19,13 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 
 @pytest.mark.parametrize("source", [MISSING, "def broken(:\n"])
-def test_f16_an_import_error_before_the_first_step_is_78_and_not_tried_again(tmp_path: Path, source: str) -> None:
+def test_f16_an_import_error_before_the_first_step_is_78_and_not_tried_again(
+    tmp_path: Path, source: str
+) -> None:
     (tmp_path / "train.py").write_text(source)
-    with Launched(tmp_path, [sys.executable, tmp_path / "train.py"], "--restart", "on-failure", "--backoff", 0) as launched:
+    with Launched(
+        tmp_path, [sys.executable, tmp_path / "train.py"], "--restart", "on-failure", "--backoff", 0
+    ) as launched:
         assert launched.wait() == 78, launched.log()
     assert "Starting again" not in launched.log() and launched.log().count("Traceback") <= 1
     assert "training cannot start, and a retry would not help: " in launched.log()
@@ -28,7 +33,9 @@ def test_f16_an_import_error_before_the_first_step_is_78_and_not_tried_again(tmp
 
 def test_f16_an_import_error_below_torchrun_is_78(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MISSING)
-    with Launched(tmp_path, [*TORCHRUN, tmp_path / "train.py"], "--restart", "on-failure", "--backoff", 0) as launched:
+    with Launched(
+        tmp_path, [*TORCHRUN, tmp_path / "train.py"], "--restart", "on-failure", "--backoff", 0
+    ) as launched:
         assert launched.wait() == 78, launched.log()
     assert "Starting again" not in launched.log()
 
@@ -58,10 +65,14 @@ print("done", flush=True)
 
 @pytest.mark.parametrize("how", ["launcher", "process", "shell", "torchrun"])
 def test_b14_a_notice_after_the_last_step_brings_the_job_back(tmp_path: Path, how: str) -> None:
-    """To the launcher, to the training process alone, below a shell that hides it, below torchrun, which says 1."""
+    """To the launcher, to the training process alone, below a shell that hides it, below torchrun, which says
+    1."""
     (tmp_path / "train.py").write_text(AFTERWARDS)
     plain = f"{sys.executable} {tmp_path / 'train.py'}"
-    command = {"shell": ["bash", "-c", f"{plain}; echo after"], "torchrun": [*TORCHRUN, tmp_path / "train.py"]}.get(how, plain.split())
+    command = {
+        "shell": ["bash", "-c", f"{plain}; echo after"],
+        "torchrun": [*TORCHRUN, tmp_path / "train.py"],
+    }.get(how, plain.split())
     with Launched(tmp_path, command) as launched:
         pid = int(launched.expect("rest"))
         if how == "launcher":
@@ -69,7 +80,9 @@ def test_b14_a_notice_after_the_last_step_brings_the_job_back(tmp_path: Path, ho
         else:
             os.kill(pid, signal.SIGTERM)
         assert launched.wait() == 75, launched.log()
-    assert "Got SIGTERM after training had finished at step 3, during the rest of the script" in launched.log()
+    assert (
+        "Got SIGTERM after training had finished at step 3, during the rest of the script" in launched.log()
+    )
     testing.assert_resumable(tmp_path / "run", 3, exact=True)
     if how == "launcher":
         with Launched(tmp_path, [sys.executable, tmp_path / "train.py", "quick"]) as again:

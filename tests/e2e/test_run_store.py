@@ -49,7 +49,9 @@ def test_off_means_no_store(tmp_path: Path) -> None:
 
 def test_signals_find_the_launcher_as_before_while_a_rank_waits(tmp_path: Path) -> None:
     """Ears: a signal that reached the server's thread would end the launcher at once."""
-    with Launched(tmp_path, ["sh", "-c", TELL + "trap 'exit 7' TERM; while :; do sleep 0.02; done"]) as launched:
+    with Launched(
+        tmp_path, ["sh", "-c", TELL + "trap 'exit 7' TERM; while :; do sleep 0.02; done"]
+    ) as launched:
         rank = reached(launched.expect("store"))
         threads = os.listdir(f"/proc/{launched.pid}/task")
         assert len(threads) >= 2

@@ -14,8 +14,13 @@ import pytest
 from e2e.scripts.launch_harness import MEMBER, Launched
 from helpers.nursery import environment
 
-WARNING = "No process below this launcher is protected: no training process has joined, so a notice saves nothing."
-HANDLES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(1000)"
+WARNING = (
+    "No process below this launcher is protected: no training process has joined, so a notice saves nothing."
+)
+HANDLES = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', "
+    "flush=True); time.sleep(1000)"
+)
 
 
 def test_b11_no_0_for_what_a_notice_has_interrupted(tmp_path: Path) -> None:
@@ -39,9 +44,23 @@ def test_b11_an_unprotected_torchrun_job_is_143(tmp_path: Path) -> None:
 
 def remarked(folder: Path, *command: object, **env: str) -> str:
     """What is logged of a command that outlives the minute, which is half a second here."""
-    source = "import sys\nfrom lastcall.launch import supervisor\nfrom lastcall.cli.main import main\nsupervisor._REMARK = 0.5\n"
-    words = [sys.executable, "-c", source + "sys.exit(main())", "run", "--cloud", "none", "--", *map(str, command)]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(**env), cwd=folder, check=False, timeout=90)
+    source = (
+        "import sys\nfrom lastcall.launch import supervisor\nfrom lastcall.cli.main import "
+        "main\nsupervisor._REMARK = 0.5\n"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        source + "sys.exit(main())",
+        "run",
+        "--cloud",
+        "none",
+        "--",
+        *map(str, command),
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(**env), cwd=folder, check=False, timeout=90
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -52,7 +71,9 @@ def test_b11_after_a_minute_it_says_that_nothing_is_protected(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ending", ["& exit 0", "& disown; true"])
-def test_h3_a_command_that_ends_before_its_training_has_joined_is_waited_for(tmp_path: Path, ending: str) -> None:
+def test_h3_a_command_that_ends_before_its_training_has_joined_is_waited_for(
+    tmp_path: Path, ending: str
+) -> None:
     with Launched(tmp_path, ["bash", "-c", f"{' '.join(MEMBER)} run --late go {ending}"]) as launched:
         launched.expect("started")
         launched.expect_log("The command has ended (exit code 0), but process")
@@ -77,7 +98,9 @@ runpy.run_path(sys.argv[0])
 
 def test_h3_a_double_fork_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "daemon.py").write_text(DAEMON)
-    with Launched(tmp_path, [sys.executable, tmp_path / "daemon.py", MEMBER[1], "run", "--late", "go"]) as launched:
+    with Launched(
+        tmp_path, [sys.executable, tmp_path / "daemon.py", MEMBER[1], "run", "--late", "go"]
+    ) as launched:
         pid = int(launched.expect("started"))
         launched.expect_log("The command has ended (exit code 0), but process")
         (tmp_path / "go").touch()
@@ -87,16 +110,28 @@ def test_h3_a_double_fork_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_h3_what_dies_before_it_has_joined_is_no_success(tmp_path: Path) -> None:
-    with Launched(tmp_path, ["bash", "-c", f"{sys.executable} -c 'import time; time.sleep(1); 1 / 0' & exit 0"]) as launched:
+    with Launched(
+        tmp_path, ["bash", "-c", f"{sys.executable} -c 'import time; time.sleep(1); 1 / 0' & exit 0"]
+    ) as launched:
         assert launched.wait() == 1, launched.log()
     assert "the command ended with exit code 0, but process" in launched.log()
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_h1_a_closed_stdout_changes_no_exit_code(tmp_path: Path, closed: str) -> None:
-    for command, code in (("true", 0), ("bash -c 'exit 75'", 75), ("bash -c 'kill -TERM $$'", 143), ("no-such-command", 127)):
+    for command, code in (
+        ("true", 0),
+        ("bash -c 'exit 75'", 75),
+        ("bash -c 'kill -TERM $$'", 143),
+        ("no-such-command", 127),
+    ):
         line = f"exec {sys.executable} -m lastcall run --cloud none -- {command} {closed}"
-        assert subprocess.run(["bash", "-c", line], env=environment(), cwd=tmp_path, check=False, timeout=60).returncode == code
+        assert (
+            subprocess.run(
+                ["bash", "-c", line], env=environment(), cwd=tmp_path, check=False, timeout=60
+            ).returncode
+            == code
+        )
 
 
 TRAINS = """
@@ -114,7 +149,9 @@ with lastcall.protect("run", model=model, optimizer=optimizer) as run:
 
 def test_h9_nohup_keeps_no_sighup_from_a_launcher_that_is_configured_for_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
-    with Launched(tmp_path, [sys.executable, "train.py"], before=["nohup"], LASTCALL_SIGNALS="SIGTERM,SIGHUP") as launched:
+    with Launched(
+        tmp_path, [sys.executable, "train.py"], before=["nohup"], LASTCALL_SIGNALS="SIGTERM,SIGHUP"
+    ) as launched:
         launched.expect("step 3")
         launched.send(signal.SIGHUP)
         assert launched.wait() == 75, launched.log()

@@ -81,7 +81,9 @@ def test_a_run_that_cannot_save_dies_of_the_signal(nursery: Nursery, tmp_path: P
     assert "Nothing was saved: exiting with SIGTERM" in child.log()
 
 
-def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_wait(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_wait(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     child = start(nursery, tmp_path, ENDLESS)
     child.expect("at 3")
     child.send(signal.SIGTERM)
@@ -94,10 +96,16 @@ def test_the_log_lines_are_those_of_the_seeds_and_training_goes_on_in_the_kill_w
     assert testing.assert_resumable(tmp_path / "run", exact=True).record.step > before + 5
 
 
-def test_the_kill_wait_is_cut_short_when_the_grace_would_not_hold_the_save(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_kill_wait_is_cut_short_when_the_grace_would_not_hold_the_save(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     child = start(nursery, tmp_path, ENDLESS, LASTCALL_GRACE_SECONDS="2")
     assert interrupt(child) == 75
-    assert re.search(r"Kill wait cut from 3\.0s to [01]\.\ds: the save needs about \d\.\ds and [12]\.\ds are left", child.log())
+    assert re.search(
+        r"Kill wait cut from 3\.0s to [01]\.\ds: the save needs about \d\.\ds and [12]\.\ds are "
+        r"left",
+        child.log(),
+    )
 
 
 def test_a_second_sigterm_during_the_kill_wait_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
@@ -132,7 +140,7 @@ SLOW_DISK = """
         for step in run.steps(100_000):
             training.say(step)
             training.step(model, optimizer)
-"""
+"""  # noqa: E501
 
 
 def test_a_second_sigterm_during_the_save_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
@@ -220,7 +228,9 @@ def test_a_handler_that_was_there_is_called_as_well_and_put_back(nursery: Nurser
     assert child.lines().count(f"mine {signal.SIGTERM:d}") == 1
 
 
-def test_an_exception_leaves_no_handler_no_thread_and_no_hook_behind(nursery: Nursery, tmp_path: Path) -> None:
+def test_an_exception_leaves_no_handler_no_thread_and_no_hook_behind(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     source = """
         import signal
         import threading
@@ -242,7 +252,7 @@ def test_an_exception_leaves_no_handler_no_thread_and_no_hook_behind(nursery: Nu
         training.step(model, optimizer)
         with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
             print("again", run.resumed)
-    """
+    """  # noqa: E501
     child = start(nursery, tmp_path, source)
     assert child.wait() == 0, child.log()
     assert child.lines() == ["caught as users do", "handler True -1", "threads []", "again 5"]
@@ -263,14 +273,16 @@ def test_switched_off_there_is_no_thread_no_handler_and_no_file(nursery: Nursery
                 training.step(model, optimizer)
             print(run.step, run.resumed, run.save())
             print(signal.getsignal(signal.SIGTERM) is before, signal.set_wakeup_fd(-1), threading.active_count())
-    """
+    """  # noqa: E501
     child = start(nursery, tmp_path, source)
     assert child.wait() == 0, child.log()
     assert child.lines() == ["3 None None", "True -1 1"]
     assert not (tmp_path / "run").exists()
 
 
-def test_a_group_sigterm_does_not_take_the_workers_before_the_run_has_saved(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_group_sigterm_does_not_take_the_workers_before_the_run_has_saved(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     script = Path(__file__).parent / "scripts" / "epochs.py"
     child = nursery.start(tmp_path, script, tmp_path / "run", tmp_path / "result", LOADER="persistent", **NOW)
     child.expect("at 5")
@@ -289,7 +301,9 @@ def alive(group: int) -> bool:
     return any(int(fields[2]) == group and fields[0] != "Z" for _, fields in running.stats())
 
 
-def test_a_wrong_setting_exits_78_and_names_the_variable_the_value_and_the_remedy(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_wrong_setting_exits_78_and_names_the_variable_the_value_and_the_remedy(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     child = start(nursery, tmp_path, ENDLESS, LASTCALL_KILL_WAIT_SECONDS="soon")
     assert child.wait() == 78
     assert "LASTCALL_KILL_WAIT_SECONDS='soon'" in child.log()
@@ -379,7 +393,9 @@ def test_sigterm_after_the_last_step_needs_no_answer(nursery: Nursery, tmp_path:
     testing.assert_resumable(tmp_path / "run", 12, exact=True)
 
 
-def test_sigterm_after_the_block_is_nobodys_business_and_nothing_is_lost(nursery: Nursery, tmp_path: Path) -> None:
+def test_sigterm_after_the_block_is_nobodys_business_and_nothing_is_lost(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     child = start(nursery, tmp_path, AFTERWARDS)
     (tmp_path / "inside").touch()
     child.expect("waiting for outside")
@@ -419,7 +435,9 @@ def test_sigterm_during_the_start_is_answered_at_the_first_boundary(nursery: Nur
     assert testing.assert_resumable(tmp_path / "run", exact=True).record.step <= 1
 
 
-def test_a_notice_in_the_first_step_of_a_tick_loop_is_answered_at_its_end(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_notice_in_the_first_step_of_a_tick_loop_is_answered_at_its_end(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     source = """
         import lastcall
         from helpers import training

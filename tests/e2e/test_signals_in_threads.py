@@ -45,7 +45,9 @@ def start(nursery: Nursery, folder: Path, main: str, steps: int = 100_000, **env
 
 
 @pytest.mark.parametrize("main", [JOINS, SLEEPS, LEAVES, POOL], ids=["joins", "sleeps", "leaves", "pool"])
-def test_a_run_in_a_thread_saves_and_the_process_exits_75(nursery: Nursery, tmp_path: Path, main: str) -> None:
+def test_a_run_in_a_thread_saves_and_the_process_exits_75(
+    nursery: Nursery, tmp_path: Path, main: str
+) -> None:
     child = start(nursery, tmp_path, main, **NOW)
     child.expect("at 3")
     child.send(signal.SIGTERM)
@@ -58,7 +60,9 @@ def test_a_run_in_a_thread_saves_and_the_process_exits_75(nursery: Nursery, tmp_
     assert "trained" not in child.lines()
 
 
-def test_an_interrupted_run_in_a_thread_ends_like_one_that_was_never_interrupted(nursery: Nursery, tmp_path: Path) -> None:
+def test_an_interrupted_run_in_a_thread_ends_like_one_that_was_never_interrupted(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     (tmp_path / "calm").mkdir()
     assert start(nursery, tmp_path / "calm", JOINS, 40).wait() == 0
     first = start(nursery, tmp_path, JOINS, 40, **NOW)
@@ -71,7 +75,9 @@ def test_an_interrupted_run_in_a_thread_ends_like_one_that_was_never_interrupted
     assert (tmp_path / "result").read_text() == (tmp_path / "calm" / "result").read_text()
 
 
-def test_after_a_run_in_a_thread_the_signal_has_its_own_effect_again(nursery: Nursery, tmp_path: Path) -> None:
+def test_after_a_run_in_a_thread_the_signal_has_its_own_effect_again(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     child = start(nursery, tmp_path, JOINS + "\n    training.wait_for('never')", 5)
     child.expect("waiting for never")
     child.send(signal.SIGTERM)

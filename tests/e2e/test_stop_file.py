@@ -1,4 +1,5 @@
-"""LASTCALL_STOP_FILE, as a pod has it: the preStop hook writes it, whatever stands between PID 1 and the training."""
+"""LASTCALL_STOP_FILE, as a pod has it: the preStop hook writes it, whatever stands between PID 1 and the
+training."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from helpers.nursery import PATIENCE, environment, until
 from lastcall.kube.inject import package_volume
 
 USER = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-ALONE = ["unshare", *USER, "--pid", "--fork", "--kill-child", "--mount-proc"]  # PID 1 of a namespace, as in a container
+# PID 1 of a namespace, as in a container
+ALONE = ["unshare", *USER, "--pid", "--fork", "--kill-child", "--mount-proc"]
 TRAIN = """
 import sys, time
 from pathlib import Path
@@ -40,24 +42,33 @@ with lastcall.protect(sys.argv[1], model=model, optimizer=optimizer) as run:
 
 
 class Container:
-    """Containers of one pod, one after the other: a shell that does not exec is PID 1, and the training is below it."""
+    """Containers of one pod, one after the other: a shell that does not exec is PID 1, and the training is
+    below it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = folder / "run"
         self.stop = folder / "stop-trainer"
         self.env = environment(
-            LASTCALL_STOP_FILE=str(self.stop), LASTCALL_GRACE_SECONDS="40", LASTCALL_KILL_WAIT_SECONDS="0", LASTCALL_ENABLED="1"
+            LASTCALL_STOP_FILE=str(self.stop),
+            LASTCALL_GRACE_SECONDS="40",
+            LASTCALL_KILL_WAIT_SECONDS="0",
+            LASTCALL_ENABLED="1",
         )
         (folder / "train.py").write_text(TRAIN)
         self.process: subprocess.Popen[bytes] | None = None
         self.output = folder / "output"
 
     def start(self, *arguments: object) -> None:
-        command = f"{sys.executable} {self.folder / 'train.py'} {self.run} {' '.join(map(str, arguments))}; code=$?; exit $code"
+        command = (
+            f"{sys.executable} {self.folder / 'train.py'} {self.run} {' '.join(map(str, arguments))}; "
+            "code=$?; exit $code"
+        )
         self.output.unlink(missing_ok=True)
         with open(self.output, "wb") as output:
-            self.process = subprocess.Popen([*ALONE, "sh", "-c", command], env=self.env, stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                [*ALONE, "sh", "-c", command], env=self.env, stdout=output, stderr=output
+            )
 
     def hook(self) -> None:
         """What the kubelet does first: the hook, with the container's environment."""
@@ -94,7 +105,9 @@ def container(tmp_path: Path) -> Iterator[Container]:
 
 def below(process: subprocess.Popen[bytes]) -> list[int]:
     """PID 1 of the namespace, as we see it."""
-    return [int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return [
+        int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
 
 
 def test_a_shell_that_is_pid_1_swallows_sigterm_and_the_hook_comes_through(container: Container) -> None:
@@ -111,12 +124,16 @@ def test_a_shell_that_is_pid_1_swallows_sigterm_and_the_hook_comes_through(conta
     assert f"stop file {container.stop} (preStop) received" in container.said()
     (record,) = chain.records(container.run)
     assert record["kind"] == "jit"
-    events = [json.loads(line) for line in (container.run / ".lastcall" / "events-0.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (container.run / ".lastcall" / "events-0.jsonl").read_text().splitlines()
+    ]
     (notice,) = (event for event in events if event["kind"] == "notice")
     assert 30.0 < notice["deadline_in"] <= 40.0  # the pod's grace
 
 
-def test_a_container_that_is_restarted_in_its_pod_does_not_stop_for_the_hook_of_the_one_before(container: Container) -> None:
+def test_a_container_that_is_restarted_in_its_pod_does_not_stop_for_the_hook_of_the_one_before(
+    container: Container,
+) -> None:
     container.start()
     container.expect("at 5")
     container.hook()

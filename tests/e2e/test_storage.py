@@ -1,4 +1,5 @@
-"""What happens to the directory of a run, and what a run does about it: nothing that was saved, or could be, is lost without a word."""
+"""What happens to the directory of a run, and what a run does about it: nothing that was saved, or could be,
+is lost without a word."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ TRAIN = """
             training.step(model, optimizer)
     print("after the block", flush=True)
     training.finish(model=model, optimizer=optimizer)
-"""
+"""  # noqa: E501
 
 
 class Case:
@@ -60,7 +61,9 @@ class Case:
         self.run = folder / "run"
 
     def __call__(self, **env: str) -> Child:
-        child = self._nursery.start(self._folder, self._script, self.run, self._folder / "result", **{**NOW, **env})
+        child = self._nursery.start(
+            self._folder, self._script, self.run, self._folder / "result", **{**NOW, **env}
+        )
         child.wait()
         return child
 
@@ -70,7 +73,9 @@ def case(nursery: Nursery, tmp_path: Path) -> Case:
     return Case(nursery, tmp_path)
 
 
-def test_c1_a_relative_directory_stays_where_it_was_when_the_script_goes_elsewhere(case: Case, tmp_path: Path) -> None:
+def test_c1_a_relative_directory_stays_where_it_was_when_the_script_goes_elsewhere(
+    case: Case, tmp_path: Path
+) -> None:
     first = case(WHERE="run/deeper", AT="os.chdir('/')", TOLD="1")
     assert first.code == chain.SAVED, first.log()
     (step,) = [record["step"] for record in chain.records(tmp_path / "run" / "deeper")]
@@ -80,7 +85,11 @@ def test_c1_a_relative_directory_stays_where_it_was_when_the_script_goes_elsewhe
 
 @pytest.mark.parametrize(
     "gone",
-    ["shutil.rmtree(run.directory / '.lastcall')", "shutil.rmtree(run.directory)", "os.rename(run.directory, 'elsewhere')"],
+    [
+        "shutil.rmtree(run.directory / '.lastcall')",
+        "shutil.rmtree(run.directory)",
+        "os.rename(run.directory, 'elsewhere')",
+    ],
     ids=["our part", "all of it", "renamed"],
 )
 def test_c7_a_directory_that_is_gone_is_made_again(case: Case, gone: str) -> None:
@@ -118,11 +127,18 @@ def test_f11_checkpoints_that_cannot_be_resumed_from_are_named_loudly(case: Case
     assert child.lines()[0] == "resumed None step 0"
     (line,) = [line for line in child.log().splitlines() if "Starting from the beginning" in line]
     assert " ERROR " in line and "holds no checkpoint" not in child.log()
-    for words in ("checkpoint-8.damaged-0", "checkpoint-30 has no commit record", "checkpoint-40 is a symbolic link"):
+    for words in (
+        "checkpoint-8.damaged-0",
+        "checkpoint-30 has no commit record",
+        "checkpoint-40 is a symbolic link",
+    ):
         assert words in line
     child = case(STEPS="6")  # it goes on from what it has saved, and the newer ones are named all the same
     assert child.lines()[0] == "resumed 4 step 4"
-    assert "checkpoint-30 has no commit record" in child.log() and "checkpoint-40 is a symbolic link" in child.log()
+    assert (
+        "checkpoint-30 has no commit record" in child.log()
+        and "checkpoint-40 is a symbolic link" in child.log()
+    )
     assert child.log().count("is not resumed from") == 2, child.log()
 
 
@@ -181,7 +197,7 @@ GUARDED = """
             training.step(model, optimizer)
             if run.resumed is not None:
                 break
-"""
+"""  # noqa: E501
 
 
 def test_h8_killed_during_a_periodic_save_the_guard_has_that_step(nursery: Nursery, tmp_path: Path) -> None:
@@ -214,7 +230,9 @@ def test_h9_an_unreachable_bucket_at_the_start_is_one_clear_error(case: Case) ->
     assert "botocore" not in "".join(lines[:-1])
 
 
-def test_h9_a_newline_in_the_name_of_the_directory_does_not_split_a_line_of_the_log(case: Case, tmp_path: Path) -> None:
+def test_h9_a_newline_in_the_name_of_the_directory_does_not_split_a_line_of_the_log(
+    case: Case, tmp_path: Path
+) -> None:
     child = case(WHERE=str(tmp_path / "a\nb"), STEPS="2")
     assert child.code == 0 and all("lastcall: " in line for line in child.log().splitlines()), child.log()
     assert r"a\nb holds no checkpoint" in child.log()
@@ -231,7 +249,9 @@ def test_a_dangling_link_is_called_a_link(case: Case, tmp_path: Path) -> None:
     """Wrong words of section F: it was "a file where a directory belongs"."""
     (tmp_path / "link").symlink_to(tmp_path / "not mounted")
     child = case(WHERE=str(tmp_path / "link"))
-    assert child.code == 78 and f"is a link to {tmp_path / 'not mounted'}, which does not exist" in child.log()
+    assert (
+        child.code == 78 and f"is a link to {tmp_path / 'not mounted'}, which does not exist" in child.log()
+    )
 
 
 def test_a_disk_that_became_read_only_is_one_clear_error(case: Case) -> None:
@@ -239,7 +259,9 @@ def test_a_disk_that_became_read_only_is_one_clear_error(case: Case) -> None:
     assert case().code == 0
     child = case(BEFORE="import errno; deny(errno.EROFS)")
     assert child.code == 78 and "Traceback" not in child.log(), child.log()
-    assert "lock cannot be opened (Read-only file system (EROFS))" in child.log() and "remount,rw" in child.log()
+    assert (
+        "lock cannot be opened (Read-only file system (EROFS))" in child.log() and "remount,rw" in child.log()
+    )
 
 
 def test_a_small_checkpoint_has_a_size(case: Case) -> None:

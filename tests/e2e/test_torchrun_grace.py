@@ -1,4 +1,5 @@
-"""torchrun kills after 30 seconds, whatever it was told. With lastcall it waits for as long as the grace is."""
+"""torchrun kills after 30 seconds, whatever it was told. With lastcall it waits for as long as the grace
+is."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Job:
         self._log = (folder / "log").open("wb")
         command = [*before, *TORCHRUN, str(SCRIPT), str(folder)]
         given = nursery.environment(**SETTINGS, SLOW_RANKS=slow, **environ)
-        self.process = subprocess.Popen(command, env=given, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, env=given, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
     def workers(self) -> list[int]:
         return [int(text) for path in sorted(self.folder.glob("pid*")) if (text := path.read_text())]
@@ -50,7 +53,9 @@ class Job:
 
     def committed(self) -> list[int]:
         """The ranks that have a checkpoint."""
-        return [rank for rank in (0, 1) if catalog.Catalog(self.folder / f"rank{rank}", storage.Files()).entries()]
+        return [
+            rank for rank in (0, 1) if catalog.Catalog(self.folder / f"rank{rank}", storage.Files()).entries()
+        ]
 
     def close(self) -> None:
         for pid in [*self.workers(), self.process.pid]:

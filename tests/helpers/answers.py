@@ -1,4 +1,5 @@
-"""A notice that is answered on a clock turned by hand: a scripted strategy, and ways out of the process that raise."""
+"""A notice that is answered on a clock turned by hand: a scripted strategy, and ways out of the process that
+raise."""
 
 from __future__ import annotations
 
@@ -41,13 +42,16 @@ def nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TICK", 0.0)
 
 
-def a_notice(grace: float | None = 30.0, *, at: float = NOW, source: str = "signal", signum: int | None = 15) -> Notice:
+def a_notice(
+    grace: float | None = 30.0, *, at: float = NOW, source: str = "signal", signum: int | None = 15
+) -> Notice:
     return Notice(source, "SIGTERM", at, None if grace is None else at + grace, signum)
 
 
 class Stage:
-    """A responder and its scripted `Strategy`, which this is. `on`: what happens when the responder calls it. `at`: what happens once
-    the clock has come to a time (in seconds after the notice), as another thread would do it."""
+    """A responder and its scripted `Strategy`, which this is. `on`: what happens when the responder calls it.
+    `at`: what happens once the clock has come to a time (in seconds after the notice), as another thread
+    would do it."""
 
     def __init__(self, root: Path, **jit: Any) -> None:
         self.clock = FakeClock(NOW)
@@ -95,7 +99,7 @@ class Stage:
     def why(self, phase: Phase) -> str:
         return next(because for _, entered, because in self.changes if entered is phase)
 
-    # ---- what the training thread does -----------------------------------------------------------------------
+    # ---- what the training thread does ---------------------------------------------------------------------
 
     def save(self) -> None:
         """It has come to its boundary, and leaves by itself."""
@@ -110,7 +114,7 @@ class Stage:
         self.answer.saved("saved checkpoint-5")
         self.phases.enter(Phase.LEAVING)
 
-    # ---- the strategy ----------------------------------------------------------------------------------------
+    # ---- the strategy --------------------------------------------------------------------------------------
 
     def needs(self, deadline: float) -> float:
         return self.seconds

@@ -29,7 +29,8 @@ class Chain:
 
 @dataclass(frozen=True)
 class Blow:
-    """When the process says that it is at `step` (or at once with None), wait `delay` seconds, then send the signal."""
+    """When the process says that it is at `step` (or at once with None), wait `delay` seconds, then send the
+    signal."""
 
     step: int | None
     delay: float
@@ -59,7 +60,9 @@ def strike(child: Child, blow: Blow) -> None:
     (child.send_group if blow.group else child.send)(blow.signum)
 
 
-def run(nursery: Nursery, folder: Path, script: Path, plan: list[Blow], *arguments: object, **env: str) -> Chain:
+def run(
+    nursery: Nursery, folder: Path, script: Path, plan: list[Blow], *arguments: object, **env: str
+) -> Chain:
     """Interrupt a script as planned, once an incarnation, and start it again until it exits 0."""
     chain = Chain()
     for life in range(MOST_LIVES):
@@ -71,7 +74,9 @@ def run(nursery: Nursery, folder: Path, script: Path, plan: list[Blow], *argumen
         if child.code == 0:
             return chain
         if child.code not in (SAVED, -signal.SIGTERM, -signal.SIGKILL):
-            raise AssertionError(f"incarnation {life} ended with {child.code}:\n{child.log()}\n{child.lines()[-3:]}")
+            raise AssertionError(
+                f"incarnation {life} ended with {child.code}:\n{child.log()}\n{child.lines()[-3:]}"
+            )
     raise AssertionError(f"not finished after {MOST_LIVES} incarnations: {chain.codes}\n{chain.logs[-1]}")
 
 

@@ -17,7 +17,8 @@ CONFIGURED = {"LASTCALL_GRACE_SECONDS": str(GRACE), "LASTCALL_HANG_SECONDS": "3"
 
 @dataclass(frozen=True)
 class Cut:
-    """A notice, and a link that is cut `delay` seconds after it, or after the first file of a save; mended later if told so."""
+    """A notice, and a link that is cut `delay` seconds after it, or after the first file of a save; mended
+    later if told so."""
 
     hosts: Hosts
     directory: Path
@@ -46,6 +47,7 @@ def check(trial: Trial, expected: Reference) -> None:
     """Nothing is torn, and the end is that of the run in peace, unless a record says why it may not be."""
     if all(record["exact"] for life in trial.lives for record in life.committed):
         ranks_trials.check(trial, expected, most_lost=1)
-    else:  # one side saved alone: the small state of the other's ranks was out of reach, and the record says so
+    else:
+        # one side saved alone: the small state of the other's ranks was out of reach, and the record says so
         ends = [lines[-1].state["parameters"] for lines in trial.lives[-1].journals.values()]
         assert len(set(ends)) == 1, trial.story()

@@ -1,4 +1,5 @@
-"""What came of each finding about Transformers' own callback: a table at the end of the run, whichever process has played it."""
+"""What came of each finding about Transformers' own callback: a table at the end of the run, whichever
+process has played it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checkpoints made by hand: folders whose digests hold, whatever is in them. For readers that must not trust what they read."""
+"""Checkpoints made by hand: folders whose digests hold, whatever is in them. For readers that must not trust
+what they read."""
 
 from __future__ import annotations
 
@@ -32,17 +33,36 @@ def commit(folder: Path, files: Mapping[str, bytes], **more: Any) -> Path:
     known = []
     for name, data in files.items():
         (folder / name).write_bytes(data)
-        chunks = tuple(digest.of(data[begin : begin + writer.CHUNK]) for begin in range(0, len(data), writer.CHUNK))
+        chunks = tuple(
+            digest.of(data[begin : begin + writer.CHUNK]) for begin in range(0, len(data), writer.CHUNK)
+        )
         known.append(FileRecord(name, len(data), digest.over(chunks), writer.CHUNK, chunks))
-    record = Record(**{"sequence": 1, "step": 1, "kind": Kind.JIT, "reason": "", "exact": True, "files": tuple(known), **more})
+    record = Record(
+        **{
+            "sequence": 1,
+            "step": 1,
+            "kind": Kind.JIT,
+            "reason": "",
+            "exact": True,
+            "files": tuple(known),
+            **more,
+        }
+    )
     (folder / NAME).write_bytes(record.to_json())
     return folder
 
 
 def two_ranks() -> dict[str, bytes]:
-    """A weight of 2 x 4 in two columns' shards, a bias that rank 1 wrote as a whole, and a buffer of each rank's own."""
+    """A weight of 2 x 4 in two columns' shards, a bias that rank 1 wrote as a whole, and a buffer of each
+    rank's own."""
     pieces = [
-        {"file": f"model-0000{rank}.safetensors", "key": f"w@0,{2 * rank}", "offset": [0, 2 * rank], "shape": [2, 2]} for rank in (0, 1)
+        {
+            "file": f"model-0000{rank}.safetensors",
+            "key": f"w@0,{2 * rank}",
+            "offset": [0, 2 * rank],
+            "shape": [2, 2],
+        }
+        for rank in (0, 1)
     ]
     bias = {"file": "model-00001.safetensors", "key": "b", "offset": [0], "shape": [2]}
     manifest = {
@@ -63,7 +83,11 @@ def two_ranks() -> dict[str, bytes]:
             {"w@0,0": ("F32", (2, 2), floats(0, 1, 4, 5)), "mean": ("F32", (1,), floats(10))},
         ),
         "model-00001.safetensors": tensor_file(
-            {"w@0,2": ("F32", (2, 2), floats(2, 3, 6, 7)), "b": ("F32", (2,), floats(8, 9)), "mean": ("F32", (1,), floats(11))},
+            {
+                "w@0,2": ("F32", (2, 2), floats(2, 3, 6, 7)),
+                "b": ("F32", (2,), floats(8, 9)),
+                "mean": ("F32", (1,), floats(11)),
+            },
         ),
     }
 
@@ -82,7 +106,10 @@ def _piece(**fields: Any) -> Any:
 HOSTILE: dict[str, tuple[Any, str]] = {
     "a file outside": (_piece(file="../model-00001.safetensors"), "plain name"),
     "an absolute file": (_piece(file="/etc/passwd"), "plain name"),
-    "a file that is not of the checkpoint": (_piece(file="other-00001.safetensors"), "which the record does not"),
+    "a file that is not of the checkpoint": (
+        _piece(file="other-00001.safetensors"),
+        "which the record does not",
+    ),
     "a file that holds no tensors": (_piece(file="state-00000.json"), "plain name"),
     "a key that is not there": (_piece(key="nope"), "is not in it"),
     "a key of another shape": (_piece(key="b"), "in it"),
@@ -90,9 +117,18 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a piece outside the whole": (_piece(offset=[0, 3]), "w@0,2"),
     "a negative offset": (_piece(offset=[0, -2]), "integers from 0"),
     "a hole": (lambda files: _edit(files, lambda model: model["w"]["pieces"].pop()), "elements"),
-    "another type than the file's": (lambda files: _edit(files, lambda model: model["w"].update(dtype="I32")), "in it"),
-    "an unknown type": (lambda files: _edit(files, lambda model: model["w"].update(dtype="X9")), "unknown dtype"),
-    "an absurd shape": (lambda files: _edit(files, lambda model: model["w"].update(shape=[2**40, 2**40])), "overflows"),
+    "another type than the file's": (
+        lambda files: _edit(files, lambda model: model["w"].update(dtype="I32")),
+        "in it",
+    ),
+    "an unknown type": (
+        lambda files: _edit(files, lambda model: model["w"].update(dtype="X9")),
+        "unknown dtype",
+    ),
+    "an absurd shape": (
+        lambda files: _edit(files, lambda model: model["w"].update(shape=[2**40, 2**40])),
+        "overflows",
+    ),
     "no JSON": (lambda files: files.update({"manifest.json": b"{"}), "not JSON"),
     "no document": (lambda files: files.pop("state-00000.json"), "names no state-00000.json"),
     "a cut header": (lambda files: files.update({"model-00001.safetensors": b"\xff" * 20}), "header"),

@@ -1,5 +1,6 @@
-"""Several hosts on one machine: network namespaces with addresses, names and shared memory of their own, on one bridge, so that
-links can be cut and mended. The file system is the one of the machine, as the shared one of a cluster is. Needs root, and iproute2."""
+"""Several hosts on one machine: network namespaces with addresses, names and shared memory of their own, on
+one bridge, so that links can be cut and mended. The file system is the one of the machine, as the shared one
+of a cluster is. Needs root, and iproute2."""
 
 from __future__ import annotations
 
@@ -44,12 +45,31 @@ class Hosts:
 
     def environment(self, host: int) -> dict[str, str]:
         """What brings a forked rank to a host, and has it find the others."""
-        return {ranks_plan.HOST: f"{self.name(host)}:{self._names}", "GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": self.address(0)}
+        return {
+            ranks_plan.HOST: f"{self.name(host)}:{self._names}",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "MASTER_ADDR": self.address(0),
+        }
 
     def torchrun(self, host: int, ranks: int, *command: str) -> list[str]:
         """torchrun on one of the hosts; the first is the master."""
-        where = ["--nnodes", str(self.count), "--node-rank", str(host), "--master-addr", self.address(0), "--master-port", str(PORT)]
-        return [str(Path(sys.executable).with_name("torchrun")), *where, "--nproc-per-node", str(ranks), *command]
+        where = [
+            "--nnodes",
+            str(self.count),
+            "--node-rank",
+            str(host),
+            "--master-addr",
+            self.address(0),
+            "--master-port",
+            str(PORT),
+        ]
+        return [
+            str(Path(sys.executable).with_name("torchrun")),
+            *where,
+            "--nproc-per-node",
+            str(ranks),
+            *command,
+        ]
 
     def cut(self, host: int) -> None:
         """Nothing goes in or out any more, and no connection is told so."""
@@ -73,8 +93,10 @@ class Hosts:
     def remove(self) -> None:
         """Whatever there is of them."""
         for host in range(self.count):
-            subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True)  # and its end of the link, and so the other
-            subprocess.run(["ip", "link", "del", self._link(host)], capture_output=True)  # sooner, if processes are left there
+            # and its end of the link, and so the other
+            subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True)
+            # sooner, if processes are left there
+            subprocess.run(["ip", "link", "del", self._link(host)], capture_output=True)
         subprocess.run(["ip", "link", "del", self._tag], capture_output=True)
 
     def _link(self, host: int) -> str:

@@ -10,7 +10,10 @@ from typing import Self
 
 class Served:
     def __init__(
-        self, handler: type[http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+        self,
+        handler: type[http.server.BaseHTTPRequestHandler],
+        tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self._server = http.server.ThreadingHTTPServer((host, 0), handler)
         if tls is not None:

@@ -23,12 +23,21 @@ def outside(**more: str) -> dict[str, str]:
 def below(**more: str) -> dict[str, str]:
     """The environment that `lastcall run` gives to what it starts."""
     given = outside(**more)
-    return {**given, "LASTCALL_ENABLED": "1", **environment.additions(given), **{k: v for k, v in more.items() if k != "PYTHONPATH"}}
+    return {
+        **given,
+        "LASTCALL_ENABLED": "1",
+        **environment.additions(given),
+        **{k: v for k, v in more.items() if k != "PYTHONPATH"},
+    }
 
 
-def run(executable: str | Path, *arguments: object, env: dict[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    executable: str | Path, *arguments: object, env: dict[str, str], **more: Any
+) -> subprocess.CompletedProcess[str]:
     command = [os.fspath(executable), *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=nursery.PATIENCE, check=False, **more)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=nursery.PATIENCE, check=False, **more
+    )
 
 
 def venv(folder: Path) -> Path:

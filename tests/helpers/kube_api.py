@@ -16,11 +16,16 @@ from typing import Any
 from urllib.parse import quote
 
 Object = dict[str, Any]
-PATIENCE = 180.0  # seconds until a test gives up: two cores run the cluster, the pods and what builds beside them
+# seconds until a test gives up: two cores run the cluster, the pods and what builds beside them
+PATIENCE = 180.0
 _GROUPS = {
-    "Job": "batch/v1", "Deployment": "apps/v1", "StatefulSet": "apps/v1", "PriorityClass": "scheduling.k8s.io/v1",
-    "CustomResourceDefinition": "apiextensions.k8s.io/v1", "MutatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
-}  # fmt: skip
+    "Job": "batch/v1",
+    "Deployment": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "PriorityClass": "scheduling.k8s.io/v1",
+    "CustomResourceDefinition": "apiextensions.k8s.io/v1",
+    "MutatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
+}
 
 
 class Refused(Exception):
@@ -39,7 +44,9 @@ class Api:
         self._token = token
 
     def ask(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Object:
-        request = urllib.request.Request(f"{self._url}{path}", method=method, data=None if body is None else json.dumps(body).encode())
+        request = urllib.request.Request(
+            f"{self._url}{path}", method=method, data=None if body is None else json.dumps(body).encode()
+        )
         request.add_header("Authorization", f"Bearer {self._token}")
         request.add_header("Content-Type", kind)
         try:
@@ -58,14 +65,20 @@ class Api:
 
     def create(self, item: Object, namespace: str = "default", *, dry_run: bool = False) -> Object:
         version, plural = item["apiVersion"], plural_of(item["kind"])
-        return self.ask("POST", f"{_root(version, plural, namespace)}{'?dryRun=All' if dry_run else ''}", item)
+        return self.ask(
+            "POST", f"{_root(version, plural, namespace)}{'?dryRun=All' if dry_run else ''}", item
+        )
 
     def get(self, kind: str, name: str, namespace: str = "default", version: str = "") -> Object:
-        return self.ask("GET", f"{_root(version or _GROUPS.get(kind, 'v1'), plural_of(kind), namespace)}/{name}")
+        return self.ask(
+            "GET", f"{_root(version or _GROUPS.get(kind, 'v1'), plural_of(kind), namespace)}/{name}"
+        )
 
     def pods(self, selector: str, namespace: str = "default") -> list[Object]:
         """In the order of their creation."""
-        found = self.ask("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}")["items"]
+        found = self.ask("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(selector)}")[
+            "items"
+        ]
         return sorted(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
     def log(self, pod: str, namespace: str = "default") -> str:
@@ -98,8 +111,13 @@ def _root(version: str, plural: str, namespace: str) -> str:
 
 
 _CLUSTER_WIDE = {
-    "namespaces", "nodes", "priorityclasses", "customresourcedefinitions", "mutatingwebhookconfigurations", "clustertrainingruntimes",
-}  # fmt: skip
+    "namespaces",
+    "nodes",
+    "priorityclasses",
+    "customresourcedefinitions",
+    "mutatingwebhookconfigurations",
+    "clustertrainingruntimes",
+}
 
 
 def _message(body: bytes) -> str:

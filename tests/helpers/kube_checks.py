@@ -1,4 +1,5 @@
-"""What an API server says of an object by a schema: what it would refuse, and what it would drop without a word."""
+"""What an API server says of an object by a schema: what it would refuse, and what it would drop without a
+word."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def faults(found: Any, schema: Schema, path: str = "") -> Iterator[str]:
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(found, bool) or not isinstance(found, (int, str)):
             yield f"{path}: neither a number nor a text"
-    elif not isinstance(found, _TYPES[schema["type"]]) or isinstance(found, bool) is not (schema["type"] == "boolean"):
+    elif not isinstance(found, _TYPES[schema["type"]]) or isinstance(found, bool) is not (
+        schema["type"] == "boolean"
+    ):
         yield f"{path}: not of type {schema['type']}"
         return
     if isinstance(found, dict):

@@ -1,8 +1,9 @@
-"""A whole Kubernetes on a machine within this one (see kube_machine.py): etcd, API server, controller manager, scheduler, containerd,
-kubelet.
+"""A whole Kubernetes on a machine within this one (see kube_machine.py): etcd, API server, controller
+manager, scheduler, containerd, kubelet.
 
-The API server listens at the first address of the services' network, port 443, which is where pods look for it: no kube-proxy is
-needed. It reaches webhooks that run in pods by the addresses of these pods. There is no DNS.
+The API server listens at the first address of the services' network, port 443, which is where pods look for
+it: no kube-proxy is needed. It reaches webhooks that run in pods by the addresses of these pods. There is no
+DNS.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ state = "/run/containerd"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{servers}/usr/lib/cni"
     conf_dir = "{folder}/cni"
-"""
+"""  # noqa: E501
 
 
 class Cluster:
@@ -95,13 +96,23 @@ class Cluster:
         (self.folder / "tokens").write_text(f"{_TOKEN},administrator,1,system:masters\n")
         self.token_file.write_text(_TOKEN)
         self._machine.start(
-            "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", f"--cert-dir={self.folder}/api",
-            f"--bind-address={address}", f"--advertise-address={address}", "--secure-port=443",
-            f"--service-cluster-ip-range={self._machine.network}.0.0/24", "--enable-aggregator-routing",
-            f"--token-auth-file={self.folder}/tokens", "--authorization-mode=RBAC", "--anonymous-auth=false", "--allow-privileged",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}", "--kubelet-preferred-address-types=InternalIP",
-        )  # fmt: skip
+            "kube-apiserver",
+            "--etcd-servers=http://127.0.0.1:2379",
+            f"--cert-dir={self.folder}/api",
+            f"--bind-address={address}",
+            f"--advertise-address={address}",
+            "--secure-port=443",
+            f"--service-cluster-ip-range={self._machine.network}.0.0/24",
+            "--enable-aggregator-routing",
+            f"--token-auth-file={self.folder}/tokens",
+            "--authorization-mode=RBAC",
+            "--anonymous-auth=false",
+            "--allow-privileged",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--kubelet-preferred-address-types=InternalIP",
+        )
         self._machine.expect(self.authority.exists, "the API server's certificate")
         self.url = f"https://{address}"
         self.api = self.as_user(_TOKEN)
@@ -113,11 +124,17 @@ class Cluster:
 
     def _configure(self) -> None:
         cluster = {"server": self.url, "certificate-authority": str(self.authority)}
-        _write(self.config, {
-            "apiVersion": "v1", "kind": "Config", "current-context": "it",
-            "clusters": [{"name": "it", "cluster": cluster}], "users": [{"name": "it", "user": {"token": _TOKEN}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        })  # fmt: skip
+        _write(
+            self.config,
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "it",
+                "clusters": [{"name": "it", "cluster": cluster}],
+                "users": [{"name": "it", "user": {"token": _TOKEN}}],
+                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            },
+        )
 
     def _start_controllers(self) -> None:
         common = [f"--kubeconfig={self.config}", "--leader-elect=false", "--port=0"]
@@ -136,10 +153,16 @@ class Cluster:
             archive.unlink()
         _write(self.folder / "kubelet.json", _kubelet(self.folder))
         self._machine.start(
-            "kubelet", f"--config={self.folder}/kubelet.json", f"--kubeconfig={self.config}", f"--root-dir={self.folder}/kubelet",
-            "--container-runtime=remote", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
-            f"--hostname-override={NODE}", f"--node-ip={self._machine.inside}", f"--cert-dir={self.folder}/kubelet-certificates",
-        )  # fmt: skip
+            "kubelet",
+            f"--config={self.folder}/kubelet.json",
+            f"--kubeconfig={self.config}",
+            f"--root-dir={self.folder}/kubelet",
+            "--container-runtime=remote",
+            "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
+            f"--hostname-override={NODE}",
+            f"--node-ip={self._machine.inside}",
+            f"--cert-dir={self.folder}/kubelet-certificates",
+        )
 
     def _write_network(self) -> None:
         (self.folder / "cni").mkdir()
@@ -147,7 +170,8 @@ class Cluster:
         bridge = {"type": "bridge", "bridge": "pods", "isGateway": True}
         bridge["ipam"] = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
         _write(
-            self.folder / "cni" / "pods.conflist", {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, {"type": "loopback"}]}
+            self.folder / "cni" / "pods.conflist",
+            {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, {"type": "loopback"}]},
         )
 
     def _runtime_answers(self) -> bool:
@@ -158,24 +182,37 @@ class Cluster:
         return True
 
     def _account_ready(self) -> bool:
-        return any(it.get("secrets") for it in self.api.ask("GET", "/api/v1/namespaces/default/serviceaccounts")["items"])
+        return any(
+            it.get("secrets")
+            for it in self.api.ask("GET", "/api/v1/namespaces/default/serviceaccounts")["items"]
+        )
 
     def _node_ready(self) -> bool:
         nodes = self.api.ask("GET", "/api/v1/nodes")["items"]
-        return any(it["type"] == "Ready" and it["status"] == "True" for node in nodes for it in node["status"].get("conditions", []))
+        return any(
+            it["type"] == "Ready" and it["status"] == "True"
+            for node in nodes
+            for it in node["status"].get("conditions", [])
+        )
 
 
 def _kubelet(folder: Path) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},  # nobody but this machine reaches it
+        # nobody but this machine reaches it
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": False,
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
-        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
+        "evictionHard": {
+            "memory.available": "50Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+        },
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,
         "volumePluginDir": str(folder / "plugins"),

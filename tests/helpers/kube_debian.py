@@ -38,7 +38,10 @@ class Debian:
         """The upstream archive of a source package, downloaded into `target`."""
         found = self._apt("apt-cache", "showsrc", name)
         if f"really{version}-" not in found:
-            raise Missing(f"apt has no source of {name} {version}, which Debian 12 (bookworm) has. It runs on Debian 12 alone")
+            raise Missing(
+                f"apt has no source of {name} {version}, which Debian 12 (bookworm) has. It runs "
+                "on Debian 12 alone"
+            )
         target.mkdir(parents=True, exist_ok=True)
         self._apt("apt-get", "source", "-q", "--download-only", name, where=target)
         (archive,) = target.glob(f"{name}_*{version}.orig.tar.*")
@@ -59,9 +62,13 @@ class Debian:
 
 
 def run(words: list[str], where: Path | None = None) -> str:
-    done = subprocess.run(words, cwd=where, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=where, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise Missing(f"{' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise Missing(
+            f"{' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
     return done.stdout
 
 

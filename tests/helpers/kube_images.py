@@ -1,8 +1,10 @@
 """Images made by hand, for a machine that reaches no registry: archives that `ctr images import` takes.
 
 pause      what holds a pod's network.
-lastcall   Debian's Python and this repository's package with what its webhook needs: the init container's, and the webhook's own.
-training   a virtual environment with torch and transformers and without lastcall. Nothing but folders and links: what is behind them
+lastcall   Debian's Python and this repository's package with what its webhook needs: the init container's,
+           and the webhook's own.
+training   a virtual environment with torch and transformers and without lastcall. Nothing but folders and
+           links: what is behind them
            is mounted from this machine (`MOUNTS`), since torch alone has more than a gigabyte.
 """
 
@@ -35,7 +37,12 @@ def write(folder: Path, image: Path) -> list[Path]:
     """The archives of all three, in `folder`. `image`: the files of kube_build."""
     folder.mkdir()
     return [
-        _archive(folder, PAUSE, lambda layer: layer.add(image / "bin/busybox", "bin/busybox"), ["/bin/busybox", "sleep", "2147483647"]),
+        _archive(
+            folder,
+            PAUSE,
+            lambda layer: layer.add(image / "bin/busybox", "bin/busybox"),
+            ["/bin/busybox", "sleep", "2147483647"],
+        ),
         _archive(folder, LASTCALL, lambda layer: _fill_lastcall(layer, image), ["python3"]),
         _archive(folder, TRAINING, _fill_training, [PYTHON]),
     ]
@@ -76,7 +83,11 @@ def _fill_training(layer: tarfile.TarFile) -> None:
         _link(layer, name, f"usr/{name}")
     for path in ("tmp", "data", "proc", "sys", "dev", *(str(path)[1:] for path in MOUNTS.values())):
         _folder(layer, path)
-    _link(layer, PYTHON[1:], str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")))
+    _link(
+        layer,
+        PYTHON[1:],
+        str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")),
+    )
     _text(layer, "env/pyvenv.cfg", f"home = {sys.base_prefix}/bin\ninclude-system-site-packages = false\n")
     # A .pth names the folder: the .pth files in that folder, lastcall's among them, are then not read.
     _text(layer, "env/lib/python3.11/site-packages/packages.pth", f"{MOUNTS['packages']}\n")
@@ -99,7 +110,11 @@ def _archive(folder: Path, name: str, fill: Callable[[tarfile.TarFile], None], e
     with tarfile.open(path, "w") as tar:
         tar.add(layer, "layer.tar")
         _text(tar, "config.json", json.dumps(config))
-        _text(tar, "manifest.json", json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]))
+        _text(
+            tar,
+            "manifest.json",
+            json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]),
+        )
     layer.unlink()
     return path
 

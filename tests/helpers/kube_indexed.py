@@ -1,9 +1,10 @@
 """What an indexed Job gives its pods, on a Kubernetes that has none yet (they came with 1.21).
 
-The Job, its controller and its pods are the cluster's own: one Job with as many pods at a time as it wants completions, all from one
-template. What the older controller lacks is a number for each: here an admission webhook gives it to a pod when it is created. It is
-the smallest that no pod of the Job has which runs or has succeeded, and it is found where the newer controller puts it: in the
-annotation, the host name and JOB_COMPLETION_INDEX.
+The Job, its controller and its pods are the cluster's own: one Job with as many pods at a time as it wants
+completions, all from one template. What the older controller lacks is a number for each: here an admission
+webhook gives it to a pod when it is created. It is the smallest that no pod of the Job has which runs or has
+succeeded, and it is found where the newer controller puts it: in the annotation, the host name and
+JOB_COMPLETION_INDEX.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from lastcall.kube.webhook import certificates
 INDEX = "batch.kubernetes.io/job-completion-index"
 FIELD = f"metadata.annotations['{INDEX}']"
 COMPLETIONS = "tests.lastcall.dev/indexed-completions"  # of the template of a Job that is to be indexed
-_NAME = "a-indexed-jobs.tests.lastcall.dev"  # they are asked in the order of their names: what a controller does comes before them all
+# they are asked in the order of their names: what a controller does comes before them all
+_NAME = "a-indexed-jobs.tests.lastcall.dev"
 _UNSEEN = 3.0  # seconds
 
 
@@ -57,7 +59,12 @@ def served(cluster: Cluster) -> Iterator[None]:
 def _asked(api: Api) -> bool:
     """Some time after it was registered."""
     metadata = {"name": "asked", "labels": {"job-name": "asked"}, "annotations": {COMPLETIONS: "1000"}}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [{"name": "it", "image": "it"}]}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "it", "image": "it"}]},
+    }
     return INDEX in api.create(pod, dry_run=True)["metadata"]["annotations"]
 
 
@@ -87,7 +94,11 @@ class _Numbers:
         with self._lock:
             taken = {index_of(pod) for pod in self._api.pods(f"job-name={owner}", namespace) if _counts(pod)}
             now = time.monotonic()
-            taken |= {number for (whose, number), since in self._given.items() if whose == owner and now < since + _UNSEEN}
+            taken |= {
+                number
+                for (whose, number), since in self._given.items()
+                if whose == owner and now < since + _UNSEEN
+            }
             number = min(set(range(completions)) - taken)
             self._given[owner, number] = now
             return number
@@ -104,8 +115,15 @@ def _handler(numbers: _Numbers) -> type[http.server.BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
             patch = json.dumps(numbers.patch(request["object"], request["namespace"])).encode()
-            response = {"uid": request["uid"], "allowed": True, "patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
-            body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}).encode()
+            response = {
+                "uid": request["uid"],
+                "allowed": True,
+                "patchType": "JSONPatch",
+                "patch": base64.b64encode(patch).decode(),
+            }
+            body = json.dumps(
+                {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+            ).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -122,7 +140,9 @@ def _configuration(address: str, authority: certificates.Pair) -> Object:
     webhook = {
         "name": _NAME,
         "clientConfig": {"url": f"{address}/", "caBundle": base64.b64encode(authority.certificate).decode()},
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}],
+        "rules": [
+            {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
+        ],
         "objectSelector": {"matchExpressions": [{"key": "job-name", "operator": "Exists"}]},
         "failurePolicy": "Fail",
         "sideEffects": "None",

@@ -1,17 +1,22 @@
 """The kinds of KubeRay, Kubeflow and JobSet, as CustomResourceDefinitions for a test cluster.
 
     python tests/helpers/kube_kinds.py FOLDER          writes them there as YAML
-    python tests/helpers/kube_kinds.py check WHEEL     compares the PyTorchJob with the models in kubeflow_training's wheel
+    python tests/helpers/kube_kinds.py check WHEEL     compares the PyTorchJob with the models in
+    kubeflow_training's wheel
 
-The projects' own are files of their releases, which no registry that we reach has. `LASTCALL_KUBE_CRDS=FOLDER` names a folder with
-them: what is in it is installed, instead of what is here by the same name. Without it:
+The projects' own are files of their releases, which no registry that we reach has.
+`LASTCALL_KUBE_CRDS=FOLDER` names a folder with them: what is in it is installed, instead of what is here by
+the same name. Without it:
 
-- TrainJob, TrainingRuntime, ClusterTrainingRuntime (trainer.kubeflow.org/v1alpha1) and JobSet (v1alpha2) are made from the models that
-  Kubeflow itself publishes as kubeflow_trainer_api, 2.3.0 by constraints.txt. The pods in all kinds are those of this package, too:
-  younger than this server, as in the real definitions.
-- RayCluster, RayJob, RayService and PyTorchJob are written by hand from the projects' Go types. So are, for all, the rules that models
+- TrainJob, TrainingRuntime, ClusterTrainingRuntime (trainer.kubeflow.org/v1alpha1) and JobSet (v1alpha2) are
+  made from the models that
+  Kubeflow itself publishes as kubeflow_trainer_api, 2.3.0 by constraints.txt. The pods in all kinds are those
+  of this package, too: younger than this server, as in the real definitions.
+- RayCluster, RayJob, RayService and PyTorchJob are written by hand from the projects' Go types. So are, for
+  all, the rules that models
   have lost (kube_rules.py).
-- Not here: rules in CEL, which this server does not know; second versions (KubeRay's v1alpha1); the columns that `kubectl get` prints.
+- Not here: rules in CEL, which this server does not know; second versions (KubeRay's v1alpha1); the columns
+  that `kubectl get` prints.
 """
 
 from __future__ import annotations
@@ -73,9 +78,25 @@ class Kind:
             subresources = {"status": {}, **({"scale": self.scale} if self.scale else {})}
         version = {"name": self.version, "served": True, "storage": True, "subresources": subresources}
         version["schema"] = {"openAPIV3Schema": struct(**fields)}
-        names = {"kind": self.name, "listKind": f"{self.name}List", "plural": plural, "singular": self.name.lower(), **self.names}
-        spec = {"group": self.group, "names": names, "scope": "Cluster" if self.cluster_wide else "Namespaced", "versions": [version]}
-        return {"apiVersion": "apiextensions.k8s.io/v1", "kind": _KIND, "metadata": {"name": f"{plural}.{self.group}"}, "spec": spec}
+        names = {
+            "kind": self.name,
+            "listKind": f"{self.name}List",
+            "plural": plural,
+            "singular": self.name.lower(),
+            **self.names,
+        }
+        spec = {
+            "group": self.group,
+            "names": names,
+            "scope": "Cluster" if self.cluster_wide else "Namespaced",
+            "versions": [version],
+        }
+        return {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": _KIND,
+            "metadata": {"name": f"{plural}.{self.group}"},
+            "spec": spec,
+        }
 
 
 def all_kinds() -> list[Kind]:
@@ -86,15 +107,20 @@ def all_kinds() -> list[Kind]:
         Kind("RayCluster", "ray.io", "v1", kube_ray.cluster(), kube_ray.cluster_status(), names=everywhere),
         Kind("RayJob", "ray.io", "v1", kube_ray.job(), kube_ray.job_status(), names=everywhere),
         Kind("RayService", "ray.io", "v1", kube_ray.service(), kube_ray.service_status(), names=everywhere),
-        Kind("JobSet", "jobset.x-k8s.io", "v1alpha2", published(f"{jobset}Spec"), published(f"{jobset}Status")),
         Kind(
-            "TrainJob", trainer, "v1alpha1",
-            published("TrainerV1alpha1TrainJobSpec"), published("TrainerV1alpha1TrainJobStatus"),
+            "JobSet", "jobset.x-k8s.io", "v1alpha2", published(f"{jobset}Spec"), published(f"{jobset}Status")
+        ),
+        Kind(
+            "TrainJob",
+            trainer,
+            "v1alpha1",
+            published("TrainerV1alpha1TrainJobSpec"),
+            published("TrainerV1alpha1TrainJobStatus"),
         ),
         Kind("TrainingRuntime", trainer, "v1alpha1", runtime),
         Kind("ClusterTrainingRuntime", trainer, "v1alpha1", runtime, cluster_wide=True),
         Kind("PyTorchJob", "kubeflow.org", "v1", _pytorch_job(), _pytorch_status(), scale=_SCALE),
-    ]  # fmt: skip
+    ]
 
 
 _SCALE = {
@@ -106,22 +132,49 @@ _SCALE = {
 
 def _pytorch_job() -> Schema:
     replica = struct(replicas=COUNT, template=kube_ray.core("PodTemplateSpec"), restartPolicy=TEXT)
-    scheduling = struct(minAvailable=COUNT, queue=TEXT, minResources=named(QUANTITY), priorityClass=TEXT, scheduleTimeoutSeconds=COUNT)
+    scheduling = struct(
+        minAvailable=COUNT,
+        queue=TEXT,
+        minResources=named(QUANTITY),
+        priorityClass=TEXT,
+        scheduleTimeoutSeconds=COUNT,
+    )
     policy = struct(
         cleanPodPolicy=TEXT, ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=LONG, backoffLimit=COUNT,
         schedulingPolicy=scheduling, suspend={**FLAG, "default": False}, managedBy=TEXT,
     )  # fmt: skip
     elastic = struct(
-        minReplicas=COUNT, maxReplicas=COUNT, rdzvBackend=TEXT, rdzvPort=COUNT, rdzvHost=TEXT, rdzvId=TEXT,
-        rdzvConf=several(struct(key=TEXT, value=TEXT)), standalone=FLAG, nProcPerNode=COUNT, maxRestarts=COUNT,
+        minReplicas=COUNT,
+        maxReplicas=COUNT,
+        rdzvBackend=TEXT,
+        rdzvPort=COUNT,
+        rdzvHost=TEXT,
+        rdzvId=TEXT,
+        rdzvConf=several(struct(key=TEXT, value=TEXT)),
+        standalone=FLAG,
+        nProcPerNode=COUNT,
+        maxRestarts=COUNT,
         metrics=several(generated("V2MetricSpec")),
-    )  # fmt: skip
-    return struct("pytorchReplicaSpecs", runPolicy=policy, elasticPolicy=elastic, pytorchReplicaSpecs=named(replica), nprocPerNode=TEXT)
+    )
+    return struct(
+        "pytorchReplicaSpecs",
+        runPolicy=policy,
+        elasticPolicy=elastic,
+        pytorchReplicaSpecs=named(replica),
+        nprocPerNode=TEXT,
+    )
 
 
 def _pytorch_status() -> Schema:
     condition = struct(
-        "status", "type", type=TEXT, status=TEXT, reason=TEXT, message=TEXT, lastUpdateTime=TIME, lastTransitionTime=TIME
+        "status",
+        "type",
+        type=TEXT,
+        status=TEXT,
+        reason=TEXT,
+        message=TEXT,
+        lastUpdateTime=TIME,
+        lastTransitionTime=TIME,
     )
     selector = published("IoK8sApimachineryPkgApisMetaV1LabelSelector")
     replica = struct(active=COUNT, succeeded=COUNT, failed=COUNT, labelSelector=selector, selector=TEXT)
@@ -130,7 +183,8 @@ def _pytorch_status() -> Schema:
 
 
 def definitions() -> list[Schema]:
-    """Those to install: the ones in the folder that LASTCALL_KUBE_CRDS names, and ours of which it has none."""
+    """Those to install: the ones in the folder that LASTCALL_KUBE_CRDS names, and ours of which it has
+    none."""
     folder = os.environ.get(FOLDER)
     given = read(Path(folder)) if folder else []
     names = {one["metadata"]["name"] for one in given}
@@ -146,17 +200,26 @@ def _fitted(definition: Schema) -> Schema:
 def _fitted_version(version: Schema) -> Schema:
     if "schema" not in version:
         return version
-    return {**version, "schema": {"openAPIV3Schema": as_old_servers_take_it(version["schema"]["openAPIV3Schema"])}}
+    return {
+        **version,
+        "schema": {"openAPIV3Schema": as_old_servers_take_it(version["schema"]["openAPIV3Schema"])},
+    }
 
 
 def read(folder: Path) -> list[Schema]:
-    """The definitions in the YAML files of a folder, as releases have them or `kubectl get crd -o yaml` prints them."""
+    """The definitions in the YAML files of a folder, as releases have them or `kubectl get crd -o yaml`
+    prints them."""
     if not folder.is_dir():
-        raise ValueError(f"{FOLDER}={folder} is not a folder. Put the projects' {_KIND}s there as YAML files, or unset it")
+        raise ValueError(
+            f"{FOLDER}={folder} is not a folder. Put the projects' {_KIND}s there as YAML files, or unset it"
+        )
     files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml", ".json"))
     found = {one["metadata"]["name"]: one for path in files for one in _in_file(path)}
     if not found:
-        raise ValueError(f"{FOLDER}={folder} has no {_KIND} in its {len(files)} YAML files. Put the projects' own there, or unset it")
+        raise ValueError(
+            f"{FOLDER}={folder} has no {_KIND} in its {len(files)} YAML files. Put the "
+            "projects' own there, or unset it"
+        )
     return list(found.values())
 
 
@@ -165,17 +228,26 @@ def _in_file(path: Path) -> Iterator[Schema]:
     for document in yaml.load_all(path.read_text(), loader):
         kind = document.get("kind", "") if isinstance(document, dict) else ""
         items = document["items"] if kind.endswith("List") else [document]
-        for one in ({"kind": kind.removesuffix("List"), **item} for item in items if item):  # in a list, it may be left out
+        # in a list, it may be left out
+        for one in ({"kind": kind.removesuffix("List"), **item} for item in items if item):
             if one["kind"] == _KIND:
                 yield _as_new(one)
 
 
 def _as_new(given: Schema) -> Schema:
-    """Without what another cluster has added, and without a conversion, which needs the project's controller."""
+    """Without what another cluster has added, and without a conversion, which needs the project's
+    controller."""
     metadata = {key: value for key, value in given["metadata"].items() if key in _KEPT}
-    metadata["annotations"] = {key: value for key, value in metadata.get("annotations", {}).items() if key != _APPLIED}
+    metadata["annotations"] = {
+        key: value for key, value in metadata.get("annotations", {}).items() if key != _APPLIED
+    }
     spec = {key: value for key, value in given["spec"].items() if key != "conversion"}
-    return {"apiVersion": given.get("apiVersion", "apiextensions.k8s.io/v1"), "kind": _KIND, "metadata": metadata, "spec": spec}
+    return {
+        "apiVersion": given.get("apiVersion", "apiextensions.k8s.io/v1"),
+        "kind": _KIND,
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
 def write(folder: Path) -> None:
@@ -194,20 +266,29 @@ class _Dumper(yaml.SafeDumper):
 
 
 def differences(wheel: Path) -> list[str]:
-    """Between our PyTorchJob's fields and those in a wheel of kubeflow_training. Run by hand: it has no place beside Kubeflow's SDK."""
+    """Between our PyTorchJob's fields and those in a wheel of kubeflow_training. Run by hand: it has no place
+    beside Kubeflow's SDK."""
     theirs, ours = (
         {(path, one.get("type")) for path, one in walk(spec) if not path.startswith(_OTHERS)}
-        for spec in (generated("KubeflowOrgV1PyTorchJobSpec", functools.partial(_model_text, zipfile.ZipFile(wheel))), _pytorch_job())
+        for spec in (
+            generated("KubeflowOrgV1PyTorchJobSpec", functools.partial(_model_text, zipfile.ZipFile(wheel))),
+            _pytorch_job(),
+        )
     )
-    return [f"only theirs: {it}" for it in sorted(theirs - ours)] + [f"only ours: {it}" for it in sorted(ours - theirs)]
+    return [f"only theirs: {it}" for it in sorted(theirs - ours)] + [
+        f"only ours: {it}" for it in sorted(ours - theirs)
+    ]
 
 
-_OTHERS = (".pytorchReplicaSpecs{}.template", ".elasticPolicy.metrics[]")  # Kubernetes' own, which the wheel has not
+# Kubernetes' own, which the wheel has not
+_OTHERS = (".pytorchReplicaSpecs{}.template", ".elasticPolicy.metrics[]")
 _NOTHING = "openapi_types = {} attribute_map = {}"
 
 
 def _model_text(wheel: zipfile.ZipFile, name: str) -> str:
-    texts = (wheel.read(file).decode() for file in wheel.namelist() if file.startswith("kubeflow/training/models/"))
+    texts = (
+        wheel.read(file).decode() for file in wheel.namelist() if file.startswith("kubeflow/training/models/")
+    )
     return next((text for text in texts if f"class {name}(" in text), _NOTHING)
 
 

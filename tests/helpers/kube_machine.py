@@ -21,14 +21,17 @@ _WARDEN = Path(__file__).with_name("kube_warden.py")
 
 
 class Machine:
-    """Networks, all below 10.N: .0 services, .1 pods, .2 between this machine (`outside`) and that one (`inside`)."""
+    """Networks, all below 10.N: .0 services, .1 pods, .2 between this machine (`outside`) and that one
+    (`inside`)."""
 
     def __init__(self, path: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kube-"))
         self._path = path
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         self._warden = subprocess.Popen(
-            [sys.executable, "-S", str(_WARDEN), str(self.folder)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-S", str(_WARDEN), str(self.folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             self.expect(lambda: (self.folder / "first").exists(), "a machine with namespaces of its own")
@@ -48,9 +51,14 @@ class Machine:
     def _connect(self) -> str:
         taken = json.dumps(json.loads(_said("ip", "-json", "route")))
         numbers = random.sample(range(64, 250), 186)
-        name, network = next((f"kube{n}", f"10.{n}") for n in numbers if f'"10.{n}.' not in taken and _link(f"kube{n}", self._first))
+        name, network = next(
+            (f"kube{n}", f"10.{n}")
+            for n in numbers
+            if f'"10.{n}.' not in taken and _link(f"kube{n}", self._first)
+        )
         for words in (
-            f"addr add {network}.2.1/24 dev {name}", f"link set {name} up", f"route add {network}.0.0/16 via {network}.2.2",
+            f"addr add {network}.2.1/24 dev {name}", f"link set {name} up", f"route add {network}.0.0/16 via "
+                                                                            f"{network}.2.2",
         ):  # fmt: skip
             _said("ip", *words.split())
         self.inside, self.outside = f"{network}.2.2", f"{network}.2.1"
@@ -74,7 +82,14 @@ class Machine:
             )
 
     def run(self, *words: object) -> str:
-        done = subprocess.run(self._entered(*words), capture_output=True, text=True, env=self._environment(), timeout=300, check=False)
+        done = subprocess.run(
+            self._entered(*words),
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -83,7 +98,9 @@ class Machine:
 
         def holds() -> bool:
             for name, program in {"the warden": self._warden, **self._programs}.items():
-                assert program.poll() is None, f"{name} has ended with {program.returncode} before: {what}\n{self.log(name)}"
+                assert program.poll() is None, (
+                    f"{name} has ended with {program.returncode} before: {what}\n{self.log(name)}"
+                )
             return condition()
 
         until(holds, lambda: f"{what}\n{self.log(next(reversed(self._programs), ''))}")
@@ -91,14 +108,26 @@ class Machine:
     def pids(self) -> list[int]:
         """All processes in there, as they are numbered out here."""
         inside = Path(f"/proc/{self._first}/ns/pid").readlink()
-        return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _namespace(entry) == inside]
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and _namespace(entry) == inside
+        ]
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace")[-6000:] if path.exists() else ""
 
     def _entered(self, *words: object) -> list[str]:
-        return ["nsenter", f"--target={self._first}", "--mount", "--pid", "--net", f"--wd={self.folder}", *map(str, words)]
+        return [
+            "nsenter",
+            f"--target={self._first}",
+            "--mount",
+            "--pid",
+            "--net",
+            f"--wd={self.folder}",
+            *map(str, words),
+        ]
 
     def _environment(self) -> dict[str, str]:
         return {"PATH": self._path, "HOME": str(self.folder), "TMPDIR": "/tmp", "LANG": "C.UTF-8"}

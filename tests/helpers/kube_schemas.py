@@ -1,8 +1,9 @@
 """Schemas of a CustomResourceDefinition, made from the models that projects publish as Python packages.
 
-Two generators have written these models: pydantic classes (`kubeflow_trainer_api`, which has the pods, too), and classes with
-`openapi_types` (`kubernetes`, `kubeflow_training`). What comes out is structural: no reference, no alternative, every field with its
-type. Descriptions are left out. What the generators have lost is laid over it from kube_rules.py.
+Two generators have written these models: pydantic classes (`kubeflow_trainer_api`, which has the pods, too),
+and classes with `openapi_types` (`kubernetes`, `kubeflow_training`). What comes out is structural: no
+reference, no alternative, every field with its type. Descriptions are left out. What the generators have lost
+is laid over it from kube_rules.py.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ METADATA: Schema = {  # of a template: all that controller-gen lets in there
         "finalizers": {"type": "array", "items": TEXT},
     },
 }
-_SPECIAL = {"ObjectMeta": METADATA, "Quantity": QUANTITY, "IntOrString": EITHER}  # by the end of a model's name
-_PLAIN = {"str": TEXT, "bool": FLAG, "float": NUMBER, "datetime": TIME, "object": EITHER}  # an object is what may be a number or a text
+# by the end of a model's name
+_SPECIAL = {"ObjectMeta": METADATA, "Quantity": QUANTITY, "IntOrString": EITHER}
+# an object is what may be a number or a text
+_PLAIN = {"str": TEXT, "bool": FLAG, "float": NUMBER, "datetime": TIME, "object": EITHER}
 
 
 def several(items: Schema, **rules: Any) -> Schema:
@@ -84,13 +87,20 @@ def _expanded(name: str, given: Schema, models: Schema) -> Schema:
 
 @functools.cache
 def generated(name: str, text_of: Callable[[str], str] | None = None) -> Schema:
-    """A model that has `openapi_types`. `text_of` gives the text of its class, by name; without it, it is one of `kubernetes`."""
+    """A model that has `openapi_types`. `text_of` gives the text of its class, by name; without it, it is one
+    of `kubernetes`."""
     if (special := _special(name)) is not None:
         return special
-    text = text_of(name) if text_of is not None else inspect.getsource(getattr(kubernetes.client.models, name))
+    text = (
+        text_of(name) if text_of is not None else inspect.getsource(getattr(kubernetes.client.models, name))
+    )
     kinds, names = (_table(text, word) for word in ("openapi_types", "attribute_map"))
     needed = re.findall(r"Invalid value for `(\w+)`, must not be `None`", text)
-    return _model(name, {names[key]: _typed(kind, text_of) for key, kind in kinds.items()}, [names[key] for key in needed])
+    return _model(
+        name,
+        {names[key]: _typed(kind, text_of) for key, kind in kinds.items()},
+        [names[key] for key in needed],
+    )
 
 
 def _table(text: str, word: str) -> dict[str, str]:
@@ -132,7 +142,8 @@ def _laid_over(field: str, given: Schema, rules: Schema) -> Schema:
 
 
 def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every schema in it, with where it is: `.spec.template`, `[]` for the items of a list, `{}` for the values of a map."""
+    """Every schema in it, with where it is: `.spec.template`, `[]` for the items of a list, `{}` for the
+    values of a map."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from walk(inner, f"{path}.{name}")
@@ -142,18 +153,25 @@ def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def as_old_servers_take_it(schema: Schema) -> Schema:
-    """Kubernetes 1.20 reads the default "" as null, and refuses it; and a list's key must have a default, or be required.
+    """Kubernetes 1.20 reads the default "" as null, and refuses it; and a list's key must have a default, or
+    be required.
 
     So names have no such default, and lists by such names (imagePullSecrets) are plain ones.
     """
     made = {key: value for key, value in schema.items() if (key, value) != ("default", "")}
     if "properties" in made:
-        made["properties"] = {name: as_old_servers_take_it(inner) for name, inner in made["properties"].items()}
+        made["properties"] = {
+            name: as_old_servers_take_it(inner) for name, inner in made["properties"].items()
+        }
     for key in ("items", "additionalProperties"):
         if isinstance(made.get(key), dict):
             made[key] = as_old_servers_take_it(made[key])
     if not all(_always_there(made["items"], key) for key in made.get("x-kubernetes-list-map-keys", ())):
-        made = {key: value for key, value in made.items() if key not in ("x-kubernetes-list-type", "x-kubernetes-list-map-keys")}
+        made = {
+            key: value
+            for key, value in made.items()
+            if key not in ("x-kubernetes-list-type", "x-kubernetes-list-map-keys")
+        }
     return made
 
 

@@ -29,11 +29,14 @@ def job(
 ) -> Object:
     """The Job of somebody who has never heard of us, but for the annotations.
 
-    `folder` is its volume; `grace` what its pod says; `shell`: a shell stays above the training, and swallows what the kubelet signals;
-    `logged`: what lastcall says is in the pod's log, where people look for it, and not in a file that outlives the pod.
+    `folder` is its volume; `grace` what its pod says; `shell`: a shell stays above the training, and swallows
+    what the kubelet signals; `logged`: what lastcall says is in the pod's log, where people look for it, and
+    not in a file that outlives the pod.
     """
     mounts = {**kube_images.MOUNTS, "code": SCRIPT.parent}
-    volumes = [{"name": key, "hostPath": {"path": str(path)}} for key, path in {**mounts, "data": folder}.items()]
+    volumes = [
+        {"name": key, "hostPath": {"path": str(path)}} for key, path in {**mounts, "data": folder}.items()
+    ]
     training = f"{kube_images.PYTHON} -u {SCRIPT} /data >> /data/out{'' if logged else ' 2>> /data/err'}"
     container = {
         "name": "train",
@@ -55,7 +58,8 @@ def job(
 
 
 def uninterrupted(folder: Path, settings: Mapping[str, object]) -> str:
-    """What it comes to when nobody stops it: the same script with the same packages, in a process of this machine."""
+    """What it comes to when nobody stops it: the same script with the same packages, in a process of this
+    machine."""
     env = {
         **os.environ,
         **_QUIET,
@@ -64,7 +68,14 @@ def uninterrupted(folder: Path, settings: Mapping[str, object]) -> str:
         "SLOW": "0",
         "LASTCALL_ENABLED": "0",
     }
-    done = subprocess.run([sys.executable, str(SCRIPT), str(folder)], env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -100,20 +111,28 @@ class Training:
 
     def expect(self, start: str, count: int = 1) -> None:
         """Wait for the so-many-th line that starts like this."""
-        until(lambda: len(self.lines(start)) >= count, lambda: f"{count} lines {start!r} of {self.name}\n{self.story()}")
+        until(
+            lambda: len(self.lines(start)) >= count,
+            lambda: f"{count} lines {start!r} of {self.name}\n{self.story()}",
+        )
 
     def wait(self) -> None:
         """Until it has succeeded."""
 
         def ended() -> bool:
             status = self._cluster.api.get("Job", self.name)["status"]
-            assert not any(it["type"] == "Failed" for it in status.get("conditions", [])), f"{status}\n{self.story()}"
+            assert not any(it["type"] == "Failed" for it in status.get("conditions", [])), (
+                f"{status}\n{self.story()}"
+            )
             return bool(status.get("succeeded"))
 
         until(ended, lambda: f"the end of {self.name}\n{self.story()}")
 
     def gone(self, pod: Object) -> None:
-        until(lambda: not self._is_there(pod), lambda: f"the end of the pod {pod['metadata']['name']}\n{self.story()}")
+        until(
+            lambda: not self._is_there(pod),
+            lambda: f"the end of the pod {pod['metadata']['name']}\n{self.story()}",
+        )
 
     def _is_there(self, pod: Object) -> bool:
         try:

@@ -1,10 +1,12 @@
-"""Keeps a machine within the machine: processes, mounts and a network of its own, in which everything that is started ends with it.
+"""Keeps a machine within the machine: processes, mounts and a network of its own, in which everything that is
+started ends with it.
 
     kube_warden.py FOLDER
 
-It waits until its input ends, as it does however the tests end. Then it kills the first process of that machine, and the kernel with
-it all others in there, the containers' too, every mount and every interface. What would be left are the folder, the control groups
-and the kernel settings that a kubelet changes: they are cleaned up here. Needs nothing but the standard library.
+It waits until its input ends, as it does however the tests end. Then it kills the first process of that
+machine, and the kernel with it all others in there, the containers' too, every mount and every interface.
+What would be left are the folder, the control groups and the kernel settings that a kubelet changes: they are
+cleaned up here. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -25,12 +27,24 @@ _SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-_UNSHARE = ("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child=KILL", "--mount-proc", "--propagation", "private")
+_UNSHARE = (
+    "unshare",
+    "--mount",
+    "--pid",
+    "--net",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+    "--propagation",
+    "private",
+)
 
 
 def keep(folder: Path) -> None:
     settings = {path: path.read_text() for name in _SETTINGS if (path := Path("/proc/sys", name)).exists()}
-    first = subprocess.Popen([*_UNSHARE, sys.executable, "-S", __file__, "--first", str(folder)], stdin=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        [*_UNSHARE, sys.executable, "-S", __file__, "--first", str(folder)], stdin=subprocess.DEVNULL
+    )
     sys.stdin.read()
     first.kill()
     first.wait()
@@ -46,7 +60,15 @@ def first(folder: Path) -> None:
     for name in ("var", "work"):
         (folder / name).mkdir()
     _run("mount", "-t", "tmpfs", "tmpfs", "/run")
-    _run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir=/var,upperdir={folder}/var,workdir={folder}/work", "/var")
+    _run(
+        "mount",
+        "-t",
+        "overlay",
+        "overlay",
+        "-o",
+        f"lowerdir=/var,upperdir={folder}/var,workdir={folder}/work",
+        "/var",
+    )
     _run("ip", "link", "set", "lo", "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     (folder / "first").write_text("ready")

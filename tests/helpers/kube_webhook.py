@@ -40,10 +40,25 @@ class Webhook:
     def start(self) -> None:
         folder = self._cluster.folder
         words = [
-            "--host", self._cluster.outside, "--port", self._port, "--name", self._cluster.outside, "--image", kube_images.LASTCALL,
-            "--ca-cert", folder / "webhook.crt", "--ca-key", folder / "webhook.key",
-            "--api-server", self._cluster.url, "--api-token", self._cluster.token_file, "--api-ca", self._cluster.authority,
-        ]  # fmt: skip
+            "--host",
+            self._cluster.outside,
+            "--port",
+            self._port,
+            "--name",
+            self._cluster.outside,
+            "--image",
+            kube_images.LASTCALL,
+            "--ca-cert",
+            folder / "webhook.crt",
+            "--ca-key",
+            folder / "webhook.key",
+            "--api-server",
+            self._cluster.url,
+            "--api-token",
+            self._cluster.token_file,
+            "--api-ca",
+            self._cluster.authority,
+        ]
         with (folder / "webhook.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "lastcall", "kube", "webhook", *map(str, words)],
@@ -62,7 +77,9 @@ class Webhook:
     def _ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self.log()
         try:
-            Api(f"https://{self._cluster.outside}:{self._port}", self._cluster.folder / "webhook.crt", "").ask("GET", "/readyz")
+            Api(
+                f"https://{self._cluster.outside}:{self._port}", self._cluster.folder / "webhook.crt", ""
+            ).ask("GET", "/readyz")
         except (OSError, Refused):
             return False
         return True

@@ -1,4 +1,5 @@
-"""As much of a Kubernetes API server as the SDK needs to submit a TrainJob: one runtime to read, and a list of what was created."""
+"""As much of a Kubernetes API server as the SDK needs to submit a TrainJob: one runtime to read, and a list
+of what was created."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ class FakeApi(Served):
         self.kubeconfig = folder / "kubeconfig"
         cluster = {"name": "fake", "cluster": {"server": self.address}}
         context = {"name": "fake", "context": {"cluster": "fake", "user": "fake"}}
-        whole = {"clusters": [cluster], "contexts": [context], "users": [{"name": "fake", "user": {}}], "current-context": "fake"}
+        whole = {
+            "clusters": [cluster],
+            "contexts": [context],
+            "users": [{"name": "fake", "user": {}}],
+            "current-context": "fake",
+        }
         self.kubeconfig.write_text(json.dumps(whole))
 
 

@@ -1,6 +1,7 @@
 # ruff: noqa: E101, W291, N806
 # fmt: off
-"""Training functions as people write them, for jobs of Kubeflow. Each stands alone: its text is all that travels."""
+"""Training functions as people write them, for jobs of Kubeflow. Each stands alone: its text is all that
+travels."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 
 def peculiar(path: str, words: list[str], nothing: None = None) -> None:
-    r"""What a shell, a here-document, Kubernetes and a format string would each like to change: ${x} `date` $(HOSTNAME) $$ {y} \n."""
+    r"""What a shell, a here-document, Kubernetes and a format string would each like to change: ${x} `date`
+    $(HOSTNAME) $$ {y} \n."""
     import json
     import os
 
@@ -49,7 +51,14 @@ def train(epochs: float, length: int = 64, pause: float = 0.0) -> None:
     import time
 
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+        set_seed,
+    )
 
     set_seed(0)
     rows = torch.randint(0, 64, (length, 8), generator=torch.Generator().manual_seed(0)).tolist()
@@ -70,7 +79,7 @@ def train(epochs: float, length: int = 64, pause: float = 0.0) -> None:
         report_to="none",
         use_cpu=True,
     )
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))  # noqa: E501
     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[Slow()])
     trainer.train()
     trainer.save_model(os.path.join(args.output_dir, "final"))

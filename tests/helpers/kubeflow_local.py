@@ -1,6 +1,6 @@
-"""The SDK's local process backend without a network: it makes an empty virtual environment and installs what it is told with pip, so
-it is told of two wheels on disk. One is lastcall itself. The other is called torch, and is a line that leads to the packages of this
-environment."""
+"""The SDK's local process backend without a network: it makes an empty virtual environment and installs what
+it is told with pip, so it is told of two wheels on disk. One is lastcall itself. The other is called torch,
+and is a line that leads to the packages of this environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "OMP_NUM_THREADS": "1", "LAS
 
 def wheels(folder: Path) -> tuple[str, str]:
     """What pip is to install: torch and lastcall."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "-w"]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+    ]
     subprocess.run([*build, str(folder), str(ROOT)], check=True, timeout=180)
     (ours,) = folder.glob("lastcall-*.whl")
     return f"torch @ {_torch(folder).as_uri()}", f"lastcall @ {ours.as_uri()}"
@@ -65,7 +75,9 @@ class Jobs:
         return name
 
     def wait(self, name: str, timeout: int = 150) -> str:
-        status: str = self.client.wait_for_job_status(name, {"Complete", "Failed"}, timeout, polling_interval=1).status
+        status: str = self.client.wait_for_job_status(
+            name, {"Complete", "Failed"}, timeout, polling_interval=1
+        ).status
         return status
 
     def log(self, name: str) -> str:

@@ -1,5 +1,6 @@
-"""The TrainJob of the second seed: how it is submitted through the real SDK, what must come of it field by field, and the pods that
-Kubeflow's controller makes of it. The API server behind it may be a real one or `kubeflow_api`'s."""
+"""The TrainJob of the second seed: how it is submitted through the real SDK, what must come of it field by
+field, and the pods that Kubeflow's controller makes of it. The API server behind it may be a real one or
+`kubeflow_api`'s."""
 
 from __future__ import annotations
 
@@ -28,10 +29,19 @@ RUNTIME: Object = {
                     {
                         "name": "node",
                         "template": {
-                            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                            "metadata": {
+                                "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+                            },
                             "spec": {
                                 "template": {
-                                    "spec": {"containers": [{"name": "node", "image": "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"}]}
+                                    "spec": {
+                                        "containers": [
+                                            {
+                                                "name": "node",
+                                                "image": "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime",
+                                            }
+                                        ]
+                                    }
                                 }
                             },
                         },
@@ -41,7 +51,15 @@ RUNTIME: Object = {
         },
     },
 }
-SERVERS_OWN = ("uid", "creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "namespace")
+SERVERS_OWN = (
+    "uid",
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "namespace",
+)
 
 
 def of_the_seed(**changes: Any) -> TransformersTrainer:
@@ -53,13 +71,17 @@ def of_the_seed(**changes: Any) -> TransformersTrainer:
         "resources_per_node": {"nvidia.com/gpu": 1, "cpu": "4", "memory": "16Gi"},
         "enable_jit_checkpoint": True,
         "output_dir": "pvc://shared/checkpoints/jit-checkpointing",
-        "periodic_checkpoint_config": PeriodicCheckpointConfig(save_strategy="steps", save_steps=20, save_total_limit=2),
+        "periodic_checkpoint_config": PeriodicCheckpointConfig(
+            save_strategy="steps", save_steps=20, save_total_limit=2
+        ),
         "env": {"HF_HUB_OFFLINE": "1"},
     }
     return TransformersTrainer(**{**said, **changes})
 
 
-def submit(kubeconfig: Path, trainer: Any, namespace: str = "default", options: list[Any] | None = None) -> str:
+def submit(
+    kubeconfig: Path, trainer: Any, namespace: str = "default", options: list[Any] | None = None
+) -> str:
     """Through the SDK, as a notebook does. The runtime must be there. Returns the TrainJob's name."""
     client = TrainerClient(KubernetesBackendConfig(namespace=namespace, config_file=str(kubeconfig)))
     name: str = client.train(runtime="torch-distributed", trainer=trainer, options=options)
@@ -83,7 +105,12 @@ def expected(name: str, command: list[str]) -> Object:
     pod = {
         "terminationGracePeriodSeconds": 120,
         "volumes": [{"name": "checkpoint-storage", "persistentVolumeClaim": {"claimName": "shared"}}],
-        "containers": [{"name": "node", "volumeMounts": [{"name": "checkpoint-storage", "mountPath": "/mnt/kubeflow-checkpoints"}]}],
+        "containers": [
+            {
+                "name": "node",
+                "volumeMounts": [{"name": "checkpoint-storage", "mountPath": "/mnt/kubeflow-checkpoints"}],
+            }
+        ],
     }
     job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     return {
@@ -106,14 +133,18 @@ def expected(name: str, command: list[str]) -> Object:
                 "env": [{"name": name, "value": value} for name, value in variables.items()],
             },
             "runtimePatches": [
-                {"manager": "lastcall.dev/kubeflow", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+                {
+                    "manager": "lastcall.dev/kubeflow",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
+                }
             ],
         },
     }
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
-    """Where two objects differ, in words. What only a server adds to `metadata`, and `status`, is no difference."""
+    """Where two objects differ, in words. What only a server adds to `metadata`, and `status`, is no
+    difference."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         added = SERVERS_OWN if path == ".metadata" else ("status",) if path == "" else ()
         for name in {**wanted, **found}:
@@ -127,7 +158,8 @@ def differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
 
 
 def pod_template(job: Object, runtime: Object = RUNTIME) -> Object:
-    """The pods of a TrainJob, as far as it says anything of them: the runtime's, with the trainer's words and the patches in them."""
+    """The pods of a TrainJob, as far as it says anything of them: the runtime's, with the trainer's words and
+    the patches in them."""
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pod: Object = copy.deepcopy(replicated["template"]["spec"]["template"])
     (container,) = pod["spec"]["containers"]

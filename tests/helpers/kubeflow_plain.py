@@ -1,4 +1,5 @@
-"""The training function of `kubeflow_functions` where nobody has heard of lastcall or Kubeflow: what its jobs must come to."""
+"""The training function of `kubeflow_functions` where nobody has heard of lastcall or Kubeflow: what its jobs
+must come to."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from pathlib import Path
 from helpers.nursery import environment
 from helpers.ports import free_port
 
-TWO_NODES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
+TWO_NODES = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LASTCALL_KILL_WAIT_SECONDS": "0",
+}
 
 _SCRIPT = """
 import torch.distributed
@@ -25,9 +31,15 @@ def weights(folder: Path, epochs: int, ranks: int = 1) -> bytes:
     """The model that it saves at its end."""
     folder.mkdir()
     (folder / "script.py").write_text(_SCRIPT.format(epochs=epochs))
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"] if ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
+        if ranks > 1
+        else []
+    )
     environ = {**environment(), **TWO_NODES, "LASTCALL_ENABLED": "0"}
     command = [sys.executable, *launcher, "script.py"]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return (folder / "lost" / "final" / "model.safetensors").read_bytes()

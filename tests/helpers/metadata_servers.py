@@ -1,4 +1,5 @@
-"""Local servers that speak the metadata protocols of the three clouds as documented, and misbehave on demand."""
+"""Local servers that speak the metadata protocols of the three clouds as documented, and misbehave on
+demand."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ class MetadataServer:
 
         with self.changed:
             goal = count() + more
-            assert self.changed.wait_for(lambda: count() >= goal, PATIENCE), f"asked too seldom: {self.requests[-5:]}"
+            assert self.changed.wait_for(lambda: count() >= goal, PATIENCE), (
+                f"asked too seldom: {self.requests[-5:]}"
+            )
 
     def answer(self, request: _Handler) -> None:
         raise NotImplementedError
@@ -193,7 +196,10 @@ class GcpServer(MetadataServer):
         with self.changed:
             if query.get("wait_for_change") == "true":
                 last = query.get("last_etag", self._etags[key])
-                self.changed.wait_for(lambda: self._etags[key] != last or self.over.is_set(), float(query.get("timeout_sec", PATIENCE)))
+                self.changed.wait_for(
+                    lambda: self._etags[key] != last or self.over.is_set(),
+                    float(query.get("timeout_sec", PATIENCE)),
+                )
             value, etag = self._values[key], self._etags[key]
         request.reply(200, value, Metadata_Flavor=self.flavor, ETag=etag)
 

@@ -108,7 +108,13 @@ class Held:
 class Failing:
     """A hook that raises at so many such calls, and then no more."""
 
-    def __init__(self, operation: str, part: str = "", times: int = 1, error: type[errors.StorageError] = errors.StorageError) -> None:
+    def __init__(
+        self,
+        operation: str,
+        part: str = "",
+        times: int = 1,
+        error: type[errors.StorageError] = errors.StorageError,
+    ) -> None:
         self._wanted = operation, part
         self._left = times
         self._error = error
@@ -125,7 +131,13 @@ class Life:
     """One incarnation of a run that needs no framework, in a directory with a mirror."""
 
     def __init__(
-        self, root: Path, place: Folder, *, clock: clocks.Clock | None = None, limit: int | None = None, run: str = ""
+        self,
+        root: Path,
+        place: Folder,
+        *,
+        clock: clocks.Clock | None = None,
+        limit: int | None = None,
+        run: str = "",
     ) -> None:
         self.world = World(root, clock=clock)
         self.root = root
@@ -162,7 +174,9 @@ class Life:
     def __enter__(self) -> Life:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.world.__exit__(kind, error, trace)
 
 

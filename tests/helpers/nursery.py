@@ -84,7 +84,9 @@ class Child:
             if not found and self.poll() is not None:
                 found[:] = [line for line in self.lines() if line.startswith(starts)]
                 if not found:
-                    raise AssertionError(f"ended with {self.code} and no line {starts}: {self.lines()[-5:]}\n{self.log()}")
+                    raise AssertionError(
+                        f"ended with {self.code} and no line {starts}: {self.lines()[-5:]}\n{self.log()}"
+                    )
             return bool(found)
 
         until(seen, f"a line {starts}")

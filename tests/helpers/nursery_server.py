@@ -1,6 +1,7 @@
-"""A process that has imported torch and forks a fresh child for each request, so that a test pays milliseconds for a
-process and not the seconds that the import takes. What the child does from then on is what `python script.py` does:
-its own session, its own output files, the script as `__main__`, exit functions, exit code.
+"""A process that has imported torch and forks a fresh child for each request, so that a test pays
+milliseconds for a process and not the seconds that the import takes. What the child does from then on is what
+`python script.py` does: its own session, its own output files, the script as `__main__`, exit functions, exit
+code.
 
     python nursery_server.py FD [MODULE ...]       requests and answers are JSON lines on the socket FD
 """
@@ -68,7 +69,8 @@ def serve(channel: socket.socket) -> Path | None:
 
 
 def warm_up() -> None:
-    """What every script would import or build by itself. No backward(): its engine's threads do not survive a fork."""
+    """What every script would import or build by itself. No backward(): its engine's threads do not survive a
+    fork."""
     assert lastcall.protect is not None
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -103,8 +105,9 @@ def run(script: Path) -> int:
 
 
 def leave(code: int) -> None:
-    """The interpreter's way out: threads are waited for, exit functions run. Only the modules are not taken apart, since
-    that would copy every page of this process, for half a second. tests/e2e/test_examples.py leaves in full."""
+    """The interpreter's way out: threads are waited for, exit functions run. Only the modules are not taken
+    apart, since that would copy every page of this process, for half a second. tests/e2e/test_examples.py
+    leaves in full."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,6 +1,8 @@
-"""Tables of training loops ("shapes"): each is run undisturbed and preempted at several batches, and what it trained is compared.
+"""Tables of training loops ("shapes"): each is run undisturbed and preempted at several batches, and what it
+trained is compared.
 
-A shape is a function that reads like a training script. It makes everything anew, trains with learn(), and is registered by @shape:
+A shape is a function that reads like a training script. It makes everything anew, trains with learn(), and is
+registered by @shape:
 
     @shape(kills=(5, 11, 17))                                # identical and silent, whenever it is preempted
     def plain_steps():
@@ -10,10 +12,12 @@ A shape is a function that reads like a training script. It makes everything ane
             for _ in run.steps(30):
                 learn(next(batches))
 
-    @shape(warned="itertools.cycle")                         # the first incarnation warns with these words, and says `exact: false`
+    @shape(warned="itertools.cycle")                         # the first incarnation warns with these words,
+    and says `exact: false`
 
-Every incarnation is a process of its own (a fork of the nursery's child), gets a real SIGTERM in the middle of the step that trains
-batch number `kill` (from 0; a tuple: one for each incarnation), and must end with 75. Played by tests/e2e/test_shapes.py.
+Every incarnation is a process of its own (a fork of the nursery's child), gets a real SIGTERM in the middle
+of the step that trains batch number `kill` (from 0; a tuple: one for each incarnation), and must end with 75.
+Played by tests/e2e/test_shapes.py.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ class Shape:
     name: str
     loop: Callable[[], None]
     kills: tuple[Kills, ...] = (5, BATCHES - 1, BATCHES + 5)
-    warned: str = ""  # words of the one warning in the first incarnation; "" is identical, exact, and no warning at all
+    # words of the one warning in the first incarnation; "" is identical, exact, and no warning at all
+    warned: str = ""
     refused: str = ""  # words of the error that protect() or the loop raises at once
     slow: bool = False
     seeded: bool = True  # the script seeds everything alike in every incarnation
@@ -75,11 +80,12 @@ def shape(**options: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
     return enter
 
 
-# ---- what a shape uses -----------------------------------------------------------------------------------------------------------
+# ---- what a shape uses -------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
-    """Dropout draws from torch's generator at every step. `trained` counts the batches, and comes back with the weights."""
+    """Dropout draws from torch's generator at every step. `trained` counts the batches, and comes back with
+    the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +127,8 @@ def protect(**state: Any) -> Any:
 
 
 def learn(batch: Any, *, update: bool = True, scale: float = 1.0) -> float:
-    """Train one batch (anything made of tensors and numbers). `update=False`: gradients are only accumulated."""
+    """Train one batch (anything made of tensors and numbers). `update=False`: gradients are only
+    accumulated."""
     x = torch.cat([part.detach().double().reshape(-1) for part in _tensors(batch)]).float()
     model, optimizer = _life.model, _life.optimizer
     place = int(model.trained)
@@ -165,7 +172,9 @@ def samples(count: int = 4 * BATCHES) -> TensorDataset:
 def loader(**options: Any) -> DataLoader[Any]:
     """BATCHES batches of 4, shuffled."""
     dataset = options.pop("dataset", None)
-    return DataLoader(samples() if dataset is None else dataset, **{"batch_size": 4, "shuffle": True, **options})
+    return DataLoader(
+        samples() if dataset is None else dataset, **{"batch_size": 4, "shuffle": True, **options}
+    )
 
 
 def forever(data: Any) -> Iterator[Any]:
@@ -173,7 +182,7 @@ def forever(data: Any) -> Iterator[Any]:
         yield from data
 
 
-# ---- one incarnation ---------------------------------------------------------------------------------------------------------------
+# ---- one incarnation ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -202,7 +211,8 @@ class _Warnings(logging.Handler):
 def _live(shape: Shape, folder: Path, number: int, kill: int | None, on: bool) -> Told:
     """In the forked process: the script, and what is to be told of it."""
     global _life
-    base = 0 if shape.seeded else 1000 * number  # the first is as the undisturbed one, so that what they train can be compared
+    # the first is as the undisturbed one, so that what they train can be compared
+    base = 0 if shape.seeded else 1000 * number
     random.seed(base + 1)
     np.random.seed(base + 2)
     torch.manual_seed(base + 3)
@@ -238,7 +248,11 @@ def incarnation(shape: Shape, folder: Path, number: int, kill: int | None, on: b
     if pid == 0:
         code = 99
         try:
-            print(f"---- {shape.name}: incarnation {number} in {folder.name}, kill {kill}", file=sys.stderr, flush=True)
+            print(
+                f"---- {shape.name}: incarnation {number} in {folder.name}, kill {kill}",
+                file=sys.stderr,
+                flush=True,
+            )
             told = _live(shape, folder, number, kill, on)
             result.write_text(json.dumps(asdict(told)))
             code = told.code
@@ -256,7 +270,7 @@ def incarnation(shape: Shape, folder: Path, number: int, kill: int | None, on: b
     return told
 
 
-# ---- what came of it ---------------------------------------------------------------------------------------------------------------
+# ---- what came of it ---------------------------------------------------------------------------------------
 
 
 def play(shape: Shape, folder: Path) -> list[str]:
@@ -275,7 +289,8 @@ def play(shape: Shape, folder: Path) -> list[str]:
     for kills in shape.kills:
         several = kills if isinstance(kills, tuple) else (kills,)
         wrong += [
-            f"killed at {kills}: {text}" for text in _killed(shape, whole, folder / f"kill-{'-'.join(map(str, several))}", several)
+            f"killed at {kills}: {text}"
+            for text in _killed(shape, whole, folder / f"kill-{'-'.join(map(str, several))}", several)
         ]
     return wrong
 
@@ -300,7 +315,8 @@ def _killed(shape: Shape, whole: Told, folder: Path, kills: tuple[int, ...]) -> 
     return wrong
 
 
-_SLOW = "No boundary in time"  # a busy machine, and nothing about the data: what was rescued is compared all the same
+# a busy machine, and nothing about the data: what was rescued is compared all the same
+_SLOW = "No boundary in time"
 
 
 def _words(shape: Shape, told: Told, who: str) -> list[str]:
@@ -321,7 +337,11 @@ def _difference(one: list[Any], other: list[Any]) -> str:
     for (place, values, _), (other_place, others, _) in zip(one, other, strict=False):
         if (place, values) != (other_place, others):
             return f"batch {place} is {values[:8]}, and was to be batch {other_place} {others[:8]}"
-    return f"{len(one)} and {len(other)} batches" if len(one) != len(other) else "the same batches, other weights"
+    return (
+        f"{len(one)} and {len(other)} batches"
+        if len(one) != len(other)
+        else "the same batches, other weights"
+    )
 
 
 def main(module: str, names: list[str]) -> None:

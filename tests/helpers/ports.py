@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import socket
 
-_BETWEEN = range(20_000, 32_000)  # below it are those of Ray's workers, above it those that the kernel takes for outgoing connections
+# below it are those of Ray's workers, above it those that the kernel takes for outgoing connections
+_BETWEEN = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:

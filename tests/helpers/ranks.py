@@ -1,4 +1,5 @@
-"""Checkpoints of many ranks without a framework: global tensors cut into boxes, written as real files, read back by other ranks."""
+"""Checkpoints of many ranks without a framework: global tensors cut into boxes, written as real files, read
+back by other ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset, shape
 
 @dataclass(frozen=True)
 class Whole:
-    """A global tensor and how a number of ranks hold it: rank r has box r % len(boxes), together with the others of that box."""
+    """A global tensor and how a number of ranks hold it: rank r has box r % len(boxes), together with the
+    others of that box."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,19 +49,25 @@ class Whole:
         return self.boxes[rank % len(self.boxes)]
 
     def cut(self, box: Box) -> bytes:
-        return self.data[tuple(slice(begin, begin + size) for begin, size in zip(*box, strict=True))].tobytes()
+        return self.data[
+            tuple(slice(begin, begin + size) for begin, size in zip(*box, strict=True))
+        ].tobytes()
 
     def entry(self, name: str, rank: int, world: int) -> TensorEntry:
         offset, shape = self.box(rank)
         holders = tuple(range(rank % len(self.boxes), world, len(self.boxes)))
-        return TensorEntry(name, self.dtype, shape, block(self.cut((offset, shape))), Share(self.shape, offset, holders))
+        return TensorEntry(
+            name, self.dtype, shape, block(self.cut((offset, shape))), Share(self.shape, offset, holders)
+        )
 
 
 def grid(shape: tuple[int, ...], cuts: Mapping[int, Sequence[int]]) -> tuple[Box, ...]:
     """The boxes between these cuts, by dimension. Two equal cuts leave an empty one between them."""
     edges = [[0, *sorted(cuts.get(dim, ())), size] for dim, size in enumerate(shape)]
     spans = [list(itertools.pairwise(found)) for found in edges]
-    return tuple((tuple(a for a, _ in box), tuple(b - a for a, b in box)) for box in itertools.product(*spans))
+    return tuple(
+        (tuple(a for a, _ in box), tuple(b - a for a, b in box)) for box in itertools.product(*spans)
+    )
 
 
 def rows(shape: tuple[int, ...], parts: int, dim: int = 0) -> tuple[Box, ...]:
@@ -76,7 +84,11 @@ def state(tensors: Mapping[str, Whole], rank: int, world: int) -> tuple[Group, .
 
 
 def write(
-    folder: Path, engine: writer.Engine, states: Mapping[int, tuple[Group, ...]], writers: Collection[int] | None = None, world: int = 0
+    folder: Path,
+    engine: writer.Engine,
+    states: Mapping[int, tuple[Group, ...]],
+    writers: Collection[int] | None = None,
+    world: int = 0,
 ) -> Entry:
     """Have these ranks write their portions, and make a checkpoint of it."""
     folder.mkdir(parents=True)
@@ -86,7 +98,10 @@ def write(
         portion = partition.portion(states[rank], rank, writers)
         described.append(json.loads(json.dumps(manifest.describe(rank, portion))))
         made.append(_small(filenames.document(rank), json.dumps({"rank": rank}).encode()))
-        made += [safetensors.layout(filenames.tensors(group.name, rank), group.entries, {"format": "pt"}) for group in portion]
+        made += [
+            safetensors.layout(filenames.tensors(group.name, rank), group.entries, {"format": "pt"})
+            for group in portion
+        ]
     made.append(_small(manifest.NAME, manifest.merge(described)))
     return commit(folder, engine, made, world or len(states))
 
@@ -102,7 +117,9 @@ def commit(folder: Path, engine: writer.Engine, made: Sequence[FileLayout], worl
         assert output.fd is not None and output.record is not None
         os.close(output.fd)
         files.append(output.record)
-    record = Record(sequence=1, step=1, kind=Kind.JIT, reason="test", exact=True, files=tuple(files), world=world)
+    record = Record(
+        sequence=1, step=1, kind=Kind.JIT, reason="test", exact=True, files=tuple(files), world=world
+    )
     (folder / records.NAME).write_bytes(record.to_json())
     return Entry(folder, records.read(folder))
 
@@ -168,10 +185,13 @@ class Live:
         pass
 
     def check(self, wrote: Collection[int]) -> None:
-        """Everything is there, byte for byte; what is a rank's own comes from the rank of the same number, or from 0."""
+        """Everything is there, byte for byte; what is a rank's own comes from the rank of the same number, or
+        from 0."""
         source = self.rank if self.rank in wrote else 0
         assert self.document == {"rank": source}
-        assert content(self.memory["own"][0]) == content(self.memory["state"][0]) == noise(100, f"own {source}")
+        assert (
+            content(self.memory["own"][0]) == content(self.memory["state"][0]) == noise(100, f"own {source}")
+        )
         for name, whole in self.tensors.items():
             for live in self.memory[name]:
                 assert content(live) == whole.cut(whole.box(self.rank)), f"{name} of rank {self.rank}"

@@ -1,11 +1,14 @@
-"""Runs of many ranks as real processes: started in four ways, watched through their journals, hit by signals, waited for with a limit.
+"""Runs of many ranks as real processes: started in four ways, watched through their journals, hit by signals,
+waited for with a limit.
 
     alone          forked from the nursery; the store is rank 0's, and nobody ends the others when one ends
-    agent          forked as well, with what torchrun's agent adds: a store outside the ranks, and SIGTERM to all when one fails
+    agent          forked as well, with what torchrun's agent adds: a store outside the ranks, and SIGTERM to
+                   all when one fails
     torchrun       the real one
     lastcall run   the real one below the real `lastcall run`
 
-A forked rank costs milliseconds, a started one the seconds that `import torch` takes: hundreds of trials use the first two.
+A forked rank costs milliseconds, a started one the seconds that `import torch` takes: hundreds of trials use
+the first two.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class Job:
         self.folder = folder
         self.ranks = ranks
 
-    # ---- what the ranks say ----------------------------------------------------------------------------------------------------
+    # ---- what the ranks say --------------------------------------------------------------------------------
 
     def journal(self, rank: int) -> list[Event]:
         return ranks_plan.journal(self.folder, rank)
@@ -93,7 +96,7 @@ class Job:
         arrived = bool(pid) and _kill(pid, signum)
         return Sent(rank, signum, time.monotonic(), arrived)
 
-    # ---- its end ---------------------------------------------------------------------------------------------------------------
+    # ---- its end -------------------------------------------------------------------------------------------
 
     def codes(self) -> dict[int, int | None]:
         """The return codes by rank; those of launchers under -1, -2, ..."""
@@ -106,7 +109,8 @@ class Job:
         """What an agent would do now."""
 
     def wait(self, limit: float = LIMIT) -> dict[int, int]:
-        """The codes of all once all have ended. Deadlock, with the stacks of those that are left, if they do not."""
+        """The codes of all once all have ended. Deadlock, with the stacks of those that are left, if they do
+        not."""
         deadline = time.monotonic() + limit
         while not self.over():
             if time.monotonic() > deadline:
@@ -126,7 +130,10 @@ class Job:
 
     def log(self) -> str:
         """All that was written to stderr, and the last lines of the journals."""
-        errors = [f"--- {path.name}\n{_shortened(path.read_text(errors='replace'))}" for path in sorted(self.folder.glob("stderr*"))]
+        errors = [
+            f"--- {path.name}\n{_shortened(path.read_text(errors='replace'))}"
+            for path in sorted(self.folder.glob("stderr*"))
+        ]
         last = [f"rank {rank}: {events[-2:]}" for rank, events in self.journals().items()]
         return "\n".join([*errors, *last])
 
@@ -136,7 +143,8 @@ class Job:
 
 
 class Forked(Job):
-    """Ranks from the nursery, spread over `hosts` if there are any. With `agent`, what torchrun does for its workers is done."""
+    """Ranks from the nursery, spread over `hosts` if there are any. With `agent`, what torchrun does for its
+    workers is done."""
 
     def __init__(
         self,
@@ -155,8 +163,16 @@ class Forked(Job):
         self._failed: float | None = None
         self._told: set[int] = set()
         self._keeper: Child | None = None
-        places = [hosts.environment(rank * hosts.count // ranks) if hosts else {"MASTER_ADDR": "127.0.0.1"} for rank in range(ranks)]
-        shared = {**_QUICK, **env, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks // hosts.count if hosts else ranks)}
+        places = [
+            hosts.environment(rank * hosts.count // ranks) if hosts else {"MASTER_ADDR": "127.0.0.1"}
+            for rank in range(ranks)
+        ]
+        shared = {
+            **_QUICK,
+            **env,
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks // hosts.count if hosts else ranks),
+        }
         if agent:
             self._keeper = warm.start(folder, SCRIPTS / "keeper.py", folder / "port", **places[0])
             self._keeper.expect("ready")
@@ -202,12 +218,16 @@ class Forked(Job):
 class Launched(Job):
     """Ranks below real launchers, one a host."""
 
-    def __init__(self, folder: Path, ranks: int, commands: Sequence[Sequence[str]], env: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, ranks: int, commands: Sequence[Sequence[str]], env: dict[str, str]
+    ) -> None:
         super().__init__(folder, ranks)
         given = nursery.environment(**{**_QUICK, **env})
         self._logs = [(folder / f"stderr-{number}").open("wb") for number in range(len(commands))]
         self.launchers = [
-            subprocess.Popen(list(command), env=given, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            subprocess.Popen(
+                list(command), env=given, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
             for command, file in zip(commands, self._logs, strict=True)
         ]
 
@@ -219,7 +239,10 @@ class Launched(Job):
         return [rank for rank in range(self.ranks) if (pid := self.pid(rank)) and _running(pid)]
 
     def end(self) -> None:
-        for pid in [*(self.pid(rank) for rank in self.alive()), *(launcher.pid for launcher in self.launchers)]:
+        for pid in [
+            *(self.pid(rank) for rank in self.alive()),
+            *(launcher.pid for launcher in self.launchers),
+        ]:
             try:
                 os.killpg(os.getpgid(pid), signal.SIGKILL)
             except ProcessLookupError:
@@ -238,15 +261,26 @@ class Launcher:
         self._warm = warm
         self._jobs: list[Job] = []
 
-    def launch(self, script: str, ranks: int, how: str, directory: Path, plan: Plan, *options: str, **env: str) -> Job:
+    def launch(
+        self, script: str, ranks: int, how: str, directory: Path, plan: Plan, *options: str, **env: str
+    ) -> Job:
         """`options` go to torchrun."""
         if how in ("alone", "agent"):
             return self.fork(script, ranks, how, directory, plan, **env)
         command = [*torchrun(ranks, "--standalone", *options), str(SCRIPTS / script), str(directory)]
-        return self.launch_all([[*LASTCALL_RUN, *command] if how == "lastcall run" else command], ranks, plan, **env)
+        return self.launch_all(
+            [[*LASTCALL_RUN, *command] if how == "lastcall run" else command], ranks, plan, **env
+        )
 
     def fork(
-        self, script: str, ranks: int, how: str, directory: Path | Sequence[Path], plan: Plan, hosts: Hosts | None = None, **env: str
+        self,
+        script: str,
+        ranks: int,
+        how: str,
+        directory: Path | Sequence[Path],
+        plan: Plan,
+        hosts: Hosts | None = None,
+        **env: str,
     ) -> Job:
         folder = self._new_folder()
         given = {**env, **_description(folder, plan)}
@@ -277,7 +311,8 @@ def torchrun(ranks: int, *options: str) -> list[str]:
 
 
 def _shortened(text: str, most: int = 6000) -> str:
-    """What came first, and the stacks at the end, and lines of lastcall in between; without the frames that C++ prints."""
+    """What came first, and the stacks at the end, and lines of lastcall in between; without the frames that
+    C++ prints."""
     text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("frame #"))
     if len(text) <= most:
         return text

@@ -1,7 +1,9 @@
-"""What the rank scripts are told, and what they tell: shared by the scripts of tests/e2e/ranks and the harness that runs them.
+"""What the rank scripts are told, and what they tell: shared by the scripts of tests/e2e/ranks and the
+harness that runs them.
 
-A script gets its plan as JSON in RANKS_PLAN. It writes what happens to it, line by line, into RANKS_FOLDER/rank-R.jsonl, with times on
-the monotonic clock, which all processes of the machine share: so a test knows what a rank was doing when a signal was sent to it.
+A script gets its plan as JSON in RANKS_PLAN. It writes what happens to it, line by line, into
+RANKS_FOLDER/rank-R.jsonl, with times on the monotonic clock, which all processes of the machine share: so a
+test knows what a rank was doing when a signal was sent to it.
 """
 
 from __future__ import annotations
@@ -19,18 +21,22 @@ from pathlib import Path
 from typing import Any
 
 PLAN, FOLDER, HOST = "RANKS_PLAN", "RANKS_FOLDER", "RANKS_HOST"
-_NEW_NETWORK, _NEW_NAMES, _NEW_MOUNTS = 0x40000000, 0x04000000, 0x00020000  # CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS
+# CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS
+_NEW_NETWORK, _NEW_NAMES, _NEW_MOUNTS = 0x40000000, 0x04000000, 0x00020000
 _PRIVATE, _BIND = 0x44000, 0x1000  # MS_REC | MS_PRIVATE, MS_BIND
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What a rank does to itself, once in the whole life of a run: `kind` is kill, stop, segfault or exception."""
+    """What a rank does to itself, once in the whole life of a run: `kind` is kill, stop, segfault or
+    exception."""
 
     kind: str
     rank: int
     step: int
-    where: str = "forward"  # or "backward", "optimizer", "end": after which part of the step; "inside": in optimizer.step(), half done
+    # or "backward", "optimizer", "end": after which part of the step; "inside": in optimizer.step(), half
+    # done
+    where: str = "forward"
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,20 @@ class Plan:
     steps: int = 30
     seconds: float = 0.01  # in every step, before the forward
     slow: Mapping[int, float] = field(default_factory=dict)  # rank: more seconds in every step
-    late: Mapping[int, float] = field(default_factory=dict)  # rank: seconds before protect(), "still importing"
-    tail: Mapping[int, float] = field(default_factory=dict)  # rank: seconds in the last step, after its collectives
-    extra: Mapping[int, int] = field(default_factory=dict)  # manual.py; rank: steps more than the others do, without collectives
-    pauses: Mapping[int, float] = field(default_factory=dict)  # step: seconds of an evaluation in it, the first time that it is reached
+    # rank: seconds before protect(), "still importing"
+    late: Mapping[int, float] = field(default_factory=dict)
+    # rank: seconds in the last step, after its collectives
+    tail: Mapping[int, float] = field(default_factory=dict)
+    # manual.py; rank: steps more than the others do, without collectives
+    extra: Mapping[int, int] = field(default_factory=dict)
+    # step: seconds of an evaluation in it, the first time that it is reached
+    pauses: Mapping[int, float] = field(default_factory=dict)
     pausing: Sequence[int] | None = None  # the ranks that evaluate; None: all
     fault: Fault | None = None
     accumulate: int = 1
     width: int = 48
-    personal: bool = False  # keep a value that is another on each rank and changes in every step: nobody else can save it
+    # keep a value that is another on each rank and changes in every step: nobody else can save it
+    personal: bool = False
     mesh: str = "flat"  # fsdp.py: flat, or hybrid for two replicas
     digests: bool = False  # of the whole state after every step: for reference runs
     disk_seconds: float = 0.0  # every fsync takes so much longer
@@ -132,7 +143,8 @@ def journal(folder: Path, rank: int) -> list[Event]:
 
 
 def move() -> None:
-    """Go to the host that RANKS_HOST=NAME:FILE names (helpers/hosts.py), as the shell of a started process does. For forked ranks."""
+    """Go to the host that RANKS_HOST=NAME:FILE names (helpers/hosts.py), as the shell of a started process
+    does. For forked ranks."""
     if HOST not in os.environ:
         return
     name, _, names = os.environ[HOST].partition(":")

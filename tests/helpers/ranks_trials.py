@@ -1,7 +1,8 @@
-"""Trials of runs of many ranks: interrupted at random, started again until they finish, and compared with a run in peace.
+"""Trials of runs of many ranks: interrupted at random, started again until they finish, and compared with a
+run in peace.
 
-A check that finds nothing must have had something to find: a Life knows which signals arrived inside the protected block of a rank, and
-a Tally of many trials how often each outcome was there.
+A check that finds nothing must have had something to find: a Life knows which signals arrived inside the
+protected block of a rank, and a Tally of many trials how often each outcome was there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST_LIVES = 8
 Journals = Mapping[int, Sequence[Event]]
 
 
-# ---- the run in peace ----------------------------------------------------------------------------------------------------------
+# ---- the run in peace --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Reference:
 
     final: Mapping[int, Mapping[str, str]]  # rank: digests at the end
     data: Mapping[tuple[int, int], str]  # rank, step: the samples
-    states: Mapping[tuple[int, int], Mapping[str, str]]  # rank, completed steps: digests, where the plan asked for them
+    # rank, completed steps: digests, where the plan asked for them
+    states: Mapping[tuple[int, int], Mapping[str, str]]
 
 
 class References:
@@ -46,7 +48,17 @@ class References:
         self._known: dict[tuple[str, int, str], Reference] = {}
 
     def of(self, script: str, ranks: int, plan: Plan, how: str = "alone") -> Reference:
-        bare = dataclasses.replace(plan, seconds=0.0, slow={}, late={}, tail={}, pauses={}, pausing=None, fault=None, disk_seconds=0.0)
+        bare = dataclasses.replace(
+            plan,
+            seconds=0.0,
+            slow={},
+            late={},
+            tail={},
+            pauses={},
+            pausing=None,
+            fault=None,
+            disk_seconds=0.0,
+        )
         key = (script, ranks, bare.to_json())
         if key not in self._known:
             unused = self._launcher.folder / "unused"
@@ -67,7 +79,7 @@ def reference(journals: Journals) -> Reference:
     )
 
 
-# ---- interruptions -------------------------------------------------------------------------------------------------------------
+# ---- interruptions -----------------------------------------------------------------------------------------
 
 
 class Blow(Protocol):
@@ -78,7 +90,8 @@ class Blow(Protocol):
 
 @dataclass(frozen=True)
 class Strike:
-    """When `rank` says `what` (of that step or a later one), wait `delay` seconds, then send each hit its signal, and wait after it."""
+    """When `rank` says `what` (of that step or a later one), wait `delay` seconds, then send each hit its
+    signal, and wait after it."""
 
     rank: int
     what: str
@@ -105,16 +118,23 @@ def random_strike(dice: random.Random, ranks: int, plan: Plan, early: bool) -> S
     targets += [rank for rank in targets if dice.random() < 0.3]  # duplicates
     spacing = dice.choice([0.0, 0.0, 0.005, 0.1])
     hits = tuple((rank, dice.uniform(0.0, spacing)) for rank in targets)
-    moments = ["at"] * 7 + ["protected", "last", "end"] + ["evaluating"] * (2 if plan.pauses else 0) + ["joined"] * early
+    moments = (
+        ["at"] * 7
+        + ["protected", "last", "end"]
+        + ["evaluating"] * (2 if plan.pauses else 0)
+        + ["joined"] * early
+    )
     what, watched = dice.choice(moments), dice.randrange(ranks)
     if what == "last":
         return Strike(watched, "at", plan.steps - 1, dice.uniform(0.0, 0.05), hits)
     if what == "end":
         return Strike(watched, "left", -1, 0.0, hits)
-    return Strike(watched, what, dice.randrange(plan.steps) if what == "at" else -1, dice.uniform(0.0, 0.03), hits)
+    return Strike(
+        watched, what, dice.randrange(plan.steps) if what == "at" else -1, dice.uniform(0.0, 0.03), hits
+    )
 
 
-# ---- lives ---------------------------------------------------------------------------------------------------------------------
+# ---- lives -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,7 +144,8 @@ class Life:
     codes: Mapping[int, int]
     sent: Sequence[Sent]
     journals: Journals
-    committed: Sequence[Mapping[str, Any]]  # the records of the checkpoints that this life has added, in order
+    # the records of the checkpoints that this life has added, in order
+    committed: Sequence[Mapping[str, Any]]
     log: str = field(repr=False)
 
     @property
@@ -136,18 +157,29 @@ class Life:
 
     def did(self, rank: int) -> int:
         """The steps that a rank said to have completed, counted from the beginning of the run."""
-        return max((event.step for event in self.journals[rank] if event.what in ("did", "protected")), default=0)
+        return max(
+            (event.step for event in self.journals[rank] if event.what in ("did", "protected")), default=0
+        )
 
     def began(self, rank: int) -> int | None:
         """Where it went on from; None if it never came so far."""
         return next((event.step for event in self.journals[rank] if event.what == "protected"), None)
 
     def inside(self, sent: Sent, steps: int) -> bool:
-        """Whether the signal fell into the training loop of a rank, and all ranks were in theirs: then it must not be lost."""
-        before = {rank: [event for event in lines if event.at <= sent.at] for rank, lines in self.journals.items()}
+        """Whether the signal fell into the training loop of a rank, and all ranks were in theirs: then it
+        must not be lost."""
+        before = {
+            rank: [event for event in lines if event.at <= sent.at] for rank, lines in self.journals.items()
+        }
         last = before[sent.rank][-1] if before[sent.rank] else None
-        looping = last is not None and (last.what in ("protected", "at", "evaluating") or (last.what == "did" and last.step < steps))
-        return sent.arrived and looping and all(any(event.what == "protected" for event in lines) for lines in before.values())
+        looping = last is not None and (
+            last.what in ("protected", "at", "evaluating") or (last.what == "did" and last.step < steps)
+        )
+        return (
+            sent.arrived
+            and looping
+            and all(any(event.what == "protected" for event in lines) for lines in before.values())
+        )
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
@@ -156,8 +188,11 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: record["sequence"])
 
 
-def live(job: Job, directory: Path, strikes: Sequence[Blow] = (), limit: float = LIMIT, *, fresh: bool = False) -> Life:
-    """A life from its start to its end, interrupted as told. `fresh`: it is the first one, and may have committed already."""
+def live(
+    job: Job, directory: Path, strikes: Sequence[Blow] = (), limit: float = LIMIT, *, fresh: bool = False
+) -> Life:
+    """A life from its start to its end, interrupted as told. `fresh`: it is the first one, and may have
+    committed already."""
     known = set() if fresh else {record["sequence"] for record in records(directory)}
     try:
         sent = [one for strike in strikes for one in strike.land(job)]
@@ -184,7 +219,7 @@ def _of_restart(lines: Sequence[Event], number: int) -> list[Event]:
     return found
 
 
-# ---- trials --------------------------------------------------------------------------------------------------------------------
+# ---- trials ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -203,7 +238,9 @@ class Trial:
         return "\n".join([*told, *(life.log for life in self.lives)])
 
 
-def until_finished(start: Callable[[], Job], directory: Path, plan: Sequence[Sequence[Blow]], limit: float = LIMIT) -> Trial:
+def until_finished(
+    start: Callable[[], Job], directory: Path, plan: Sequence[Sequence[Blow]], limit: float = LIMIT
+) -> Trial:
     """Life after life, the first ones interrupted as planned, until all ranks end with 0."""
     trial = Trial()
     for number in range(MOST_LIVES):
@@ -233,11 +270,14 @@ def check(trial: Trial, expected: Reference, most_lost: int = 0) -> None:
 
 
 def check_sequence(trial: Trial) -> None:
-    """No life has replaced what it had committed: a rank that did not know of it would have taken the checkpoint from the others."""
+    """No life has replaced what it had committed: a rank that did not know of it would have taken the
+    checkpoint from the others."""
     newest = 0
     for life in trial.lives:
         numbers = [record["sequence"] for record in life.committed]
-        assert numbers == list(range(newest + 1, newest + 1 + len(numbers))), f"commit {newest + 1} was replaced\n{trial.story()}"
+        assert numbers == list(range(newest + 1, newest + 1 + len(numbers))), (
+            f"commit {newest + 1} was replaced\n{trial.story()}"
+        )
         newest += len(numbers)
 
 
@@ -246,27 +286,35 @@ def check_data(life: Life, expected: Reference) -> None:
     for rank, lines in life.journals.items():
         for event in lines:
             if event.what == "at":
-                assert event.data == expected.data[rank, event.step], f"rank {rank} had other samples in step {event.step}\n{life.log}"
+                assert event.data == expected.data[rank, event.step], (
+                    f"rank {rank} had other samples in step {event.step}\n{life.log}"
+                )
 
 
 def check_steps(life: Life, following: Life, most_lost: int | None) -> None:
-    """All ranks went on from one step, and no rank had to do again more than `most_lost` of its own (None: it may have been lost)."""
+    """All ranks went on from one step, and no rank had to do again more than `most_lost` of its own (None: it
+    may have been lost)."""
     began = {rank: following.began(rank) for rank in following.journals}
     steps = {step for step in began.values() if step is not None}
     assert len(steps) <= 1, f"the ranks went on from different steps: {began}"
     if most_lost is not None and steps:
         lost = max(life.did(rank) for rank in life.journals) - min(steps)
-        assert lost <= most_lost, f"{lost} steps were lost: {[life.did(rank) for rank in life.journals]}, went on from {steps}"
+        assert lost <= most_lost, (
+            f"{lost} steps were lost: {[life.did(rank) for rank in life.journals]}, went on from {steps}"
+        )
 
 
 def check_end(life: Life, expected: Reference, story: Callable[[], str]) -> None:
     for rank, lines in life.journals.items():
         done = [event.state for event in lines if event.what == "done"]
-        assert done[-1:] == [expected.final[rank]], f"rank {rank} ended otherwise: {done} and not {expected.final[rank]}\n{story()}"
+        assert done[-1:] == [expected.final[rank]], (
+            f"rank {rank} ended otherwise: {done} and not {expected.final[rank]}\n{story()}"
+        )
 
 
 def check_heard(trial: Trial, steps: int) -> None:
-    """A notice inside the loop of a rank, with at least half of the steps to come, leads to a save; none inside is ever lost."""
+    """A notice inside the loop of a rank, with at least half of the steps to come, leads to a save; none
+    inside is ever lost."""
     for life in trial.lives:
         inside = [sent for sent in life.sent if life.inside(sent, steps)]
         if inside and len(inside) == len(life.sent):
@@ -276,7 +324,9 @@ def check_heard(trial: Trial, steps: int) -> None:
 
 
 def _step_at(life: Life, sent: Sent) -> int:
-    return max((event.step for lines in life.journals.values() for event in lines if event.at <= sent.at), default=0)
+    return max(
+        (event.step for lines in life.journals.values() for event in lines if event.at <= sent.at), default=0
+    )
 
 
 @dataclass

@@ -1,6 +1,8 @@
-"""Real Ray clusters on this machine: several `ray start --block`, each of which is a node that can be told to go as a pod is told.
+"""Real Ray clusters on this machine: several `ray start --block`, each of which is a node that can be told to
+go as a pod is told.
 
-A cluster has a folder of its own below /tmp (the names of its sockets are short), ports of its own, and a reaper.
+A cluster has a folder of its own below /tmp (the names of its sockets are short), ports of its own, and a
+reaper.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from helpers import nursery
 from helpers.ports import free_ports
 from helpers.reaper import Reaper
 
-PATIENCE = 300.0  # seconds until a test gives up: two cores start many interpreters here, each of which imports torch
+# seconds until a test gives up: two cores start many interpreters here, each of which imports torch
+PATIENCE = 300.0
 BIN = Path(sys.executable).parent
 _OBJECT_STORE = 100_000_000
 _SETTINGS = {
@@ -63,7 +66,11 @@ class Cluster:
     def _dashboard_options(self) -> tuple[str, ...]:
         if self.dashboard is None:
             return ("--include-dashboard=false",)
-        return ("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard_port}")
+        return (
+            "--include-dashboard=true",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={self._dashboard_port}",
+        )
 
     def _answers(self) -> bool:
         assert self.head.process.poll() is None, f"the head has ended\n{self.head.said()}"
@@ -76,33 +83,56 @@ class Cluster:
 
     def free(self, resource: str) -> list[Node]:
         """The nodes that have it and stay."""
-        return [node for node in self.nodes if resource in node.resources and not node.going and node.process.poll() is None]
+        return [
+            node
+            for node in self.nodes
+            if resource in node.resources and not node.going and node.process.poll() is None
+        ]
 
     def add_several(self, count: int, cpus: int = 1, **resources: float) -> list[Node]:
         """They start beside each other."""
-        nodes = [self._start(cpus, resources, f"--address={self.address}", "--include-log-monitor=false") for _ in range(count)]
+        nodes = [
+            self._start(cpus, resources, f"--address={self.address}", "--include-log-monitor=false")
+            for _ in range(count)
+        ]
         for node in nodes:
             until(node.registered, lambda node=node: f"a node that is up\n{node.said()}")
         return nodes
 
     def _start(self, cpus: int, resources: dict[str, float], *options: str) -> Node:
         words = [
-            str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={cpus}",
-            "--dashboard-agent-listen-port=0", f"--resources={json.dumps(resources)}", f"--object-store-memory={_OBJECT_STORE}",
-            "--temp-dir", str(self.folder), *options,
-        ]  # fmt: skip
+            str(BIN / "ray"),
+            "start",
+            "--block",
+            "--node-ip-address=127.0.0.1",
+            f"--num-cpus={cpus}",
+            "--dashboard-agent-listen-port=0",
+            f"--resources={json.dumps(resources)}",
+            f"--object-store-memory={_OBJECT_STORE}",
+            "--temp-dir",
+            str(self.folder),
+            *options,
+        ]
         out = self.folder / f"node-{len(self.nodes)}.out"
         with out.open("wb") as file:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=self.environment()
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env=self.environment(),
             )
         node = Node(process, out, resources)
         self.nodes.append(node)
         return node
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of a node, and of a driver. Nothing of a Ray or a lastcall that somebody has set up in the shell of the tests."""
-        inherited = {name: value for name, value in nursery.environment().items() if not name.startswith("RAY_")}
+        """Of a node, and of a driver. Nothing of a Ray or a lastcall that somebody has set up in the shell of
+        the tests."""
+        inherited = {
+            name: value for name, value in nursery.environment().items() if not name.startswith("RAY_")
+        }
         path = f"{BIN}:{inherited.get('PATH', os.defpath)}"
         inherited.pop("PYTHONPATH")  # the package is installed, as it is on a cluster
         return {**inherited, "PATH": path, **_SETTINGS, **self._reaper.mark, **self._env, **more}
@@ -125,8 +155,12 @@ class Cluster:
         address = {"RAY_ADDRESS": self.dashboard or self.address}
         return subprocess.run(
             [str(BIN / "ray"), *map(str, words)],
-            capture_output=True, text=True, env=self.environment(**{**address, **env}), timeout=PATIENCE, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env=self.environment(**{**address, **env}),
+            timeout=PATIENCE,
+            check=False,
+        )
 
     def node_of(self, pid: int) -> Node:
         """The node on which a worker runs: the `ray start` among its ancestors."""
@@ -137,9 +171,14 @@ class Cluster:
         """As an autoscaler does before it takes a node away: nobody is signalled."""
         node.going = True
         done = self.command(
-            "drain-node", f"--node-id={node.node_id()}", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test",
-            f"--deadline-remaining-seconds={int(seconds)}", f"--address={self.address}", RAY_ADDRESS=self.address,
-        )  # fmt: skip
+            "drain-node",
+            f"--node-id={node.node_id()}",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message=test",
+            f"--deadline-remaining-seconds={int(seconds)}",
+            f"--address={self.address}",
+            RAY_ADDRESS=self.address,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def logs(self) -> str:
@@ -199,7 +238,11 @@ class Driver:
         return self._out.read_text(errors="replace")
 
     def wait(self, patience: float = PATIENCE) -> int:
-        until(lambda: self.process.poll() is not None, lambda: f"the end of the driver\n{self.said()[-8000:]}", patience)
+        until(
+            lambda: self.process.poll() is not None,
+            lambda: f"the end of the driver\n{self.said()[-8000:]}",
+            patience,
+        )
         return self.process.returncode
 
     def until(self, condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
@@ -209,7 +252,9 @@ class Driver:
             ended = self.process.poll() is not None
             if condition():
                 return True
-            assert not ended, f"the driver ended with {self.process.returncode} before: {what}\n{self.said()[-8000:]}"
+            assert not ended, (
+                f"the driver ended with {self.process.returncode} before: {what}\n{self.said()[-8000:]}"
+            )
             return False
 
         until(holds, lambda: f"{what}\n{self.said()[-8000:]}", patience)

@@ -1,4 +1,5 @@
-"""Ranks as threads, each with a context like Ray's: a report() that is a barrier without a time-out, and a controller that commits."""
+"""Ranks as threads, each with a context like Ray's: a report() that is a barrier without a time-out, and a
+controller that commits."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Context:
             self.report_call_index -= 1  # as Ray does it: this report is skipped
             return
         if checkpoint is not None:
-            self.checkpoint = self.storage_context.persist_current_checkpoint(checkpoint, f"checkpoint_{self.report_call_index}")
+            self.checkpoint = self.storage_context.persist_current_checkpoint(
+                checkpoint, f"checkpoint_{self.report_call_index}"
+            )
         self.current_report_index += 1
         self._group.delivered(self._rank, self.report_call_index - 3, self.checkpoint)
 
@@ -98,7 +101,9 @@ class Rank:
         self.echo.begin(lambda left, nodes: None)
         self.flow = Flow(self.context)
         self.flow.asked = True  # as scripts do
-        self.strategy = ReportSave(JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own, self.flow)
+        self.strategy = ReportSave(
+            JITCheckpointConfig(kill_wait=0.0, environ={}), line, self.echo, own, self.flow
+        )
         training = line.clone()
         self.committing = Committing(self.context, self.strategy, training, self.echo)
         self.reporting = Reporting(self.context, self.strategy, training, own, self.committing)

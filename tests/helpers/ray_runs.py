@@ -1,4 +1,5 @@
-"""One run of a script of tests/ray/scripts on a cluster: its lives, as its own diary tells them, and the notices that end them."""
+"""One run of a script of tests/ray/scripts on a cluster: its lives, as its own diary tells them, and the
+notices that end them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from helpers.ray_cluster import Cluster, Driver, until
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "ray" / "scripts"
 PROTECTED = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1", "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT": "0.5"}
-QUICK = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3"}  # a report takes one such look
+# a report takes one such look
+QUICK = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3"}
 LIVES = 2  # of a run that was interrupted once
 
 
@@ -52,7 +54,12 @@ class Run:
     def start(self, cluster: Cluster, **env: str) -> Driver:
         named = ("--name", "exp", "--storage", self.storage, "--diary", self.diary, "--workers", self.workers)
         self.cluster = cluster
-        self.driver = cluster.run(SCRIPTS / f"{self.script}.py", *named, *self._options, **{**QUICK, **PROTECTED, **self._env, **env})
+        self.driver = cluster.run(
+            SCRIPTS / f"{self.script}.py",
+            *named,
+            *self._options,
+            **{**QUICK, **PROTECTED, **self._env, **env},
+        )
         return self.driver
 
     @property
@@ -64,12 +71,17 @@ class Run:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def lives(self) -> list[Life]:
-        """A rank's process is used for one life, so a new life begins where a rank starts that has started already."""
+        """A rank's process is used for one life, so a new life begins where a rank starts that has started
+        already."""
         lives: list[Life] = []
         for line in self.lines():
-            if line["event"] == "start" and (not lives or line["rank"] in {start["rank"] for start in lives[-1].starts}):
+            if line["event"] == "start" and (
+                not lives or line["rank"] in {start["rank"] for start in lives[-1].starts}
+            ):
                 lives.append(Life())
-            {"start": lives[-1].starts, "step": lives[-1].steps, "end": lives[-1].ends}[line["event"]].append(line)
+            {"start": lives[-1].starts, "step": lives[-1].steps, "end": lives[-1].ends}[line["event"]].append(
+                line
+            )
         return lives
 
     def pids(self) -> dict[int, int]:
@@ -81,7 +93,11 @@ class Run:
 
         def there() -> bool:
             lives = self.lives()
-            reached = {step["rank"] for step in lives[-1].steps if step["updates"] >= updates} if len(lives) == life else ()
+            reached = (
+                {step["rank"] for step in lives[-1].steps if step["updates"] >= updates}
+                if len(lives) == life
+                else ()
+            )
             return len(lives) > life or len(reached) == self.workers
 
         self.driver.until(there, f"{updates} updates in life {life} of {self.script}")
@@ -89,7 +105,8 @@ class Run:
 
     def until_life(self, number: int) -> None:
         self.driver.until(
-            lambda: len(self.lives()) >= number and len(self.lives()[-1].starts) == self.workers, f"life {number} of {self.script}"
+            lambda: len(self.lives()) >= number and len(self.lives()[-1].starts) == self.workers,
+            f"life {number} of {self.script}",
         )
 
     def hurry(self) -> None:
@@ -158,7 +175,8 @@ NODES = ("node", "autoscaler")  # after which there is one node less
 
 
 def assert_nothing_lost(run: Run, said: str, reference: Sequence[str]) -> None:
-    """Two lives, the second of which begins with every bit of the last step of the first, and ends as though there had been one."""
+    """Two lives, the second of which begins with every bit of the last step of the first, and ends as though
+    there had been one."""
     first, second = lives = run.lives()
     assert len(lives) == LIVES
     assert {start["digest"] for start in second.starts} == {reference[second.began_at]}

@@ -1,6 +1,8 @@
-"""A process that outlives the tests by a moment: when they end, however they end, it kills what bears their mark.
+"""A process that outlives the tests by a moment: when they end, however they end, it kills what bears their
+mark.
 
-The mark is a variable in the environment. Children inherit it, also those that have left their parent, their group and their session.
+The mark is a variable in the environment. Children inherit it, also those that have left their parent, their
+group and their session.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ VARIABLE = "CLUSTER_OF_TESTS"  # neither RAY_... nor LASTCALL_..., which are sea
 class Reaper:
     def __init__(self, folder: Path) -> None:
         self.mark = {VARIABLE: str(folder)}
-        self._process = subprocess.Popen([sys.executable, "-S", __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True
+        )
 
     def close(self) -> None:
         """Returns when all of them are gone. The pipe closes by itself where this is never called."""

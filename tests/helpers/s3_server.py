@@ -46,7 +46,17 @@ def served(folder: Path, port: int | None = None, host: str = "127.0.0.1") -> It
     port = port or ports.free_port()
     folder.mkdir(parents=True, exist_ok=True)
     rclone = RCLONE if RCLONE.exists() else Path(shutil.which("rclone") or "rclone")
-    arguments = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"{host}:{port}", "--vfs-cache-mode", "off", str(folder)]
+    arguments = [
+        "serve",
+        "s3",
+        "--auth-key",
+        f"{KEY},{SECRET}",
+        "--addr",
+        f"{host}:{port}",
+        "--vfs-cache-mode",
+        "off",
+        str(folder),
+    ]
     environment = {**os.environ, "RCLONE_CONFIG": "/dev/null"}
     with open(folder.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen([rclone, *arguments], stdout=log, stderr=log, env=environment)

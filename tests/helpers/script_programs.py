@@ -1,5 +1,5 @@
-"""Whole training scripts of other makes: classes, callbacks, generators, state in objects. Each resumes by itself.
-Their save point is far from the step; script_steps.py has those that pass it at every step."""
+"""Whole training scripts of other makes: classes, callbacks, generators, state in objects. Each resumes by
+itself. Their save point is far from the step; script_steps.py has those that pass it at every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRITE = """
 def write(folder, model, optimizer, **counts):
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **counts}, os.path.join(folder, "state.pt"))
     return Checkpoint.from_directory(folder)
-"""
+"""  # noqa: E501
 
 
 def program(source: str) -> str:
@@ -45,7 +45,7 @@ FAR = {
 
         def main(config):
             Trainer(config).fit()
-    """),
+    """),  # noqa: E501
     "class that sets its epoch in the epoch": program("""
         class Trainer:
             def __init__(self, config):
@@ -74,7 +74,7 @@ FAR = {
 
         def main(config):
             Trainer(config).fit()
-    """),
+    """),  # noqa: E501
     "save at the end of the function that trains an epoch": program("""
         def train_epoch(model, optimizer, epoch, every):
             total = 0.0
@@ -122,7 +122,7 @@ FAR = {
 
         def main(config):
             Trainer([Printer(), Saver(config["every"])]).fit()
-    """),
+    """),  # noqa: E501
     "decorators": program("""
         def logged(function):
             @functools.wraps(function)
@@ -173,7 +173,7 @@ FAR = {
                 if progress.epoch % config["every"] == 0:
                     with tempfile.TemporaryDirectory() as folder:
                         train.report({}, checkpoint=write(folder, model, optimizer, progress=dataclasses.asdict(progress)))
-    """),
+    """),  # noqa: E501
     "dict of counts": program("""
         def main(config):
             model, optimizer = make()
@@ -250,7 +250,7 @@ FAR = {
                         train.report(metrics, checkpoint=write(folder, model, optimizer, scheduler=scheduler.state_dict(), epoch=epoch))
                 else:
                     train.report(metrics)
-    """),
+    """),  # noqa: E501
     "save function as an argument": program("""
         def fit(model, optimizer, start, after_epoch):
             for epoch in range(start, EPOCHS):
@@ -279,7 +279,7 @@ FAR = {
                 due = epoch % config["every"] == 999
                 extra = {"checkpoint": write(tempfile.mkdtemp(), model, optimizer, epoch=epoch)} if due else {}
                 train.report({"epoch": epoch}, **extra)
-    """),
+    """),  # noqa: E501
     "choice and then a condition": program("""
         def main(config):
             model, optimizer = make()
@@ -317,7 +317,7 @@ FAR = {
 
         def main(config):
             Trainer(config).fit()
-    """),
+    """),  # noqa: E501
     "timer": program("""
         class Timer:
             def __init__(self, seconds):

@@ -1,4 +1,5 @@
-"""Runs a training script that knows nothing of us, with a real optimizer and a `train` that stands for Ray's, and tells it to stop."""
+"""Runs a training script that knows nothing of us, with a real optimizer and a `train` that stands for Ray's,
+and tells it to stop."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ class Reports:
     def is_save(self, call: ast.Call, target: object | None) -> bool:
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         given = self.payload(call)
-        return name == "report" and given is not None and not (isinstance(given, ast.Constant) and given.value is None)
+        return (
+            name == "report"
+            and given is not None
+            and not (isinstance(given, ast.Constant) and given.value is None)
+        )
 
     def payload(self, call: ast.Call) -> ast.expr | None:
         if len(call.args) > 1:
@@ -97,7 +102,9 @@ class Stage:
         modules = (contextlib, dataclasses, functools, json, os, tempfile, time, torch)
         script = ModuleType("script")
         vars(script).update({module.__name__: module for module in modules})
-        vars(script).update(train=api, Checkpoint=Checkpoint, make=self._make, seen=self.seen.append, EPOCHS=EPOCHS)
+        vars(script).update(
+            train=api, Checkpoint=Checkpoint, make=self._make, seen=self.seen.append, EPOCHS=EPOCHS
+        )
         vars(script).update(LOADER=[torch.full((2, 3), float(batch)) for batch in range(BATCHES)])
         return script
 
@@ -111,7 +118,8 @@ class Stage:
         return self.run_code(compile(self._path.read_text(), str(self._path), "exec"))
 
     def run_code(self, code: CodeType) -> Stage:
-        """In a thread, as Ray does it: nothing of whoever runs the tests is among the frames of the script."""
+        """In a thread, as Ray does it: nothing of whoever runs the tests is among the frames of the
+        script."""
         with ThreadPoolExecutor(1) as training:
             return training.submit(self._run_here, code).result()
 

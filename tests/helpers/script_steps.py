@@ -60,7 +60,7 @@ NEAR = {
             while trainer.global_step < EPOCHS * len(LOADER):
                 trainer.step()
                 trainer.maybe_save()
-    """),
+    """),  # noqa: E501
     "step and save in one method": program("""
         class Trainer:
             def __init__(self, config):
@@ -79,7 +79,7 @@ NEAR = {
             trainer = Trainer(config)
             while trainer.global_step < EPOCHS * len(LOADER):
                 trainer.advance()
-    """),
+    """),  # noqa: E501
     "partial and lambda": program("""
         def save(model, optimizer, step):
             with tempfile.TemporaryDirectory() as folder:

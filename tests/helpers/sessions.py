@@ -1,5 +1,5 @@
-"""Whole sessions of several ranks as threads of one process, with a state of plain memory and a loop that waits for the others at
-each step, as an all-reduce does."""
+"""Whole sessions of several ranks as threads of one process, with a state of plain memory and a loop that
+waits for the others at each step, as an all-reduce does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class Subject:
 
     def capture(self) -> Capture:
         share = Share((NBYTES,), (0,), tuple(range(self.size)))
-        entries = TensorEntry("w", "U8", (NBYTES,), self.live, share), TensorEntry("own", "U8", (16,), self.own)
+        entries = (
+            TensorEntry("w", "U8", (NBYTES,), self.live, share),
+            TensorEntry("own", "U8", (16,), self.own),
+        )
         return Capture(self.step, {"rank": self.rank, "step": self.step}, (Group("model", entries, rank=0),))
 
     rescue = behind_gate = outline = capture
@@ -112,7 +115,8 @@ class Subject:
 
 
 class Crew:
-    """`size` ranks that train. `hook(rank, step)` is called before each step of each rank, and may do whatever training does."""
+    """`size` ranks that train. `hook(rank, step)` is called before each step of each rank, and may do
+    whatever training does."""
 
     def __init__(
         self,
@@ -135,11 +139,18 @@ class Crew:
         self.size = size
         self.meeting = threading.Barrier(size) if lockstep else None
         self.subjects = [subject(rank, size) for rank in range(size)]
-        config = JITCheckpointConfig(**{"kill_wait": 0.0, "spare": False, "huge_pages": False, "threads": 1, **jit}, environ={})
+        config = JITCheckpointConfig(
+            **{"kill_wait": 0.0, "spare": False, "huge_pages": False, "threads": 1, **jit}, environ={}
+        )
         saves = periodic or PeriodicCheckpointConfig(environ={})
         self.contexts = [
             RunContext.create(
-                roots[rank], mine, config, saves, files=(files or {}).get(rank), world=World(rank, size, self.store.clone)
+                roots[rank],
+                mine,
+                config,
+                saves,
+                files=(files or {}).get(rank),
+                world=World(rank, size, self.store.clone),
             )
             for rank, mine in enumerate(self.subjects)
         ]

@@ -1,4 +1,5 @@
-"""One process that answers a notice, without its agent: a test does what both threads would do, on a clock turned by hand."""
+"""One process that answers a notice, without its agent: a test does what both threads would do, on a clock
+turned by hand."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ class Solo:
         self.phases = Phases(self.context.events.emit)
         self.answer = Answer(self.context, self.phases)
         self.checkpointer = Checkpointer(self.context, saver, self.started.committed)
-        self.periodic = PeriodicSaver(self.context, self.checkpointer, saver, self.started.engine, None, self.started.best)
+        self.periodic = PeriodicSaver(
+            self.context, self.checkpointer, saver, self.started.engine, None, self.started.best
+        )
         self.strategy = OneProcess(self.context, self.answer, self.checkpointer, self.periodic, saver)
         self.train(steps)
 
@@ -108,6 +111,8 @@ class Solo:
     def __enter__(self) -> Solo:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.started.engine.close()
         self.context.catalog.close()

@@ -1,7 +1,9 @@
-"""Ranks as threads of which exactly one runs at a time: each operation on the store gives the turn back, and a seed says who is next.
+"""Ranks as threads of which exactly one runs at a time: each operation on the store gives the turn back, and
+a seed says who is next.
 
-So every interleaving of operations can be had, again and again: with a clock that is turned by hand, ranks that die between two
-operations or in the middle of one (it was carried out, but nobody came back), and connections that are lost in the same ways.
+So every interleaving of operations can be had, again and again: with a clock that is turned by hand, ranks
+that die between two operations or in the middle of one (it was carried out, but nobody came back), and
+connections that are lost in the same ways.
 """
 
 from __future__ import annotations

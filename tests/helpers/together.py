@@ -1,5 +1,5 @@
-"""The ranks of a run as threads of one process: a directory and a store that they share, each with a catalog, an engine and a saver
-of its own. Nothing is faked but death, which is told instead of seen."""
+"""The ranks of a run as threads of one process: a directory and a store that they share, each with a catalog,
+an engine and a saver of its own. Nothing is faked but death, which is told instead of seen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ SHAPE = (64, 48)
 
 def sharded(world: int) -> dict[str, Whole]:
     """A tensor that is cut into as many shards as there are ranks, and one that all of them hold."""
-    return {"w": Whole("F32", SHAPE, rows(SHAPE, world), 1), "b": Whole("BF16", (512,), states.grid((512,), {}), 2)}
+    return {
+        "w": Whole("F32", SHAPE, rows(SHAPE, world), 1),
+        "b": Whole("BF16", (512,), states.grid((512,), {}), 2),
+    }
 
 
 def replicated(world: int) -> dict[str, Whole]:
@@ -46,7 +49,8 @@ def replicated(world: int) -> dict[str, Whole]:
 
 
 def at_once(*work: Callable[[], T]) -> list[T | BaseException]:
-    """All of them, each in a thread: what it returned, or raised. One that hangs fails the test, and keeps nothing else waiting."""
+    """All of them, each in a thread: what it returned, or raised. One that hangs fails the test, and keeps
+    nothing else waiting."""
     results: dict[int, T | BaseException] = {}
 
     def caught(place: int) -> None:
@@ -97,7 +101,8 @@ class Member:
 
 
 class Company:
-    """A directory, a store, and the ranks that share them. `files`: the file system of a rank, where it is a faulty one."""
+    """A directory, a store, and the ranks that share them. `files`: the file system of a rank, where it is a
+    faulty one."""
 
     def __init__(
         self,
@@ -108,7 +113,8 @@ class Company:
         clock: clocks.Clock | None = None,
         homes: Sequence[str] = (),
     ) -> None:
-        """`homes`: the names of the ranks' directories, where they have more than one; the first is called directories.FIRST."""
+        """`homes`: the names of the ranks' directories, where they have more than one; the first is called
+        directories.FIRST."""
         self.size = size
         self._homes = homes
         self.root = root
@@ -119,9 +125,14 @@ class Company:
         for rank in range(size):
             Catalog(self.root_of(rank), storage.Files()).make()
         self.fence = Fence.take(self.root_of(0) / ".lastcall", 1)
-        self.members = [self._member(rank, tensors(size), (files or {}).get(rank, storage.Files()), clock) for rank in range(size)]
+        self.members = [
+            self._member(rank, tensors(size), (files or {}).get(rank, storage.Files()), clock)
+            for rank in range(size)
+        ]
 
-    def _member(self, rank: int, tensors: Mapping[str, Whole], files: storage.Files, clock: clocks.Clock) -> Member:
+    def _member(
+        self, rank: int, tensors: Mapping[str, Whole], files: storage.Files, clock: clocks.Clock
+    ) -> Member:
         catalog, homes = Catalog(self.root_of(rank), files, rank), Directories(rank, self._homes)
         if homes.opens_it:
             catalog.open(clock)
@@ -133,7 +144,9 @@ class Company:
         if homes.elsewhere and homes.opens_it:
             fence.adopt(1)
         ranks = Ranks(World(rank, self.size), clock, self.store.clone(), fence.token, peers=Told(self.dead))
-        part_transfer = PartTransfer(catalog, self.store, fence.token, rank, "127.0.0.1") if homes.spread else None
+        part_transfer = (
+            PartTransfer(catalog, self.store, fence.token, rank, "127.0.0.1") if homes.spread else None
+        )
         joint_save = JointSave(catalog, saver, fence, ranks, clock, homes, part_transfer)
         if homes.spread:
             self._opened.callback(joint_save.close)
@@ -142,13 +155,17 @@ class Company:
     def root_of(self, rank: int) -> Path:
         return self.root / self._homes[rank] if self._homes else self.root
 
-    def save(self, order: Order, ranks: Sequence[int] | None = None, step: int = 1, **more: Any) -> list[Entry | BaseException]:
+    def save(
+        self, order: Order, ranks: Sequence[int] | None = None, step: int = 1, **more: Any
+    ) -> list[Entry | BaseException]:
         """These ranks (all) take part, at once."""
         taking = [self.members[rank] for rank in (range(self.size) if ranks is None else ranks)]
         return at_once(*(partial(member.save, order, step, **more) for member in taking))
 
     def order(self, name: str = "jit-1", writers: Sequence[int] | None = None, **more: Any) -> Order:
-        return Order(name, Kind.JIT, "SIGTERM", tuple(range(self.size) if writers is None else writers), **more)
+        return Order(
+            name, Kind.JIT, "SIGTERM", tuple(range(self.size) if writers is None else writers), **more
+        )
 
     def entries(self) -> list[Entry]:
         return self.members[0].catalog.entries()
@@ -171,7 +188,8 @@ def company(root: Path, size: int, **more: Any) -> Iterator[Company]:
 
 
 class Looked:
-    """An order's `paused` that never pauses: it tells that somebody waits, and has not found what it waits for."""
+    """An order's `paused` that never pauses: it tells that somebody waits, and has not found what it waits
+    for."""
 
     def __init__(self) -> None:
         self._seen = threading.Event()

@@ -1,5 +1,6 @@
-"""A training with transformers.Trainer that is interrupted again and again and started again until it exits 0: one rank or several,
-forked from a parent that has imported transformers. What it logs on stdout, a line a step, says where it is.
+"""A training with transformers.Trainer that is interrupted again and again and started again until it exits
+0: one rank or several, forked from a parent that has imported transformers. What it logs on stdout, a line a
+step, says where it is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ Batches = dict[tuple[int, int], tuple[str, int]]  # step and number -> loss and 
 
 @dataclass(frozen=True)
 class Blow:
-    """When this life has logged so many lines, wait `delay` seconds, then send SIGTERM to these ranks, `apart` seconds between them."""
+    """When this life has logged so many lines, wait `delay` seconds, then send SIGTERM to these ranks,
+    `apart` seconds between them."""
 
     lines: int
     delay: float
@@ -54,13 +56,15 @@ class Chain:
 
     def __str__(self) -> str:
         parts = [
-            f"--- life {number}: {codes}\n{tail(log)}" for number, (codes, log) in enumerate(zip(self.codes, self.logs, strict=True))
+            f"--- life {number}: {codes}\n{tail(log)}"
+            for number, (codes, log) in enumerate(zip(self.codes, self.logs, strict=True))
         ]
         return "\n".join(parts)
 
 
 class Life:
-    """The ranks of one incarnation. Several have what the agent of torchrun gives: a store outside, SIGTERM to all when one fails."""
+    """The ranks of one incarnation. Several have what the agent of torchrun gives: a store outside, SIGTERM
+    to all when one fails."""
 
     def __init__(
         self,
@@ -79,8 +83,16 @@ class Life:
             port = folder / f"port-{time.monotonic_ns()}"
             self._keeper = warm.start(folder, RANKS_SCRIPTS / "keeper.py", port, MASTER_ADDR="127.0.0.1")
             self._keeper.expect("ready")
-            env = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.read_text(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-            env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RESTART_COUNT": "0"}
+            env = env | {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port.read_text(),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            }
+            env |= {
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "TORCHELASTIC_RESTART_COUNT": "0",
+            }
             env |= {"TORCHELASTIC_RUN_ID": port.name, "GLOO_SOCKET_IFNAME": "lo"}
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {} for rank in range(ranks)]
         own = [mine | theirs for mine, theirs in zip(own, each, strict=True)] if each else own
@@ -101,7 +113,9 @@ class Life:
         return None not in codes
 
     def strike(self, blow: Blow) -> None:
-        until(lambda: self.over() or self.lines() >= blow.lines, f"{blow.lines} lines\n{self.log()}", PATIENCE)
+        until(
+            lambda: self.over() or self.lines() >= blow.lines, f"{blow.lines} lines\n{self.log()}", PATIENCE
+        )
         time.sleep(blow.delay)
         for rank in blow.ranks:
             (self.children[rank].send_group if blow.group else self.children[rank].send)(signal.SIGTERM)
@@ -124,7 +138,9 @@ class Life:
         return "\n".join(child.log() for child in self.children)
 
 
-def run(warm: Nursery, folder: Path, command: Sequence[object], plan: Sequence[Blow], ranks: int = 1, **env: str) -> Chain:
+def run(
+    warm: Nursery, folder: Path, command: Sequence[object], plan: Sequence[Blow], ranks: int = 1, **env: str
+) -> Chain:
     """One blow a life, as planned, until it exits 0."""
     chain = Chain()
     for number in range(MOST_LIVES):
@@ -136,28 +152,45 @@ def run(warm: Nursery, folder: Path, command: Sequence[object], plan: Sequence[B
         chain.logs.append(life.log())
         if not any(codes):
             return chain
-        # Before train() has begun nobody is there to be told, and after it the signal is the script's own business again.
+        # Before train() has begun nobody is there to be told, and after it the signal is the script's own
+        # business again.
         lawful = {SAVED} if logged else {SAVED, KILLED}
         if "train_loss" in "\n".join(life.children[0].lines()):
             lawful = {SAVED, KILLED, 0}
-        assert number < len(plan) and set(codes) <= lawful, f"life {number} ended with {codes} after {logged} lines:\n{chain}"
+        assert number < len(plan) and set(codes) <= lawful, (
+            f"life {number} ended with {codes} after {logged} lines:\n{chain}"
+        )
     raise AssertionError(f"not finished after {MOST_LIVES} lives:\n{chain}")
 
 
 def moments(seed: int, count: int, history: list[dict[str, Any]], ranks: int = 1) -> list[Blow]:
-    """So many blows all over a run whose log is known: at its start, in evaluations, in the saves after them, and anywhere."""
+    """So many blows all over a run whose log is known: at its start, in evaluations, in the saves after them,
+    and anywhere."""
     dice = random.Random(seed)
     steps = [index + 1 for index, entry in enumerate(history[:-3]) if "loss" in entry]
-    evaluated = [index for index, entry in enumerate(history[:-3]) if any(key.startswith("eval_") for key in entry)]
-    kinds = [dice.choice(evaluated), dice.choice(evaluated) + 1] if evaluated else []  # after the line before it, and after its own
+    evaluated = [
+        index for index, entry in enumerate(history[:-3]) if any(key.startswith("eval_") for key in entry)
+    ]
+    # after the line before it, and after its own
+    kinds = [dice.choice(evaluated), dice.choice(evaluated) + 1] if evaluated else []
     dice.shuffle(kinds)
     first = [0] if count > 2 else []
-    places = sorted([*first, *(kinds + dice.sample(steps, max(0, count - len(kinds) - len(first))))[: count - len(first)]])
+    places = sorted(
+        [*first, *(kinds + dice.sample(steps, max(0, count - len(kinds) - len(first))))[: count - len(first)]]
+    )
     blows, before = [], 0
     for place in places:
         struck = tuple(dice.sample(range(ranks), dice.randrange(1, ranks + 1)))
         delay = dice.uniform(0.0, 0.5 if place == 0 else 0.03)
-        blows.append(Blow(max(place - before, 0 if place == 0 else 1), delay, struck, dice.choice([0.0, 0.05]), dice.random() < 0.3))
+        blows.append(
+            Blow(
+                max(place - before, 0 if place == 0 else 1),
+                delay,
+                struck,
+                dice.choice([0.0, 0.05]),
+                dice.random() < 0.3,
+            )
+        )
         before = place
     return blows
 
@@ -170,14 +203,25 @@ def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in entry.items() if not key.endswith(TIMES)} for entry in history]
 
 
-def compare(nursery: Nursery, folder: Path, script: str, case: dict[str, Any], *, count: int = 1, ranks: int = 1, **env: str) -> Chain:
+def compare(
+    nursery: Nursery,
+    folder: Path,
+    script: str,
+    case: dict[str, Any],
+    *,
+    count: int = 1,
+    ranks: int = 1,
+    **env: str,
+) -> Chain:
     """A script of ours in peace and under blows: the same result, and the same micro-batches on the way."""
     seed = len(script) + len(json.dumps(case))
     setting = {"CASE": json.dumps(case), **env}
     run(nursery, folder, [SCRIPTS / script], [], ranks, **PLAIN, **setting, **places(folder, "peace"))
     expected = results(folder, "peace", ranks)
     plan = moments(seed, interruptions(count), expected[0]["history"], ranks)
-    chain = run(nursery, folder, [SCRIPTS / script], plan, ranks, **QUICK, **setting, **places(folder, "struck"))
+    chain = run(
+        nursery, folder, [SCRIPTS / script], plan, ranks, **QUICK, **setting, **places(folder, "struck")
+    )
     found = results(folder, "struck", ranks)
     for rank in range(ranks):
         batches = [micro_batches(folder / f"{name}.journal-{rank}") for name in ("peace", "struck")]
@@ -187,7 +231,11 @@ def compare(nursery: Nursery, folder: Path, script: str, case: dict[str, Any], *
 
 
 def places(folder: Path, name: str) -> dict[str, str]:
-    return {"OUTPUT": str(folder / name), "RESULT": str(folder / f"{name}.result"), "JOURNAL": str(folder / f"{name}.journal")}
+    return {
+        "OUTPUT": str(folder / name),
+        "RESULT": str(folder / f"{name}.result"),
+        "JOURNAL": str(folder / f"{name}.journal"),
+    }
 
 
 def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
@@ -204,12 +252,16 @@ def micro_batches(path: Path) -> Batches:
     return found
 
 
-def differences(batches: Batches, others: Batches, result: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differences(
+    batches: Batches, others: Batches, result: dict[str, Any], other: dict[str, Any]
+) -> list[str]:
     """What is not the same in two runs, the first of each kind."""
     wrong = []
     for place in sorted(batches.keys() | others.keys()):
         if batches.get(place) != others.get(place):
-            wrong.append(f"step {place[0]}, micro-batch {place[1]}: {batches.get(place)} and {others.get(place)}")
+            wrong.append(
+                f"step {place[0]}, micro-batch {place[1]}: {batches.get(place)} and {others.get(place)}"
+            )
             break
     parts = [part for part in result if part != "history" and result[part] != other[part]]
     wrong += [f"{part}: {result[part]} and {other[part]}" for part in parts]

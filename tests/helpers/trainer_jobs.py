@@ -1,6 +1,6 @@
-"""Trainings with transformers.Trainer that are struck by real signals, brought back and judged: the same play for Transformers' own
-callback ("hf": enable_jit_checkpoint, and resume_from_checkpoint=True where there is a checkpoint) and for us ("lastcall": the script
-as it is, LASTCALL_ENABLED=1), and one judge for both.
+"""Trainings with transformers.Trainer that are struck by real signals, brought back and judged: the same play
+for Transformers' own callback ("hf": enable_jit_checkpoint, and resume_from_checkpoint=True where there is a
+checkpoint) and for us ("lastcall": the script as it is, LASTCALL_ENABLED=1), and one judge for both.
 
 A complaint has a kind, so that a test knows whether it is the one that a finding is about:
 
@@ -9,9 +9,11 @@ A complaint has a kind, so that a test knows whether it is the one that a findin
     missed      the play was not played: a moment for a signal never came
     code        it exits with 0 before training is done   tail        the rest of the script ran all the same
     saves       more than one save for one notice         evaluation  a whole evaluation after the save
-    late        not gone in time                          on_save     the user's callback was not called for the save
+    late        not gone in time                          on_save     the user's callback was not called for
+    the save
     lost        completed steps are gone                  resume      the next life fails
-    exact       the next life computes something else     foreign     the next life takes another run's checkpoint
+    exact       the next life computes something else     foreign     the next life takes another run's
+    checkpoint
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ SAVED, KILLED = 75, -int(signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Strike:
-    """Signals at a moment that a journal names: the `nth` line `what` at `step` or later of the rank `watched`."""
+    """Signals at a moment that a journal names: the `nth` line `what` at `step` or later of the rank
+    `watched`."""
 
     what: str = "did"
     step: int = 5
@@ -75,7 +78,8 @@ class Play:
     other: Plan | None = None  # the second life is another run, in the same directory
     on_save: bool = False
     saves: int = 1  # attempts at a save that one notice may take
-    all_struck: bool = True  # every strike must find its moment; if not, the later ones are for what should never happen
+    # every strike must find its moment; if not, the later ones are for what should never happen
+    all_struck: bool = True
     patience: float = PATIENCE  # seconds after the last strike until it counts as a hang
     env: tuple[tuple[str, str], ...] = ()
 
@@ -104,7 +108,10 @@ class Life:
 
     def first(self) -> int:
         """The step it went on from."""
-        return min((self.steps("training", rank)[0] for rank in self.journals if self.steps("training", rank)), default=-1)
+        return min(
+            (self.steps("training", rank)[0] for rank in self.journals if self.steps("training", rank)),
+            default=-1,
+        )
 
     def last_line(self) -> str:
         lines = [line.strip() for line in self.log.splitlines() if "Error" in line]
@@ -123,9 +130,13 @@ class Result:
         """Everything, for the message of a failed test."""
         parts = [f"{self.mode}: {self.complaints}"]
         for number, life in enumerate(self.lives):
-            brief = {rank: [f"{event.what} {event.step}" for event in events][-25:] for rank, events in life.journals.items()}
+            brief = {
+                rank: [f"{event.what} {event.step}" for event in events][-25:]
+                for rank, events in life.journals.items()
+            }
             parts.append(
-                f"--- life {number}: codes {life.codes}, hung {life.hung}, checkpoints {life.checkpoints}\n{brief}\n{_tail(life.log)}"
+                f"--- life {number}: codes {life.codes}, hung {life.hung}, checkpoints "
+                f"{life.checkpoints}\n{brief}\n{_tail(life.log)}"
             )
         return "\n".join(parts)
 
@@ -148,7 +159,8 @@ class Solo(Job):
 
 
 class Stage:
-    """Runs plays below a folder. Uninterrupted runs, and plays that several findings speak of, are run once."""
+    """Runs plays below a folder. Uninterrupted runs, and plays that several findings speak of, are run
+    once."""
 
     def __init__(self, warm: Nursery, folder: Path) -> None:
         self._warm = warm
@@ -164,7 +176,9 @@ class Stage:
 
     def reference(self, plan: Plan, ranks: int) -> Life:
         """The run that nobody disturbs, without sleeps, without either callback."""
-        quick = dataclasses.replace(_still(plan), save="no" if plan.best is None else plan.save, eio=False, chatty=False, thread=False)
+        quick = dataclasses.replace(
+            _still(plan), save="no" if plan.best is None else plan.save, eio=False, chatty=False, thread=False
+        )
         if (quick, ranks) not in self._references:
             life = self._live(Play(quick, (), ranks), quick, "plain", self._new_folder() / "run", ())
             assert life.finished(), life.log
@@ -175,12 +189,15 @@ class Stage:
         directory = self._new_folder() / "run"
         lives = [self._live(play, play.plan, mode, directory, play.strikes)]
         if play.resumed and not lives[0].finished():
-            # How it was started does not matter any more. Another run so soon after an exit with 75 is one only if a person says so.
+            # How it was started does not matter any more. Another run so soon after an exit with 75 is one
+            # only if a person says so.
             named = (("LASTCALL_RUN_ID", "other"),) if play.other is not None and mode == "lastcall" else ()
             forked = dataclasses.replace(play, how="fork", env=(*play.env, *named))
             lives.append(self._live(forked, _still(play.other or play.plan), mode, directory, ()))
         result = Result(mode, lives)
-        result.complaints = judge(play, result, self.reference(play.other or play.plan, play.ranks) if len(lives) > 1 else None)
+        result.complaints = judge(
+            play, result, self.reference(play.other or play.plan, play.ranks) if len(lives) > 1 else None
+        )
         return result
 
     def _new_folder(self) -> Path:
@@ -210,17 +227,24 @@ class Stage:
         if play.ranks == 1 and play.how == "fork":
             folder = launcher.folder / "life-0"
             folder.mkdir()
-            return Solo(self._warm, folder, directory, {**env, "TRAINER_FORKED": "1", ranks_plan.FOLDER: str(folder)})
+            return Solo(
+                self._warm, folder, directory, {**env, "TRAINER_FORKED": "1", ranks_plan.FOLDER: str(folder)}
+            )
         if play.ranks == 1:
             return launcher.launch_all(
-                [[*ranks_jobs.LASTCALL_RUN, sys.executable, str(SCRIPT), str(directory)]], 1, ranks_plan.Plan(), **env
+                [[*ranks_jobs.LASTCALL_RUN, sys.executable, str(SCRIPT), str(directory)]],
+                1,
+                ranks_plan.Plan(),
+                **env,
             )
         if play.how == "fork":
-            return launcher.launch(str(SCRIPT), play.ranks, "agent", directory, ranks_plan.Plan(), **env, TRAINER_FORKED="1")
+            return launcher.launch(
+                str(SCRIPT), play.ranks, "agent", directory, ranks_plan.Plan(), **env, TRAINER_FORKED="1"
+            )
         return launcher.launch(str(SCRIPT), play.ranks, play.how, directory, ranks_plan.Plan(), **env)
 
 
-# ---- the judge -----------------------------------------------------------------------------------------------------------------------
+# ---- the judge ---------------------------------------------------------------------------------------------
 
 
 def judge(play: Play, result: Result, reference: Life | None) -> dict[str, str]:
@@ -293,7 +317,8 @@ def _of_the_next(play: Play, life: Life, following: Life, reference: Life) -> di
             found["foreign"] = f"goes on at step {begun} of another run"
     elif 0 <= begun < life.did() - play.lost:
         found["lost"] = (
-            f"{life.did() - begun} completed step{'s' * (life.did() - begun > 1)} lost ({life.did()} done, goes on at {begun})"
+            f"{life.did() - begun} completed step{'s' * (life.did() - begun > 1)} lost ({life.did()} done, "
+            f"goes on at {begun})"
         )
     for rank, events in following.journals.items():
         want = {event.step: [] for event in reference.journals[rank]} | _by_step(reference.journals[rank])
@@ -319,7 +344,7 @@ def _weights(events: list[Event]) -> str:
     return next(event.state["weights"] for event in reversed(events) if event.what == "done")
 
 
-# ---- signals -------------------------------------------------------------------------------------------------------------------------
+# ---- signals -----------------------------------------------------------------------------------------------
 
 
 def _strike(job: Job, strikes: tuple[Strike, ...]) -> tuple[int, float | None]:
@@ -342,7 +367,11 @@ def _strike(job: Job, strikes: tuple[Strike, ...]) -> tuple[int, float | None]:
 def _until(job: Job, strike: Strike, patience: float) -> bool:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        seen = [event for event in job.journal(strike.watched) if event.what == strike.what and event.step >= strike.step]
+        seen = [
+            event
+            for event in job.journal(strike.watched)
+            if event.what == strike.what and event.step >= strike.step
+        ]
         if len(seen) >= strike.nth:
             return True
         if job.over():
@@ -382,7 +411,12 @@ def _still(plan: Plan) -> Plan:
 
 
 def _environment(plan: Plan, mode: str) -> dict[str, str]:
-    env = {PLAN: plan.to_json(), "TRAINER_MODE": mode, "LASTCALL_KILL_WAIT_SECONDS": str(KILL_WAIT), "HF_HUB_OFFLINE": "1"}
+    env = {
+        PLAN: plan.to_json(),
+        "TRAINER_MODE": mode,
+        "LASTCALL_KILL_WAIT_SECONDS": str(KILL_WAIT),
+        "HF_HUB_OFFLINE": "1",
+    }
     return {**env, "LASTCALL_ENABLED": "1"} if mode == "lastcall" else env
 
 
@@ -391,5 +425,9 @@ def _said(folder: Path) -> str:
 
 
 def _tail(log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip() and "Writing model shards" not in line and "loss_type" not in line]
+    lines = [
+        line
+        for line in log.splitlines()
+        if line.strip() and "Writing model shards" not in line and "loss_type" not in line
+    ]
     return "\n".join(lines[-30:])

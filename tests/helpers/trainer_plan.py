@@ -1,9 +1,11 @@
-"""What tests/e2e/transformers/scripts/findings.py is told (JSON in TRAINER_PLAN), and the faults that it makes for itself when asked.
+"""What tests/e2e/transformers/scripts/findings.py is told (JSON in TRAINER_PLAN), and the faults that it
+makes for itself when asked.
 
-The journal is the one of the rank scripts (ranks_plan). Its lines here: start, made (the Trainer is there), at (a step begins),
-training (a micro-batch begins), micro (it is done: `data` names its samples, `state` has the loss), did (a step is done), evaluation
-(one begins), evaluating (one batch of it), save (Trainer._save_checkpoint is called), saving (the slow part of a write begins), on_save
-(the user's callback), tail (train() has returned), done (`state` has the digest of the weights).
+The journal is the one of the rank scripts (ranks_plan). Its lines here: start, made (the Trainer is there),
+at (a step begins), training (a micro-batch begins), micro (it is done: `data` names its samples, `state` has
+the loss), did (a step is done), evaluation (one begins), evaluating (one batch of it), save
+(Trainer._save_checkpoint is called), saving (the slow part of a write begins), on_save (the user's callback),
+tail (train() has returned), done (`state` has the digest of the weights).
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ def read_plan() -> Plan:
 
 
 class Disk:
-    """A slow disk, or one that fails once, below whoever writes: below torch.save for Transformers, below our file operations for us.
-    Both are hit in the middle of a checkpoint: after its first file and before it is complete."""
+    """A slow disk, or one that fails once, below whoever writes: below torch.save for Transformers, below our
+    file operations for us. Both are hit in the middle of a checkpoint: after its first file and before it is
+    complete."""
 
     def __init__(self, plan: Plan, journal: Journal) -> None:
         self._plan = plan

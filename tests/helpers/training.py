@@ -1,4 +1,5 @@
-"""What the training scripts under test share: a seed, a small model, data, and a digest of everything at the end.
+"""What the training scripts under test share: a seed, a small model, data, and a digest of everything at the
+end.
 
 python script.py DIRECTORY RESULT      trains in DIRECTORY, writes the digest of the final state to RESULT
 """
@@ -99,15 +100,16 @@ def step(model: Block, optimizer: torch.optim.Optimizer) -> float:
 
 
 def wait_for(name: str) -> None:
-    """Wait until the test makes this file in the working directory: a main thread that is busy, but comes to no
-    boundary."""
+    """Wait until the test makes this file in the working directory: a main thread that is busy, but comes to
+    no boundary."""
     print("waiting for", name, flush=True)
     while not Path(name).exists():
         time.sleep(0.01)
 
 
 def interrupt_first_pass(run: Run) -> None:
-    """With INTERRUPT=1: the notice comes in the first pass of every incarnation, and is served at the end of it."""
+    """With INTERRUPT=1: the notice comes in the first pass of every incarnation, and is served at the end of
+    it."""
     global _interrupted
     if not _interrupted and os.environ.get("INTERRUPT") == "1" and run._driver is not None:
         _interrupted = True
@@ -149,7 +151,8 @@ class SlowFiles(storage.Files):
 
 
 def say(step: int) -> None:
-    """A pass has begun. Then some time, so that signals fall into the middle of steps and not between processes."""
+    """A pass has begun. Then some time, so that signals fall into the middle of steps and not between
+    processes."""
     print("at", step, flush=True)
     time.sleep(PAUSE)
 
@@ -162,7 +165,10 @@ def average(ema: dict[str, torch.Tensor], model: nn.Module, decay: float = 0.9) 
 
 def finish(**state: Any) -> None:
     """Write the digest of this state and of the generators."""
-    digests = {name: digest(value.state_dict() if hasattr(value, "state_dict") else value) for name, value in state.items()}
+    digests = {
+        name: digest(value.state_dict() if hasattr(value, "state_dict") else value)
+        for name, value in state.items()
+    }
     digests |= {"python": digest(random.getstate()), "torch": digest(torch.get_rng_state())}
     digests |= {"numpy": digest(np.random.get_state())}
     RESULT.write_text("\n".join(f"{name} {value}" for name, value in sorted(digests.items())))
@@ -176,7 +182,9 @@ def digest(value: Any) -> str:
 
 def _update(hasher: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode() + value.detach().contiguous().numpy().tobytes())
+        hasher.update(
+            f"{value.dtype}{tuple(value.shape)}".encode() + value.detach().contiguous().numpy().tobytes()
+        )
     elif isinstance(value, np.ndarray):
         hasher.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
     elif isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""The core without a framework: a state made of plain memory, and a directory with everything that saves into it."""
+"""The core without a framework: a state made of plain memory, and a directory with everything that saves into
+it."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ def noise(nbytes: int, seed: int | str) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
-SIZES = {"model": {"w": 20_000, "b": 100, "none": 0}, "base": {"w": 30_000}, "optimizer": {"m": 25_000, "v": 8192}}
+SIZES = {
+    "model": {"w": 20_000, "b": 100, "none": 0},
+    "base": {"w": 30_000},
+    "optimizer": {"m": 25_000, "v": 8192},
+}
 RANKS = {"model": 0, "base": 0, "optimizer": 2}
 
 
@@ -55,8 +60,15 @@ class State:
 
     loads_by_itself = False
 
-    def __init__(self, seed: int = 0, sizes: Mapping[str, Mapping[str, int]] = SIZES, frozen: tuple[str, ...] = ("base",)) -> None:
-        self.tensors = {group: {name: block(bytes(n)) for name, n in names.items()} for group, names in sizes.items()}
+    def __init__(
+        self,
+        seed: int = 0,
+        sizes: Mapping[str, Mapping[str, int]] = SIZES,
+        frozen: tuple[str, ...] = ("base",),
+    ) -> None:
+        self.tensors = {
+            group: {name: block(bytes(n)) for name, n in names.items()} for group, names in sizes.items()
+        }
         self.value: object = None
         self.frozen = frozen
         self.groups = tuple(
@@ -90,7 +102,9 @@ class State:
 
     def contents(self) -> dict[str, object]:
         found: dict[str, object] = {
-            f"{group}/{name}": content(live) for group, names in self.tensors.items() for name, live in names.items()
+            f"{group}/{name}": content(live)
+            for group, names in self.tensors.items()
+            for name, live in names.items()
         }
         return {**found, "value": self.value}
 
@@ -111,7 +125,9 @@ class Loading:
     whole = False
     saved_step = None
 
-    def __init__(self, state: State, document: dict[str, object], targets: dict[str, dict[str, memory.HostMemory]]) -> None:
+    def __init__(
+        self, state: State, document: dict[str, object], targets: dict[str, dict[str, memory.HostMemory]]
+    ) -> None:
         self._state = state
         self._document = document
         self.targets = targets
@@ -124,7 +140,13 @@ class Loading:
 class World:
     """A directory that is ours, with an engine and a saver."""
 
-    def __init__(self, root: Path, files: storage.Files | None = None, clock: clocks.Clock | None = None, threads: int = 2) -> None:
+    def __init__(
+        self,
+        root: Path,
+        files: storage.Files | None = None,
+        clock: clocks.Clock | None = None,
+        threads: int = 2,
+    ) -> None:
         self.clock = clock or clocks.Clock()
         self.files = files or storage.Files()
         self.catalog = catalog.Catalog(root, self.files)
@@ -144,7 +166,9 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.engine.close()
         self.catalog.close()
 

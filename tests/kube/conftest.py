@@ -19,7 +19,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    named = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+    named = [
+        (config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args
+    ]
     return None if any(path == HERE or HERE in path.parents for path in named) else True
 
 
@@ -62,7 +64,8 @@ def established(cluster: Cluster, name: str) -> bool:
 
 @pytest.fixture(scope="session")
 def unasked(cluster: Cluster) -> str:
-    """A namespace that has opted out. Its service account is there when its token is: pods are refused before that."""
+    """A namespace that has opted out. Its service account is there when its token is: pods are refused before
+    that."""
     metadata = {"name": "unasked", "labels": {"lastcall.dev/webhook": "disabled"}}
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     until(lambda: has_account(cluster, "unasked"), lambda: "a service account")

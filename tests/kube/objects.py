@@ -1,7 +1,8 @@
 """An object of every kind that lastcall protects, as somebody writes it who has not heard of it.
 
-Their pods are for a node that does not exist: what is looked at is what the API server has made of the objects. `PODS` says where in
-each the pods' specs are in which a container `train` trains; the container `sidecar` must stay as it is.
+Their pods are for a node that does not exist: what is looked at is what the API server has made of the
+objects. `PODS` says where in each the pods' specs are in which a container `train` trains; the container
+`sidecar` must stay as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ Path = tuple[str | int, ...]
 SIDECAR: Object = {"name": "sidecar", "image": "sidecar:1", "env": [{"name": "MINE", "value": "1"}]}
 _POD: Object = {
     "nodeSelector": {"kubernetes.io/hostname": "nowhere"},
-    "containers": [{"name": "train", "image": "train:1", "env": [{"name": "LASTCALL_LOG_LEVEL", "value": "debug"}]}, SIDECAR],
+    "containers": [
+        {"name": "train", "image": "train:1", "env": [{"name": "LASTCALL_LOG_LEVEL", "value": "debug"}]},
+        SIDECAR,
+    ],
 }
 _TEMPLATE: Object = {"metadata": {"labels": {"app": "it"}}, "spec": _POD}
 _ONCE: Object = {"metadata": {"labels": {"app": "it"}}, "spec": {**_POD, "restartPolicy": "Never"}}
@@ -24,7 +28,8 @@ _SELECTED: Object = {"selector": {"matchLabels": {"app": "it"}}, "template": _TE
 _CLUSTER: Object = {
     "headGroupSpec": {"rayStartParams": {}, "template": _TEMPLATE},
     "workerGroupSpecs": [
-        {"groupName": name, "minReplicas": 1, "maxReplicas": 2, "rayStartParams": {}, "template": _TEMPLATE} for name in ("a", "b")
+        {"groupName": name, "minReplicas": 1, "maxReplicas": 2, "rayStartParams": {}, "template": _TEMPLATE}
+        for name in ("a", "b")
     ],
 }
 _SET: Object = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": _ONCE}}}]}
@@ -35,10 +40,18 @@ OBJECTS: dict[str, tuple[str, Object]] = {  # kind: version, spec
     "RayCluster": ("ray.io/v1", _CLUSTER),
     "RayJob": ("ray.io/v1", {"entrypoint": "python train.py", "rayClusterSpec": _CLUSTER}),
     "RayService": ("ray.io/v1", {"rayClusterConfig": _CLUSTER}),
-    "TrainJob": ("trainer.kubeflow.org/v1alpha1", {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}}),
+    "TrainJob": (
+        "trainer.kubeflow.org/v1alpha1",
+        {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
+    ),
     "PyTorchJob": (
         "kubeflow.org/v1",
-        {"pytorchReplicaSpecs": {"Master": {"template": _NAMED}, "Worker": {"replicas": 2, "template": _NAMED}}},
+        {
+            "pytorchReplicaSpecs": {
+                "Master": {"template": _NAMED},
+                "Worker": {"replicas": 2, "template": _NAMED},
+            }
+        },
     ),
     "JobSet": ("jobset.x-k8s.io/v1alpha2", _SET),
     "Job": ("batch/v1", {"template": _ONCE}),
@@ -62,10 +75,13 @@ TRAINER = {"PyTorchJob": "pytorch"}  # the training container's name, where it i
 
 
 def make(kind: str, name: str, **annotations: str) -> Object:
-    """`lastcall_enabled="true"` stands for lastcall.dev/enabled, `ray_enabled` for ray.io/jit-checkpoint-enabled."""
+    """`lastcall_enabled="true"` stands for lastcall.dev/enabled, `ray_enabled` for
+    ray.io/jit-checkpoint-enabled."""
     version, spec = OBJECTS[kind]
     written = {
-        key.replace("lastcall_", "lastcall.dev/").replace("ray_", "ray.io/jit-checkpoint-").replace("_", "-"): value
+        key.replace("lastcall_", "lastcall.dev/")
+        .replace("ray_", "ray.io/jit-checkpoint-")
+        .replace("_", "-"): value
         for key, value in annotations.items()
     }
     metadata: Object = {"name": name, **({"annotations": written} if written else {})}

@@ -1,4 +1,5 @@
-"""What the API server makes of objects of every kind when lastcall's webhook is asked, and when it is not there."""
+"""What the API server makes of objects of every kind when lastcall's webhook is asked, and when it is not
+there."""
 
 from __future__ import annotations
 
@@ -30,13 +31,19 @@ def cleared(cluster: Cluster) -> Iterator[Cluster]:
 
 def asked(kind: str, name: str) -> dict[str, Any]:
     """The object with the annotations that its users write."""
-    own = {"lastcall_enabled": "true", "lastcall_grace_seconds": str(GRACE), "lastcall_kill_wait_seconds": "5.0"}
+    own = {
+        "lastcall_enabled": "true",
+        "lastcall_grace_seconds": str(GRACE),
+        "lastcall_kill_wait_seconds": "5.0",
+    }
     rays = {"ray_enabled": "true", "ray_kill_wait": "5.0", "lastcall_grace_seconds": str(GRACE)}
     return objects.make(kind, name, **(rays if kind in objects.RAY else own))
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_every_training_container_of_an_annotated_object_is_protected_and_nothing_else(cleared: Cluster, kind: str) -> None:
+def test_every_training_container_of_an_annotated_object_is_protected_and_nothing_else(
+    cleared: Cluster, kind: str
+) -> None:
     made = cleared.api.create(asked(kind, "it"))
     for pod, before in zip(objects.pods(made), objects.pods(objects.make(kind, "it")), strict=True):
         assert pod["terminationGracePeriodSeconds"] == GRACE
@@ -50,7 +57,10 @@ def test_every_training_container_of_an_annotated_object_is_protected_and_nothin
         assert objects.env(user).items() <= variables.items()
         assert {"name": "lastcall", "mountPath": "/opt/lastcall"} in trainer["volumeMounts"]
         if kind in objects.RAY:
-            assert (variables["RAY_TRAIN_JIT_CHECKPOINT_ENABLED"], variables["RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT"]) == ("true", "5.0")
+            assert (
+                variables["RAY_TRAIN_JIT_CHECKPOINT_ENABLED"],
+                variables["RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT"],
+            ) == ("true", "5.0")
             assert int(variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) < GRACE
         else:
             assert (variables["LASTCALL_ENABLED"], variables["LASTCALL_KILL_WAIT_SECONDS"]) == ("1", "5.0")
@@ -90,16 +100,23 @@ def test_the_jobs_of_a_job_set_get_a_policy_for_pods_that_saved(cleared: Cluster
 
 
 @pytest.mark.parametrize("kind", sorted(objects.OBJECTS))
-def test_an_object_without_annotations_is_what_it_is_without_a_webhook(cluster: Cluster, unasked: str, kind: str) -> None:
-    """In a namespace that has opted out nobody is asked. What differs by nature is left out: names, times, tokens of accounts."""
+def test_an_object_without_annotations_is_what_it_is_without_a_webhook(
+    cluster: Cluster, unasked: str, kind: str
+) -> None:
+    """In a namespace that has opted out nobody is asked. What differs by nature is left out: names, times,
+    tokens of accounts."""
     item = objects.make(kind, "plain")
-    (with_it, without) = (cluster.api.create(item, namespace, dry_run=True) for namespace in ("default", unasked))
+    (with_it, without) = (
+        cluster.api.create(item, namespace, dry_run=True) for namespace in ("default", unasked)
+    )
     for found in (with_it, without):
         for name in ("namespace", "uid", "creationTimestamp", "managedFields", "selfLink"):
             found["metadata"].pop(name, None)
     texts = [json.dumps(found, sort_keys=True) for found in (with_it, without)]
     for number, found in enumerate((with_it, without)):
-        texts[number] = texts[number].replace(str(found["metadata"].get("labels", {}).get("controller-uid")), "uid")
+        texts[number] = texts[number].replace(
+            str(found["metadata"].get("labels", {}).get("controller-uid")), "uid"
+        )
         texts[number] = _without_account(texts[number])
     assert texts[0] == texts[1]
 
@@ -107,14 +124,20 @@ def test_an_object_without_annotations_is_what_it_is_without_a_webhook(cluster: 
 def _without_account(text: str) -> str:
     found = json.loads(text)
     if found["kind"] == "Pod":
-        found["spec"]["volumes"] = [volume for volume in found["spec"]["volumes"] if "-token-" not in volume["name"]]
+        found["spec"]["volumes"] = [
+            volume for volume in found["spec"]["volumes"] if "-token-" not in volume["name"]
+        ]
         for container in found["spec"]["containers"]:
-            container["volumeMounts"] = [mount for mount in container["volumeMounts"] if "-token-" not in mount["name"]]
+            container["volumeMounts"] = [
+                mount for mount in container["volumeMounts"] if "-token-" not in mount["name"]
+            ]
     return json.dumps(found, sort_keys=True)
 
 
 @pytest.mark.parametrize("kind", sorted(objects.OBJECTS))
-def test_a_wrong_value_is_refused_when_it_is_applied_and_the_annotation_is_named(cluster: Cluster, kind: str) -> None:
+def test_a_wrong_value_is_refused_when_it_is_applied_and_the_annotation_is_named(
+    cluster: Cluster, kind: str
+) -> None:
     item = objects.make(kind, "wrong", lastcall_enabled="true", lastcall_grace_seconds="soon")
     done = cluster.kubectl("apply", "-f", "-", given=json.dumps(item))
     assert done.returncode != 0
@@ -136,7 +159,11 @@ def test_applying_an_annotated_object_twice_changes_nothing(cleared: Cluster, ki
 
 
 def test_a_namespace_asks_for_all_that_is_in_it(cleared: Cluster) -> None:
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "annotations": {"lastcall.dev/enabled": "true"}}}
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": "team", "annotations": {"lastcall.dev/enabled": "true"}},
+    }
     cleared.api.create(namespace)
 
     def protected() -> bool:

@@ -1,4 +1,5 @@
-"""A training on a real cluster whose directory dies with its pod: the bucket is all that its successor has."""
+"""A training on a real cluster whose directory dies with its pod: the bucket is all that its successor
+has."""
 
 from __future__ import annotations
 
@@ -12,11 +13,17 @@ from helpers.kube_trainings import Training
 
 STEPS = 30
 SETTINGS = {"STEPS": STEPS, "PACE": 0.5}
-ENABLED = {"lastcall.dev/enabled": "true", "lastcall.dev/kill-wait-seconds": "0", "lastcall.dev/directory": "/tmp/run"}
+ENABLED = {
+    "lastcall.dev/enabled": "true",
+    "lastcall.dev/kill-wait-seconds": "0",
+    "lastcall.dev/directory": "/tmp/run",
+}
 
 
 @pytest.mark.usefixtures("webhook")
-def test_a_job_whose_directory_dies_with_its_pod_goes_on_from_the_bucket(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_whose_directory_dies_with_its_pod_goes_on_from_the_bucket(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     finished = kube_trainings.uninterrupted(tmp_path / "uninterrupted", SETTINGS)
     (tmp_path / "data").mkdir()
     with s3_server.served(tmp_path / "buckets", host=cluster.outside) as server:
@@ -26,7 +33,12 @@ def test_a_job_whose_directory_dies_with_its_pod_goes_on_from_the_bucket(cluster
         training = Training(cluster, tmp_path / "data", cluster.api.create(job))
         training.expect("step 3")
         # The controller makes the next pod at once: it starts while this one saves and copies.
-        assert cluster.kubectl("delete", "pod", training.running()["metadata"]["name"], "--wait=false").returncode == 0
+        assert (
+            cluster.kubectl(
+                "delete", "pod", training.running()["metadata"]["name"], "--wait=false"
+            ).returncode
+            == 0
+        )
         training.expect("from", 2)
         (record,) = (record for record in chain.records(bucket / "exp1") if record["kind"] == "jit")
         training.wait()

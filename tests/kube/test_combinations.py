@@ -1,4 +1,5 @@
-"""What the API server takes without an annotation it takes with one: pods put together at random from what pods have."""
+"""What the API server takes without an annotation it takes with one: pods put together at random from what
+pods have."""
 
 from __future__ import annotations
 
@@ -44,19 +45,35 @@ CONTAINER: dict[str, tuple[Any, ...]] = {
     "volumeMounts": (None, []),
     "envFrom": ([{"configMapRef": {"name": "it"}}],),
     "securityContext": (
-        None, {}, {"privileged": True}, {"runAsUser": 0}, {"runAsUser": 1000, "runAsNonRoot": True, "readOnlyRootFilesystem": True},
-        {"capabilities": {"add": ["SYS_PTRACE"], "drop": ["ALL"]}, "seLinuxOptions": {"level": "s0"}, "runAsGroup": 5},
+        None,
+        {},
+        {"privileged": True},
+        {"runAsUser": 0},
+        {"runAsUser": 1000, "runAsNonRoot": True, "readOnlyRootFilesystem": True},
+        {
+            "capabilities": {"add": ["SYS_PTRACE"], "drop": ["ALL"]},
+            "seLinuxOptions": {"level": "s0"},
+            "runAsGroup": 5,
+        },
     ),
     "resources": (
-        None, {}, {"limits": {"cpu": "1"}}, {"requests": {"cpu": 0.5, "memory": "1e9"}}, {"limits": {"ephemeral-storage": "1Gi"}},
+        None,
+        {},
+        {"limits": {"cpu": "1"}},
+        {"requests": {"cpu": 0.5, "memory": "1e9"}},
+        {"limits": {"ephemeral-storage": "1Gi"}},
         {"requests": {"cpu": "1", "hugepages-2Mi": "2Mi"}, "limits": {"hugepages-2Mi": "2Mi"}},
         {"requests": {"memory": "1Gi", "nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 1}},
     ),
     "lifecycle": (
-        None, {}, {"preStop": None}, {"postStart": {"exec": {"command": ["true"]}}}, {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+        None,
+        {},
+        {"preStop": None},
+        {"postStart": {"exec": {"command": ["true"]}}},
+        {"preStop": {"exec": {"command": ["sleep", "5"]}}},
         {"preStop": {"httpGet": {"path": "/", "port": 80}}},
     ),
-}  # fmt: skip
+}
 POD: dict[str, tuple[Any, ...]] = {
     "volumes": (None, []),
     "terminationGracePeriodSeconds": (None, 0, 1, 600),
@@ -66,7 +83,15 @@ POD: dict[str, tuple[Any, ...]] = {
 }
 ANNOTATIONS: dict[str, tuple[str, ...]] = {
     "lastcall.dev/storage": ("shared", "shared/a//b/"),
-    "lastcall.dev/directory": ("/ckpt", CHECKPOINTS, "/opt", "/opt/lastcall", "/opt/lastcall/x", "/dev/shm", "/mnt/ü b"),
+    "lastcall.dev/directory": (
+        "/ckpt",
+        CHECKPOINTS,
+        "/opt",
+        "/opt/lastcall",
+        "/opt/lastcall/x",
+        "/dev/shm",
+        "/mnt/ü b",
+    ),
     "lastcall.dev/grace-seconds": ("0.5", "604800"),
     "lastcall.dev/kill-wait-seconds": ("0", "0.4"),
 }
@@ -77,7 +102,9 @@ class Pieces:
         self.random = random.Random(seed)
 
     def chosen(self, table: dict[str, tuple[Any, ...]], share: float = 0.35) -> dict[str, Any]:
-        found = {name: self.random.choice(values) for name, values in table.items() if self.random.random() < share}
+        found = {
+            name: self.random.choice(values) for name, values in table.items() if self.random.random() < share
+        }
         return copy.deepcopy(found)
 
     def some(self, table: tuple[dict[str, Any], ...]) -> list[Any]:
@@ -85,11 +112,20 @@ class Pieces:
 
     def container(self, name: str) -> dict[str, Any]:
         lists = {"env": self.some(ENVIRONMENT), "volumeMounts": self.some(MOUNTS)}
-        return {"name": name, "image": "it", **self.chosen(CONTAINER), **{part: found for part, found in lists.items() if found}}
+        return {
+            "name": name,
+            "image": "it",
+            **self.chosen(CONTAINER),
+            **{part: found for part, found in lists.items() if found},
+        }
 
     def pod(self) -> dict[str, Any]:
         names = self.random.choice((["main"], ["main", "side"], ["x" * 63], ["istio-proxy", "main"]))
-        spec = {"restartPolicy": "Never", **self.chosen(POD), "containers": [self.container(name) for name in names]}
+        spec = {
+            "restartPolicy": "Never",
+            **self.chosen(POD),
+            "containers": [self.container(name) for name in names],
+        }
         if self.random.random() < 0.3:
             spec["initContainers"] = [self.container("init")]
         containers = [*spec["containers"], *spec.get("initContainers", [])]
@@ -100,8 +136,18 @@ class Pieces:
 
     def item(self) -> dict[str, Any]:
         if self.random.random() < 0.5:
-            return {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "it-"}, "spec": self.pod()}
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "it"}, "spec": {"template": {"spec": self.pod()}}}
+            return {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"generateName": "it-"},
+                "spec": self.pod(),
+            }
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "it"},
+            "spec": {"template": {"spec": self.pod()}},
+        }
 
 
 def test_an_annotation_makes_no_object_one_that_is_refused(cluster: Cluster) -> None:
@@ -118,4 +164,6 @@ def test_an_annotation_makes_no_object_one_that_is_refused(cluster: Cluster) -> 
             cluster.api.create(item, dry_run=True)
         except Refused as error:
             raise AssertionError(f"{error}\n{item}") from error
-    assert taken > MANY / 3, "the API server has something against almost all of them: the pieces do not fit together"
+    assert taken > MANY / 3, (
+        "the API server has something against almost all of them: the pieces do not fit together"
+    )

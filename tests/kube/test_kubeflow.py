@@ -1,5 +1,6 @@
-"""TransformersTrainer on a real API server, and the pods of its TrainJob on a real node. No controller of Kubeflow is here: what it
-makes of the job in the end, an indexed Job, is made here from the same template, with the variables that its torch plugin adds."""
+"""TransformersTrainer on a real API server, and the pods of its TrainJob on a real node. No controller of
+Kubeflow is here: what it makes of the job in the end, an indexed Job, is made here from the same template,
+with the variables that its torch plugin adds."""
 
 from __future__ import annotations
 
@@ -38,13 +39,16 @@ def submitted(cluster: Cluster, trainer: Any) -> Object:
 def test_the_trainjob_is_that_of_the_seed(kubeflow: Cluster) -> None:
     job = submitted(kubeflow, kubeflow_objects.of_the_seed())
     wanted = kubeflow_objects.expected(job["metadata"]["name"], job["spec"]["trainer"]["command"])
-    wanted["spec"] |= {"suspend": False, "managedBy": "trainer.kubeflow.org/trainjob-controller"}  # the definition's own defaults
+    # the definition's own defaults
+    wanted["spec"] |= {"suspend": False, "managedBy": "trainer.kubeflow.org/trainjob-controller"}
     wanted["spec"]["runtimeRef"]["apiGroup"] = "trainer.kubeflow.org"
     assert list(kubeflow_objects.differences(job, wanted)) == []
 
 
 @pytest.mark.usefixtures("webhook")
-def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(kubeflow: Cluster, tmp_path: Path) -> None:
+def test_its_two_pods_are_paused_saved_by_sigterm_resumed_and_finish(
+    kubeflow: Cluster, tmp_path: Path
+) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     claim(kubeflow, "shared", volume)
@@ -63,7 +67,9 @@ def test_one_of_its_pods_is_evicted_and_both_come_back(kubeflow: Cluster, tmp_pa
     claim(kubeflow, "evicted", volume)
     nodes = Nodes(kubeflow, submitted(kubeflow, small(output_dir="pvc://evicted/exp3")), tools(tmp_path))
     nodes.evict(1, volume / "exp3")
-    assert (volume / "exp3" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+    assert (volume / "exp3" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(
+        tmp_path / "plain", EPOCHS, 2
+    )
 
 
 @pytest.mark.usefixtures("webhook")
@@ -75,7 +81,9 @@ def test_its_two_pods_share_nothing_but_a_bucket(kubeflow: Cluster, tmp_path: Pa
         job = submitted(kubeflow, small(output_dir="s3://runs/exp2", data_connection_name="my-data"))
         nodes = Nodes(kubeflow, job, tools(tmp_path))
         nodes.pause_and_resume(bucket)
-        assert (bucket / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+        assert (bucket / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(
+            tmp_path / "plain", EPOCHS, 2
+        )
 
 
 def small(**settings: Any) -> Any:
@@ -93,7 +101,8 @@ def small(**settings: Any) -> Any:
 
 
 class Nodes:
-    """The two pods of a TrainJob, kept by one indexed Job, with the variables that Kubeflow's torch plugin adds."""
+    """The two pods of a TrainJob, kept by one indexed Job, with the variables that Kubeflow's torch plugin
+    adds."""
 
     def __init__(self, cluster: Cluster, job: Object, tools: Path) -> None:
         self._cluster = cluster
@@ -105,10 +114,14 @@ class Nodes:
         container["image"] = kube_images.TRAINING
         said = {**PLUGIN, "PET_MASTER_PORT": str(free_port()), "PATH": f"{tools}:/usr/bin:/bin"}
         container["env"] += [{"name": key, "value": value} for key, value in said.items()]
-        container["env"] += [{"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": kube_indexed.FIELD}}}]
+        container["env"] += [
+            {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": kube_indexed.FIELD}}}
+        ]
         mounts = {**kube_images.MOUNTS, "tools": tools}
         spec["volumes"] += [{"name": key, "hostPath": {"path": str(path)}} for key, path in mounts.items()]
-        container["volumeMounts"] += [{"name": key, "mountPath": str(path), "readOnly": True} for key, path in mounts.items()]
+        container["volumeMounts"] += [
+            {"name": key, "mountPath": str(path), "readOnly": True} for key, path in mounts.items()
+        ]
         template = {"metadata": {"labels": {"trainjob": job["metadata"]["name"]}}, "spec": spec}
         metadata = {"name": self._name, "annotations": job["metadata"]["annotations"]}
         cluster.api.create(kube_indexed.job(metadata, template, completions=2))
@@ -117,7 +130,8 @@ class Nodes:
         return self._cluster.api.pods(f"job-name={self._name}")
 
     def pause_and_resume(self, place: Path) -> None:
-        """As a person does: both pods are told to stop, and gone; others go on from what they have left in this place."""
+        """As a person does: both pods are told to stop, and gone; others go on from what they have left in
+        this place."""
         self._train()
         self._lastcall("pause")
         assert self.pods() == []
@@ -176,7 +190,10 @@ def claim(cluster: Cluster, name: str, folder: Path) -> None:
     claimed = {**common, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
     metadata = {"metadata": {"name": name}}
     created = cluster.kubectl(
-        "create", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "PersistentVolume", **metadata, "spec": volume})
+        "create",
+        "-f",
+        "-",
+        given=json.dumps({"apiVersion": "v1", "kind": "PersistentVolume", **metadata, "spec": volume}),
     )
     assert created.returncode == 0, created.stderr
     cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **metadata, "spec": claimed})

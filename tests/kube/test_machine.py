@@ -41,7 +41,10 @@ def test_processes_mounts_and_network_end_with_the_tests_however_these_end(signu
             raise
     until(lambda: all(gone(int(pid)) for pid in pids), lambda: f"the end of {pids}")
     until(lambda: not Path(folder).exists(), lambda: f"the end of {folder}")
-    until(lambda: f"{network}." not in said("ip", "address") + said("ip", "route"), lambda: f"the end of {network}")
+    until(
+        lambda: f"{network}." not in said("ip", "address") + said("ip", "route"),
+        lambda: f"the end of {network}",
+    )
     assert folder not in Path("/proc/mounts").read_text()
 
 

@@ -21,12 +21,23 @@ from kube import objects
 
 NAMESPACE = "lastcall"
 ACCOUNT = "lastcall-webhook"
-BASIC = {("create", "selfsubjectaccessreviews"), ("create", "selfsubjectrulesreviews")}  # what everybody may who is somebody
+# what everybody may who is somebody
+BASIC = {("create", "selfsubjectaccessreviews"), ("create", "selfsubjectrulesreviews")}
 
 
 @pytest.fixture(scope="module")
 def documents() -> list[Object]:
-    words = [sys.executable, "-m", "lastcall", "kube", "manifest", "--namespace", NAMESPACE, "--image", kube_images.LASTCALL]
+    words = [
+        sys.executable,
+        "-m",
+        "lastcall",
+        "kube",
+        "manifest",
+        "--namespace",
+        NAMESPACE,
+        "--image",
+        kube_images.LASTCALL,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return [served(item) for item in yaml.safe_load_all(done.stdout)]
@@ -53,11 +64,18 @@ def installed(cluster: Cluster, webhook: Webhook, documents: list[Object]) -> It
 
 def apply(cluster: Cluster, items: list[Object], *options: str) -> subprocess.CompletedProcess[str]:
     return cluster.kubectl(
-        "apply", "--validate=true", *options, "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        "apply",
+        "--validate=true",
+        *options,
+        "-f",
+        "-",
+        given=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
     )
 
 
-def test_every_document_passes_the_strict_check_of_its_schema(installed: Cluster, documents: list[Object]) -> None:
+def test_every_document_passes_the_strict_check_of_its_schema(
+    installed: Cluster, documents: list[Object]
+) -> None:
     done = apply(installed, documents, "--dry-run=server")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(documents)
@@ -74,17 +92,30 @@ def test_the_check_is_strict(installed: Cluster, documents: list[Object]) -> Non
 def account(cluster: Cluster) -> Api:
     """As the webhook's own service account, with its own token."""
     path = f"/api/v1/namespaces/{NAMESPACE}"
-    until(lambda: bool(cluster.api.ask("GET", f"{path}/serviceaccounts/{ACCOUNT}").get("secrets")), lambda: "a token")
+    until(
+        lambda: bool(cluster.api.ask("GET", f"{path}/serviceaccounts/{ACCOUNT}").get("secrets")),
+        lambda: "a token",
+    )
     (reference,) = cluster.api.ask("GET", f"{path}/serviceaccounts/{ACCOUNT}")["secrets"]
     secret = cluster.api.ask("GET", f"{path}/secrets/{reference['name']}")
     return cluster.as_user(base64.b64decode(secret["data"]["token"]).decode())
 
 
-def test_the_service_account_may_read_namespaces_and_the_server_says_no_to_all_else(installed: Cluster) -> None:
+def test_the_service_account_may_read_namespaces_and_the_server_says_no_to_all_else(
+    installed: Cluster,
+) -> None:
     user = account(installed)
-    assert any(item["metadata"]["name"] == NAMESPACE for item in user.ask("GET", "/api/v1/namespaces")["items"])
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": NAMESPACE}}
-    rules = user.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)["status"]["resourceRules"]
+    assert any(
+        item["metadata"]["name"] == NAMESPACE for item in user.ask("GET", "/api/v1/namespaces")["items"]
+    )
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": NAMESPACE},
+    }
+    rules = user.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)["status"][
+        "resourceRules"
+    ]
     allowed = {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
     assert allowed == {("get", "namespaces"), ("list", "namespaces"), ("watch", "namespaces")} | BASIC
 
@@ -94,11 +125,19 @@ def test_the_service_account_may_read_namespaces_and_the_server_says_no_to_all_e
     [
         ("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets", None),
         ("GET", "/api/v1/pods", None),
-        ("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mine"}}),
+        (
+            "POST",
+            "/api/v1/namespaces",
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mine"}},
+        ),
         ("DELETE", "/api/v1/namespaces/default", None),
         ("POST", "/api/v1/namespaces/default/pods", objects.make("Pod", "mine")),
         ("POST", "/apis/batch/v1/namespaces/default/jobs", objects.make("Job", "mine")),
-        ("DELETE", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/lastcall-webhook", None),
+        (
+            "DELETE",
+            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/lastcall-webhook",
+            None,
+        ),
         ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles", None),
         ("GET", "/api/v1/nodes", None),
     ],

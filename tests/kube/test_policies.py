@@ -26,9 +26,19 @@ def guaranteed(name: str, **annotations: str) -> dict[str, Any]:
 def narrow(cluster: Cluster) -> str:
     """A namespace with a LimitRange that leaves little choice. The API server hears of it a moment later."""
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "narrow"}})
-    limit = {"type": "Container", "min": {"cpu": "1", "memory": "512Mi"}, "maxLimitRequestRatio": {"cpu": "1"}}
+    limit = {
+        "type": "Container",
+        "min": {"cpu": "1", "memory": "512Mi"},
+        "maxLimitRequestRatio": {"cpu": "1"},
+    }
     cluster.api.create(
-        {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "narrow"}, "spec": {"limits": [limit]}}, "narrow"
+        {
+            "apiVersion": "v1",
+            "kind": "LimitRange",
+            "metadata": {"name": "narrow"},
+            "spec": {"limits": [limit]},
+        },
+        "narrow",
     )
     until(lambda: conftest.has_account(cluster, "narrow"), lambda: "a service account")
     until(lambda: refuses_small_ones(cluster), lambda: "the LimitRange to be known")
@@ -45,7 +55,9 @@ def refuses_small_ones(cluster: Cluster) -> bool:
     return False
 
 
-def test_a_guaranteed_pod_stays_one_and_a_limit_range_has_nothing_against_it(cluster: Cluster, narrow: str) -> None:
+def test_a_guaranteed_pod_stays_one_and_a_limit_range_has_nothing_against_it(
+    cluster: Cluster, narrow: str
+) -> None:
     before = cluster.api.create(guaranteed("plain"), narrow, dry_run=True)
     after = cluster.api.create(guaranteed("asked", lastcall_enabled="true"), narrow, dry_run=True)
     assert [one["name"] for one in after["spec"]["initContainers"]] == ["lastcall-install"]

@@ -1,4 +1,5 @@
-"""Trainings on a real cluster that are taken away by it: what a user gets with one annotation, and without."""
+"""Trainings on a real cluster that are taken away by it: what a user gets with one annotation, and
+without."""
 
 from __future__ import annotations
 
@@ -27,15 +28,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def submit(
-    cluster: Cluster, folder: Path, name: str, annotations: dict[str, str], resources: Object | None = None, shell: bool = False
+    cluster: Cluster,
+    folder: Path,
+    name: str,
+    annotations: dict[str, str],
+    resources: Object | None = None,
+    shell: bool = False,
 ) -> Training:
-    item = kube_trainings.job(name, folder, SETTINGS, annotations=annotations, resources=resources, shell=shell, grace=GRACE)
+    item = kube_trainings.job(
+        name, folder, SETTINGS, annotations=annotations, resources=resources, shell=shell, grace=GRACE
+    )
     return Training(cluster, folder, cluster.api.create(item))
 
 
 def saved_step(folder: Path) -> int:
     """Of the one checkpoint that was saved because of the notice."""
-    found = [record for path in folder.glob("run/*/lastcall.json") if (record := json.loads(path.read_text()))["kind"] == "jit"]
+    found = [
+        record
+        for path in folder.glob("run/*/lastcall.json")
+        if (record := json.loads(path.read_text()))["kind"] == "jit"
+    ]
     (record,) = found
     assert "SIGTERM" in record["reason"] or "preStop" in record["reason"], record
     return int(record["step"])
@@ -63,14 +75,18 @@ def test_a_job_whose_pod_is_deleted_saves_and_its_successor_goes_on_to_the_same_
 
 
 @pytest.mark.usefixtures("webhook")
-def test_a_training_below_a_shell_that_swallows_the_signal_saves_all_the_same(cluster: Cluster, tmp_path: Path, finished: str) -> None:
+def test_a_training_below_a_shell_that_swallows_the_signal_saves_all_the_same(
+    cluster: Cluster, tmp_path: Path, finished: str
+) -> None:
     training = submit(cluster, tmp_path, "shell", ENABLED, shell=True)
     training.expect("step 3")
     cluster.kubectl("delete", "pod", training.running()["metadata"]["name"], "--wait=false")
     came_back(training, finished)
 
 
-def test_without_the_annotation_the_same_job_loses_its_work(cluster: Cluster, tmp_path: Path, finished: str) -> None:
+def test_without_the_annotation_the_same_job_loses_its_work(
+    cluster: Cluster, tmp_path: Path, finished: str
+) -> None:
     training = submit(cluster, tmp_path, "lost", {})
     training.expect("step 3")
     cluster.kubectl("delete", "pod", training.running()["metadata"]["name"], "--wait=false")
@@ -87,12 +103,20 @@ def test_a_job_that_a_pod_of_higher_priority_pushes_aside_comes_back_when_that_i
     training = submit(cluster, tmp_path, "preempted", ENABLED, resources=MOST)
     training.expect("step 3")
     pod = training.running()
-    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 1000}
+    urgent = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "urgent"},
+        "value": 1000,
+    }
     cluster.api.create(urgent)
     spec = {"priorityClassName": "urgent", "containers": [{"name": "it", "image": PAUSE, "resources": MOST}]}
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec})
     training.gone(pod)
-    until(lambda: cluster.api.get("Pod", "urgent")["status"]["phase"] == "Running", lambda: f"the urgent pod\n{training.story()}")
+    until(
+        lambda: cluster.api.get("Pod", "urgent")["status"]["phase"] == "Running",
+        lambda: f"the urgent pod\n{training.story()}",
+    )
     assert training.running()["status"]["phase"] == "Pending"
     assert cluster.kubectl("delete", "pod", "urgent", "--now").returncode == 0
     came_back(training, finished)

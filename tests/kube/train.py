@@ -1,10 +1,11 @@
-"""A training as people write them, with transformers.Trainer and without a line of lastcall, in a pod whose image does not know it.
+"""A training as people write them, with transformers.Trainer and without a line of lastcall, in a pod whose
+image does not know it.
 
 STEPS  how many                            PACE  seconds that a step takes at least
 EVERY  a checkpoint each so many steps     SLOW  seconds that a checkpoint takes
 
-What it says goes to its output: `from 7` when the training begins (after that many steps), `step 8` after each, and at the end
-`finished` with the digest of the weights.
+What it says goes to its output: `from 7` when the training begins (after that many steps), `step 8` after
+each, and at the end `finished` with the digest of the weights.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class SlowTrainer(Trainer):
 
 def main(folder: str) -> None:
     set_seed(0)
-    config = GPT2Config(vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
     arguments = TrainingArguments(
         output_dir=f"{folder}/run",
         max_steps=STEPS,
@@ -63,7 +66,9 @@ def main(folder: str) -> None:
         disable_tqdm=True,
         report_to="none",
     )
-    trainer = SlowTrainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Rows(), callbacks=[Diary()])
+    trainer = SlowTrainer(
+        model=GPT2LMHeadModel(config), args=arguments, train_dataset=Rows(), callbacks=[Diary()]
+    )
     trainer.train()
     digest = hashlib.sha256()
     for name, tensor in sorted(trainer.model.state_dict().items()):

@@ -20,7 +20,9 @@ fates = st.builds(Fate, st.sampled_from([0.0, 0.0, 0.5, 30.0]), operations, oper
 class Crew:
     """Ranks that go through the boundary agreement and, where it comes to nothing, the instant one."""
 
-    def __init__(self, seed: int, fates: Sequence[Fate], skews: Sequence[int], *, told: bool, hurried: bool) -> None:
+    def __init__(
+        self, seed: int, fates: Sequence[Fate], skews: Sequence[int], *, told: bool, hurried: bool
+    ) -> None:
         self.hurried = hurried
         self.stage = Stage(seed, hurried=hurried)
         self.size = len(fates)
@@ -83,7 +85,11 @@ def test_no_two_ranks_obey_different_decisions_and_every_rank_ends(crew: Crew) -
 @settings(deadline=None, max_examples=100)
 @given(crews)
 def test_a_rank_that_was_lost_before_it_spoke_is_no_writer(crew: Crew) -> None:
-    unheard = {number for number, rank in enumerate(crew.stage.ranks) if rank.dead and rank.fate.dies == 1 and not rank.fate.halfway}
+    unheard = {
+        number
+        for number, rank in enumerate(crew.stage.ranks)
+        if rank.dead and rank.fate.dies == 1 and not rank.fate.halfway
+    }
     for phase in (0, 1):
         for decision in crew.of_phase(phase):
             assert unheard.isdisjoint(decision.writers)
@@ -91,7 +97,9 @@ def test_a_rank_that_was_lost_before_it_spoke_is_no_writer(crew: Crew) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(seeds, st.lists(st.sampled_from([0, 1]), min_size=1, max_size=6))
-def test_ranks_without_trouble_agree_on_the_first_boundary_that_nobody_has_passed(seed: int, skews: list[int]) -> None:
+def test_ranks_without_trouble_agree_on_the_first_boundary_that_nobody_has_passed(
+    seed: int, skews: list[int]
+) -> None:
     crew = Crew(seed, [Fate()] * len(skews), skews, told=True, hurried=False)
     (decision,) = set(crew.of_phase(0))
     assert (decision.kind, decision.step, decision.missing) == ("boundary", 11 + max(skews), ())
@@ -99,10 +107,21 @@ def test_ranks_without_trouble_agree_on_the_first_boundary_that_nobody_has_passe
 
 
 @settings(deadline=None, max_examples=60)
-@given(seeds, st.lists(st.sampled_from([0, 1]), min_size=2, max_size=5), st.integers(0, 4), st.integers(1, 2), st.booleans())
-def test_survivors_who_know_of_a_death_save_without_waiting(seed: int, skews: list[int], victim: int, dies: int, halfway: bool) -> None:
+@given(
+    seeds,
+    st.lists(st.sampled_from([0, 1]), min_size=2, max_size=5),
+    st.integers(0, 4),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_survivors_who_know_of_a_death_save_without_waiting(
+    seed: int, skews: list[int], victim: int, dies: int, halfway: bool
+) -> None:
     victim %= len(skews)
-    fates = [Fate(dies=dies, halfway=halfway) if number == victim else Fate(starts=0.5) for number in range(len(skews))]
+    fates = [
+        Fate(dies=dies, halfway=halfway) if number == victim else Fate(starts=0.5)
+        for number in range(len(skews))
+    ]
     crew = Crew(seed, fates, skews, told=True, hurried=False)
     assert {decision.kind for decision in crew.of_phase(0)} == {"nothing"}
     (decision,) = set(crew.of_phase(1))
@@ -120,7 +139,9 @@ def test_a_vote_has_one_result(seed: int, voters: list[tuple[bool, Fate]], hurri
     def live(rank: Rank) -> None:
         number = stage.ranks.index(rank)
         agreement = Agreement(rank, number, len(voters), stage.clock)
-        verdicts[number] = agreement.vote("loaded", voters[number][0], "no reason", stage.clock.now() + PATIENCE)
+        verdicts[number] = agreement.vote(
+            "loaded", voters[number][0], "no reason", stage.clock.now() + PATIENCE
+        )
 
     for _, fate in voters:
         Rank(stage, live, fate)
@@ -132,8 +153,12 @@ def test_a_vote_has_one_result(seed: int, voters: list[tuple[bool, Fate]], hurri
 
 
 @settings(deadline=None, max_examples=100)
-@given(seeds, st.lists(st.none() | st.integers(0, 6).map(lambda half: 100 + half / 2), min_size=1, max_size=5))
-def test_everybody_hears_the_same_news_and_each_brings_the_deadline_forward(seed: int, deadlines: list[float | None]) -> None:
+@given(
+    seeds, st.lists(st.none() | st.integers(0, 6).map(lambda half: 100 + half / 2), min_size=1, max_size=5)
+)
+def test_everybody_hears_the_same_news_and_each_brings_the_deadline_forward(
+    seed: int, deadlines: list[float | None]
+) -> None:
     stage, heard = Stage(seed), dict[int, list[float | None]]()
 
     def live(rank: Rank) -> None:
@@ -157,7 +182,9 @@ def test_everybody_hears_the_same_news_and_each_brings_the_deadline_forward(seed
 
 flags, counts = st.booleans(), st.integers(0, 3)
 positions = st.dictionaries(st.integers(0, 5), st.tuples(counts, counts, flags, flags, flags))
-holders = st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True).map(lambda ranks: tuple(sorted(ranks)))
+holders = st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True).map(
+    lambda ranks: tuple(sorted(ranks))
+)
 
 
 @settings(deadline=None)
@@ -166,7 +193,8 @@ def test_survivors_hold_every_piece_at_one_step_and_none_of_them_is_torn(
     said: dict[int, tuple[int, int, bool, bool, bool]], holdings: dict[int, list[tuple[int, ...]]]
 ) -> None:
     found = {
-        rank: Position(rank, step, parked, finished, entered, clean) for rank, (step, entered, clean, parked, finished) in said.items()
+        rank: Position(rank, step, parked, finished, entered, clean)
+        for rank, (step, entered, clean, parked, finished) in said.items()
     }
     decision = election.survivors(found, 6, holdings)
     assert decision.because

@@ -20,10 +20,18 @@ from unit.kube.objects import every, trainjob
 OPTIONS = Options(image="lastcall:1")
 TEXT = st.text(max_size=12)
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
-JUNK = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=20)
+JUNK = st.recursive(
+    LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=20
+)
 NAMES = st.sampled_from([*noted.NAMES, "lastcall.dev/unknown", "app"])
-VALUES = st.sampled_from(["true", "false", "5", "60", "1e3", "/ckpt", "shared/x", "", "nan", "-1"]) | st.text(max_size=20) | LEAF
-ANNOTATIONS = st.dictionaries(NAMES, VALUES, max_size=4).map(lambda made: {"lastcall.dev/enabled": "true"} | made)
+VALUES = (
+    st.sampled_from(["true", "false", "5", "60", "1e3", "/ckpt", "shared/x", "", "nan", "-1"])
+    | st.text(max_size=20)
+    | LEAF
+)
+ANNOTATIONS = st.dictionaries(NAMES, VALUES, max_size=4).map(
+    lambda made: {"lastcall.dev/enabled": "true"} | made
+)
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -42,14 +50,22 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
         *above, last = draw(st.sampled_from(places(obj)))
         node = draft.at(obj, tuple(above))
         if draw(st.booleans()) and isinstance(node, dict):
-            node[draw(st.sampled_from(["env", "volumes", "lifecycle", "initContainers", "volumeMounts", "restartPolicy"]))] = draw(JUNK)
+            node[
+                draw(
+                    st.sampled_from(
+                        ["env", "volumes", "lifecycle", "initContainers", "volumeMounts", "restartPolicy"]
+                    )
+                )
+            ] = draw(JUNK)
         elif last in node if isinstance(node, dict) else last < len(node):
             node[last] = draw(JUNK)
     return obj
 
 
 def answered(request: Any) -> review.Answer | None:
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+    body = json.dumps(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    ).encode()
     try:
         parsed = review.parse(body)
     except review.Unreadable:
@@ -72,7 +88,12 @@ def test_any_bytes_are_answered_or_told_to_be_unreadable(body: bytes) -> None:
 @given(
     JUNK
     | st.fixed_dictionaries(
-        {"uid": TEXT, "operation": st.sampled_from(["CREATE", "UPDATE", "DELETE"]) | JUNK, "object": JUNK, "oldObject": JUNK}
+        {
+            "uid": TEXT,
+            "operation": st.sampled_from(["CREATE", "UPDATE", "DELETE"]) | JUNK,
+            "object": JUNK,
+            "oldObject": JUNK,
+        }
     )
 )
 def test_any_request_is_admitted_as_it_is(request: Any) -> None:
@@ -100,7 +121,11 @@ def version(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     for path in [path for path in places(made) if path[-2:] == ("containers", 0)]:
         container, pod = draft.at(made, path), draft.at(made, path[:-2])
         container["name"] = draw(st.sampled_from(["main", "other"]))
-        container |= draw(st.sampled_from([{}, {"env": [{"name": "A"}]}, {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}}]))
+        container |= draw(
+            st.sampled_from(
+                [{}, {"env": [{"name": "A"}]}, {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}}]
+            )
+        )
         pod |= draw(st.sampled_from([{}, {"terminationGracePeriodSeconds": 200}, {"restartPolicy": "Never"}]))
     if draw(st.booleans()):
         made = draft.applied(made, inject.patch(made, options=OPTIONS))
@@ -108,8 +133,14 @@ def version(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 
 
 @MANY
-@given(st.sampled_from([kind.name for kind in kinds.KINDS]).flatmap(lambda kind: st.tuples(version(kind), version(kind))))
-def test_an_update_from_one_version_to_another_never_fails(versions: tuple[dict[str, Any], dict[str, Any]]) -> None:
+@given(
+    st.sampled_from([kind.name for kind in kinds.KINDS]).flatmap(
+        lambda kind: st.tuples(version(kind), version(kind))
+    )
+)
+def test_an_update_from_one_version_to_another_never_fails(
+    versions: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
     old, new = versions
     answer = answered({"uid": "u", "operation": "UPDATE", "namespace": "n", "object": new, "oldObject": old})
     assert answer is not None and answer.result in ("patched", "unchanged"), answer

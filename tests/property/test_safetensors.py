@@ -16,7 +16,9 @@ from lastcall.memory import BytesSource
 from lastcall.types import TensorEntry
 
 Drawn = dict[str, tuple[str, tuple[int, ...], bytes]]
-names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda name: name != "__metadata__")
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(
+    lambda name: name != "__metadata__"
+)
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 metadata = st.dictionaries(names, st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=3)
 
@@ -32,13 +34,18 @@ def tensors(draw: st.DrawFn) -> Drawn:
 
 
 def build(drawn: Drawn, about: dict[str, str] | None = None) -> bytes:
-    entries = [TensorEntry(name, dtype, shape, BytesSource(data)) for name, (dtype, shape, data) in drawn.items()]
+    entries = [
+        TensorEntry(name, dtype, shape, BytesSource(data)) for name, (dtype, shape, data) in drawn.items()
+    ]
     return layouts.materialize(safetensors.layout("file", entries, about))
 
 
 @given(tensors(), metadata)
 def test_the_library_reads_what_was_laid_out(drawn: Drawn, about: dict[str, str]) -> None:
-    read = {name: (info["dtype"], tuple(info["shape"]), bytes(info["data"])) for name, info in library.deserialize(build(drawn, about))}
+    read = {
+        name: (info["dtype"], tuple(info["shape"]), bytes(info["data"]))
+        for name, info in library.deserialize(build(drawn, about))
+    }
     assert read == drawn
 
 
@@ -50,7 +57,13 @@ def test_what_was_laid_out_is_parsed_back(drawn: Drawn, about: dict[str, str]) -
     assert (read, found) == (drawn, about)
 
 
-TORCH = {"F32": torch.float32, "I64": torch.int64, "BF16": torch.bfloat16, "BOOL": torch.bool, "C64": torch.complex64}
+TORCH = {
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "BF16": torch.bfloat16,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 
 
 def as_torch(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
@@ -96,8 +109,13 @@ def test_a_mutated_header_is_refused_cleanly_or_is_one_that_the_library_reads_al
         parsed, _ = safetensors.parse(bytes(content), len(content))
     except CheckpointError:
         return
-    theirs = {name: (info["dtype"], info["shape"], info["data"]) for name, info in library.deserialize(bytes(content))}
-    ours = {name: (info.dtype, list(info.shape), content[info.begin : info.end]) for name, info in parsed.items()}
+    theirs = {
+        name: (info["dtype"], info["shape"], info["data"])
+        for name, info in library.deserialize(bytes(content))
+    }
+    ours = {
+        name: (info.dtype, list(info.shape), content[info.begin : info.end]) for name, info in parsed.items()
+    }
     assert ours == theirs
 
 

@@ -15,12 +15,15 @@ from lastcall.core.ranks import partition
 from lastcall.core.restore import restore
 
 dimensions = st.one_of(st.integers(0, 9), st.sampled_from([33, 64, 130]))
-shapes = st.one_of(st.lists(dimensions, max_size=2), st.lists(st.integers(1, 7), min_size=3, max_size=4)).map(tuple)
+shapes = st.one_of(st.lists(dimensions, max_size=2), st.lists(st.integers(1, 7), min_size=3, max_size=4)).map(
+    tuple
+)
 
 
 @st.composite
 def boxes(draw: st.DrawFn, shape: tuple[int, ...], world: int) -> tuple[ranks.Box, ...]:
-    """Cut one or two dimensions anywhere, into no more boxes than ranks: fewer are replicated, equal cuts leave empty ones."""
+    """Cut one or two dimensions anywhere, into no more boxes than ranks: fewer are replicated, equal cuts
+    leave empty ones."""
     cuts: dict[int, list[int]] = {}
     left = world
     for dim in draw(st.permutations(range(len(shape))))[:2]:
@@ -46,7 +49,10 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, ranks.Whole], dict[str, ranks.Whol
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.sampled_from(["host", "elsewhere", "several"]), st.booleans(), st.data())
 def test_what_some_ranks_wrote_is_what_other_ranks_read(
-    plan: tuple[dict[str, ranks.Whole], dict[str, ranks.Whole], int, int], kind: str, verify_first: bool, data: st.DataObject
+    plan: tuple[dict[str, ranks.Whole], dict[str, ranks.Whole], int, int],
+    kind: str,
+    verify_first: bool,
+    data: st.DataObject,
 ) -> None:
     saved, loaded, before, after = plan
     states = {rank: ranks.state(saved, rank, before) for rank in range(before)}

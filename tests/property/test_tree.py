@@ -24,7 +24,9 @@ hashable_leaves = (
     | st.builds(range, st.integers(), st.integers(), st.integers(min_value=1))
 )
 leaves = hashable_leaves | st.floats() | st.binary(max_size=20).map(bytearray)
-keys: st.SearchStrategy[Any] = st.deferred(lambda: hashable_leaves | st.lists(keys, max_size=2).map(tuple) | key_sets)
+keys: st.SearchStrategy[Any] = st.deferred(
+    lambda: hashable_leaves | st.lists(keys, max_size=2).map(tuple) | key_sets
+)
 key_sets = st.frozensets(keys, max_size=2)
 
 
@@ -54,7 +56,9 @@ json_documents = st.recursive(
         | st.dictionaries(st.text(max_size=4), inner, max_size=4)
         | st.fixed_dictionaries(
             {"$": st.sampled_from(sorted(tree._TAG_DECODERS))},
-            optional=dict.fromkeys(("items", "pairs", "hex", "base64", "maxlen", "factory", "attributes"), inner),
+            optional=dict.fromkeys(
+                ("items", "pairs", "hex", "base64", "maxlen", "factory", "attributes"), inner
+            ),
         )
     ),
     max_leaves=20,
@@ -66,7 +70,8 @@ def written(value: object) -> str:
 
 
 def fingerprint(value: Any) -> Any:
-    """Something that is equal only for values of the same types, order and bits; knows nothing of the encoder."""
+    """Something that is equal only for values of the same types, order and bits; knows nothing of the
+    encoder."""
     if isinstance(value, float | complex):
         return type(value), pickle.dumps(value)
     if isinstance(value, dict):

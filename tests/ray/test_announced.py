@@ -1,4 +1,5 @@
-"""The examples of the announcement of JIT checkpointing for Ray Train, as they are written there, on a real cluster."""
+"""The examples of the announcement of JIT checkpointing for Ray Train, as they are written there, on a real
+cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from helpers.ray_runs import QUICK, SCRIPTS, Run, one_worker
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_e1_the_complete_example_runs_as_written_and_survives_a_signal_to_one_of_its_workers(cluster: Cluster, tmp_path: Path) -> None:
+def test_e1_the_complete_example_runs_as_written_and_survives_a_signal_to_one_of_its_workers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """Not one variable is set: it asks in its code."""
     driver = cluster.run(SCRIPTS / "announced.py", **QUICK, HOME=str(tmp_path))
     snapshots = tmp_path / "ray_results"
@@ -28,12 +31,17 @@ def test_e1_the_complete_example_runs_as_written_and_survives_a_signal_to_one_of
     os.kill(int(pids[2]), signal.SIGTERM)
     assert driver.wait() == 0, driver.said()[-8000:]
     said = driver.said()
-    assert "SIGTERM received, initiating JIT checkpoint in 3.0s" in said and "JIT checkpoint completed in" in said
+    assert (
+        "SIGTERM received, initiating JIT checkpoint in 3.0s" in said
+        and "JIT checkpoint completed in" in said
+    )
     assert "DeprecationWarning: RunConfig(jit_checkpoint_config=...) is deprecated" in said
     assert said.count("Source: preemption") == 1
     (snapshot,) = snapshots.glob("*/checkpoint_manager_snapshot.json")
     epochs = [result["metrics"]["epoch"] for result in json.loads(snapshot.read_text())["checkpoint_results"]]
-    assert set(range(0, 100, 10)) <= set(epochs) and len(epochs) == len(set(epochs)), "an epoch was left out, or trained twice"
+    assert set(range(0, 100, 10)) <= set(epochs) and len(epochs) == len(set(epochs)), (
+        "an epoch was left out, or trained twice"
+    )
     (record,) = snapshot.parent.glob(".lastcall/checkpoint_*.json")
     assert json.loads(record.read_text())["reason"] == "SIGTERM"
 

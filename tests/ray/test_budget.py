@@ -15,8 +15,18 @@ pytestmark = pytest.mark.timeout(3000)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [3, 20])
-def test_every_restart_is_booked_on_the_budget_for_preemptions(cluster: Cluster, tmp_path: Path, times: int) -> None:
-    run = Run(tmp_path, "steps", "--steps", 12 * times + 40, "--save_every", 10_000, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0")
+def test_every_restart_is_booked_on_the_budget_for_preemptions(
+    cluster: Cluster, tmp_path: Path, times: int
+) -> None:
+    run = Run(
+        tmp_path,
+        "steps",
+        "--steps",
+        12 * times + 40,
+        "--save_every",
+        10_000,
+        RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0",
+    )
     run.start(cluster)
     for number in range(1, times + 1):
         run.until_life(number)

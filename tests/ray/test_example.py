@@ -14,10 +14,13 @@ from helpers.nursery import ROOT
 from helpers.ray_cluster import Cluster
 from helpers.ray_runs import PROTECTED, QUICK
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]  # test_shapes has the same loop, with two workers instead of four
+# test_shapes has the same loop, with two workers instead of four
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
-def test_the_vanilla_example_survives_a_signal_to_one_of_its_workers(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_vanilla_example_survives_a_signal_to_one_of_its_workers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     env = {**QUICK, **PROTECTED, "LASTCALL_RUN_ID": "vanilla", "HOME": str(tmp_path)}
     driver = cluster.run(ROOT / "examples" / "ray_vanilla.py", **env)
     snapshot = tmp_path / "ray_results" / "vanilla" / "checkpoint_manager_snapshot.json"

@@ -21,7 +21,9 @@ def reference() -> list[str]:
     return task.reference(2 * STEPS, world=2)
 
 
-def interrupted(cluster: Cluster, folder: Path, script: str, *options: object, **env: str) -> tuple[Run, Life, Life, str]:
+def interrupted(
+    cluster: Cluster, folder: Path, script: str, *options: object, **env: str
+) -> tuple[Run, Life, Life, str]:
     run = Run(folder, script, *options, **env)
     run.start(cluster)
     run.until_step(6)
@@ -37,7 +39,9 @@ def test_a_save_that_is_too_far_away_is_replayed_at_a_step_and_the_record_says_t
     cluster: Cluster, tmp_path: Path, reference: list[str]
 ) -> None:
     run, first, second, said = interrupted(cluster, tmp_path, "long_epochs", LASTCALL_GRACE_SECONDS="12")
-    assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {reference[first.reached]}
+    assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {
+        reference[first.reached]
+    }
     assert {start["epoch"] for start in second.starts} == {0}  # which was not complete
     (record,) = run.records()
     assert (record["how"], record["exact"]) == ("replay", False) and "none is skipped" in record["because"]
@@ -51,7 +55,9 @@ def test_one_line_of_code_saves_what_it_names_and_loses_nothing(cluster: Cluster
 
 
 @pytest.mark.slow
-def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run, first, second, said = interrupted(cluster, tmp_path, "without_save")
     last = max(first.steps, key=lambda step: step["updates"])
     begun = [step for step in second.steps if step["updates"] == first.reached + 1]
@@ -66,7 +72,9 @@ def test_without_any_save_model_and_optimizer_are_put_back_and_the_rest_is_named
 
 
 @pytest.mark.slow
-def test_b7_a_script_that_loads_by_the_recipe_of_dcp_keeps_its_own_save_in_every_life(cluster: Cluster, tmp_path: Path) -> None:
+def test_b7_a_script_that_loads_by_the_recipe_of_dcp_keeps_its_own_save_in_every_life(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run = Run(tmp_path, "dcp_recipe")
     run.start(cluster)
     for number in (1, 2):
@@ -89,7 +97,9 @@ def test_b4_a_hugging_face_trainer_saves_its_own_checkpoint_at_the_end_of_a_step
     """`forgetful`: the script never asks for its checkpoint, as most of Ray's examples do not."""
     run, first, second, said = interrupted(cluster, tmp_path, "huggingface", "--forgetful", forgetful)
     last = max(first.steps, key=lambda step: step["updates"])
-    assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {last["digest"]}
+    assert second.began_at == first.reached and {start["digest"] for start in second.starts} == {
+        last["digest"]
+    }
     folder, _ = run.folders()  # and the one that every Trainer saves at its end
     state = json.loads((run.experiment / folder / "checkpoint" / "trainer_state.json").read_text())
     assert state["global_step"] == first.reached

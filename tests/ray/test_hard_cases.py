@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """The ranks of the seed's script train each for itself, so that the others can go on without it."""
     run = Run(tmp_path, "seed", RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="3")
     run.start(cluster)
@@ -32,14 +34,20 @@ def test_a_rank_that_dies_after_the_notice_does_not_keep_the_others_from_saving(
     reference = task.reference_of_seed(40)
     assert {start["digest"] for start in second.starts} == {reference[second.began_at]}
     assert first.reached == second.began_at >= 6, "the one that lived did steps after its save, or had none"
-    assert "JIT checkpoint completed without rank 1" in said and "could not commit with the controller" in said
+    assert (
+        "JIT checkpoint completed without rank 1" in said and "could not commit with the controller" in said
+    )
     assert {end["digest"] for end in second.ends} == {reference[-1]}
     assert said.count("Source: preemption") == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--keep", 1), ("--upload", "async"), ("--bucket", "yes")], ids=["keep", "async", "bucket"])
-def test_where_checkpoints_go_makes_no_difference(cluster: Cluster, tmp_path: Path, options: tuple[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [("--keep", 1), ("--upload", "async"), ("--bucket", "yes")], ids=["keep", "async", "bucket"]
+)
+def test_where_checkpoints_go_makes_no_difference(
+    cluster: Cluster, tmp_path: Path, options: tuple[str, object]
+) -> None:
     run = Run(tmp_path, "uploads", *options)
     run.start(cluster)
     run.until_step(6)
@@ -53,7 +61,9 @@ def test_where_checkpoints_go_makes_no_difference(cluster: Cluster, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notice", [one_worker, all_workers])
-def test_batches_of_ray_data_make_no_difference(cluster: Cluster, tmp_path: Path, notice: Callable[[Run], None]) -> None:
+def test_batches_of_ray_data_make_no_difference(
+    cluster: Cluster, tmp_path: Path, notice: Callable[[Run], None]
+) -> None:
     run = Run(tmp_path, "ingest")
     run.start(cluster)
     run.until_step(8)

@@ -1,4 +1,5 @@
-"""The whole cluster is taken away, the head with it. A new job on a new cluster goes on: all that lasts is the storage."""
+"""The whole cluster is taken away, the head with it. A new job on a new cluster goes on: all that lasts is
+the storage."""
 
 from __future__ import annotations
 

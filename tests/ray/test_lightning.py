@@ -23,18 +23,25 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
     return {end["digest"] for end in run.lives()[-1].ends}
 
 
-@pytest.mark.parametrize("grace", [pytest.param(LONG, id="long"), pytest.param(SHORT, id="short", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "grace", [pytest.param(LONG, id="long"), pytest.param(SHORT, id="short", marks=pytest.mark.slow)]
+)
 def test_b5_a_run_of_lightning_goes_on_from_its_own_checkpoint_and_ends_as_ever(
     cluster: Cluster, tmp_path: Path, grace: dict[str, str], undisturbed: set[str]
 ) -> None:
-    run = Run(tmp_path, "lightning_epochs", *SHORTER, "--pause", 1, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **grace)
+    run = Run(
+        tmp_path, "lightning_epochs", *SHORTER, "--pause", 1, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **grace
+    )
     run.start(cluster)
     run.until_step(8)  # of six in an epoch
     one_worker(run)
     run.until_life(2)
     said = run.finish()
     _, second = run.lives()
-    assert second.began_at == (12 if grace is LONG else 6) and {end["digest"] for end in second.ends} == undisturbed
+    assert (
+        second.began_at == (12 if grace is LONG else 6)
+        and {end["digest"] for end in second.ends} == undisturbed
+    )
     assert "cannot make lightning's Trainer save" in said
     assert ("JIT checkpoint completed in" in said) is (grace is LONG)
     assert not list((run.experiment / ".lastcall").glob("state-*"))

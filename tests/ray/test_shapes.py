@@ -1,4 +1,5 @@
-"""Scripts as people write them, each told to stop once: their own save is run, their own code resumes, and no step is lost."""
+"""Scripts as people write them, each told to stop once: their own save is run, their own code resumes, and no
+step is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ pytestmark = pytest.mark.timeout(600)
 
 def pairs() -> list[object]:
     return [
-        pytest.param(shape, notice, marks=[] if notice == usual else [pytest.mark.slow], id=f"{shape}-{notice}")
+        pytest.param(
+            shape, notice, marks=[] if notice == usual else [pytest.mark.slow], id=f"{shape}-{notice}"
+        )
         for shape, usual in SHAPES.items()
         for notice in NOTICES
     ]
@@ -48,10 +51,16 @@ def reference_of_seed() -> list[str]:
 
 @pytest.mark.parametrize(("shape", "notice"), pairs())
 def test_a_script_that_was_told_to_stop_goes_on_with_its_own_code_and_loses_nothing(
-    cluster: Cluster, tmp_path: Path, shape: str, notice: str, reference: list[str], reference_of_seed: list[str]
+    cluster: Cluster,
+    tmp_path: Path,
+    shape: str,
+    notice: str,
+    reference: list[str],
+    reference_of_seed: list[str],
 ) -> None:
     if notice in NODES:
-        while len(cluster.free(POOL)) < 3:  # one for each rank, and one that takes the place of the one that goes
+        # one for each rank, and one that takes the place of the one that goes
+        while len(cluster.free(POOL)) < 3:
             cluster.add(1, pool=1)
     options = ("--resource", POOL) if notice in NODES else ()
     run = Run(tmp_path, shape, *options)

@@ -1,4 +1,5 @@
-"""A4: what a loop carries from pass to pass and nobody handed over. Each row trains with it: a lost value shows in the weights."""
+"""A4: what a loop carries from pass to pass and nobody handed over. Each row trains with it: a lost value
+shows in the weights."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def squash(value: float) -> float:
     return 1.0 + math.tanh(value) / 2
 
 
-# ---- locals ----------------------------------------------------------------------------------------------------------------------
+# ---- locals ------------------------------------------------------------------------------------------------
 
 
 @shape(kills=(7,))
@@ -240,7 +241,7 @@ def written_before_read_is_not_carried() -> None:
             del loss
 
 
-# ---- functions, methods, closures, globals ---------------------------------------------------------------------------------------
+# ---- functions, methods, closures, globals -----------------------------------------------------------------
 
 
 @shape(kills=(7,))
@@ -361,7 +362,9 @@ class Trainer:
         self.iter_num = 0
         self.iter_time = time.time()
         for _ in run.steps(STEPS):
-            loss = learn(next(batches), scale=1.0 + (self.iter_num % 4) / 10 + self.meters["loss"].average() / 100)
+            loss = learn(
+                next(batches), scale=1.0 + (self.iter_num % 4) / 10 + self.meters["loss"].average() / 100
+            )
             for callback in self.callbacks["on_batch_end"]:
                 callback(self)
             self.meters["loss"].update(loss)
@@ -446,7 +449,7 @@ def number_in_a_module() -> None:
             learn(next(batches), scale=annealed(1.0))
 
 
-# ---- tick ------------------------------------------------------------------------------------------------------------------------
+# ---- tick --------------------------------------------------------------------------------------------------
 
 
 @shape(kills=(7,))
@@ -484,7 +487,7 @@ def tick_in_a_loop_that_asks_for_nothing() -> None:
             run.tick()
 
 
-# ---- what cannot be saved --------------------------------------------------------------------------------------------------------
+# ---- what cannot be saved ----------------------------------------------------------------------------------
 
 
 class Item:
@@ -512,7 +515,7 @@ def too_many_items() -> None:
             buffer.append((1, learn(next(batches), scale=squash(len(buffer) / 1e5))))
 
 
-# ---- silent ----------------------------------------------------------------------------------------------------------------------
+# ---- silent ------------------------------------------------------------------------------------------------
 
 
 @shape(kills=(7,))
@@ -543,7 +546,7 @@ def what_people_keep_besides() -> None:
             next(counter)
 
 
-# ---- iterators over something else than a loader ---------------------------------------------------------------------------------
+# ---- iterators over something else than a loader -----------------------------------------------------------
 
 
 def _listed() -> list[torch.Tensor]:
@@ -591,7 +594,7 @@ def iterators_that_a_pass_makes_and_uses_up() -> None:
             learn([torch.cat(pair) for pair in pairs])
 
 
-# ---- batches that wait where nobody can look ---------------------------------------------------------------------------------------
+# ---- batches that wait where nobody can look ---------------------------------------------------------------
 
 
 @shape(kills=(7,), warned="`ahead`")
@@ -642,7 +645,8 @@ def batches_of_a_loader_wait_in_a_queue() -> None:
 
 @shape(kills=(7,))
 def numbers_to_be_written_wait_in_a_queue() -> None:
-    """For who writes them down: no trajectory depends on them. So with what a job in the background has done."""
+    """For who writes them down: no trajectory depends on them. So with what a job in the background has
+    done."""
     written: queue.Queue[float] = queue.Queue()
     with concurrent.futures.ThreadPoolExecutor(1) as pool, protect() as run:
         job = pool.submit(int, "7")

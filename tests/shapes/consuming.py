@@ -36,7 +36,7 @@ def plain_epochs() -> None:
                 learn(batch)
 
 
-# ---- peeks -----------------------------------------------------------------------------------------------------------------------
+# ---- peeks -------------------------------------------------------------------------------------------------
 
 
 @shape(kills=(5, BATCHES - 1, BATCHES + 5, (3, BATCHES + 2)))
@@ -172,7 +172,7 @@ def second_pass_inside_an_epoch() -> None:
                     assert sum(len(x) for (x,) in data) == 48
 
 
-# ---- read ahead ------------------------------------------------------------------------------------------------------------------
+# ---- read ahead --------------------------------------------------------------------------------------------
 
 
 class Apex:
@@ -431,7 +431,7 @@ def g2_accumulation_in_steps() -> None:
                 learn(next(batches), update=number == 2)
 
 
-# ---- loaders that nobody handed over ---------------------------------------------------------------------------------------------
+# ---- loaders that nobody handed over -----------------------------------------------------------------------
 
 
 @shape(case="S_w0_nohand")
@@ -547,7 +547,7 @@ def f3_iterator_with_workers_made_before_the_block() -> None:
             learn(next(it))
 
 
-# ---- run.batches() over anything -------------------------------------------------------------------------------------------------
+# ---- run.batches() over anything ---------------------------------------------------------------------------
 
 
 @shape(kills=(5, BATCHES - 1, (5, BATCHES + 5)))
@@ -734,13 +734,15 @@ def g2_generator_without_state() -> None:
             learn(next(batches))
 
 
-# ---- sources that keep their own position ----------------------------------------------------------------------------------------
+# ---- sources that keep their own position ------------------------------------------------------------------
 
 
 def nodes() -> Any:
     data = [torch.tensor([float(number)]) for number in range(48)]
     sampler = torch.utils.data.RandomSampler(range(48), generator=torch.Generator().manual_seed(4))
-    node = torchdata.nodes.Batcher(torchdata.nodes.MapStyleWrapper(data, torchdata.nodes.SamplerWrapper(sampler)), 4)
+    node = torchdata.nodes.Batcher(
+        torchdata.nodes.MapStyleWrapper(data, torchdata.nodes.SamplerWrapper(sampler)), 4
+    )
     return torchdata.nodes.Loader(node)
 
 

@@ -35,7 +35,7 @@ from shapes.loaders import KILLS, Noisy, noisy
 COUNT = 4 * BATCHES
 
 
-# ---- loaders of libraries --------------------------------------------------------------------------------------------------------
+# ---- loaders of libraries ----------------------------------------------------------------------------------
 
 
 class Repeat:
@@ -219,7 +219,7 @@ def repeated_augmentation() -> None:
                 learn(batch)
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------------------
+# ---- streams -----------------------------------------------------------------------------------------------
 
 
 class Uneven(IterableDataset[float]):
@@ -300,7 +300,7 @@ def sampler_of_batches_as_sampler() -> None:
     train(DataLoader(Lists(), batch_size=None, sampler=BatchSampler(RandomSampler(range(COUNT)), 4, False)))
 
 
-# ---- datasets and collate functions ------------------------------------------------------------------------------------------------
+# ---- datasets and collate functions ------------------------------------------------------------------------
 
 
 class Augmented(Dataset[Any]):
@@ -449,7 +449,7 @@ def mixup_with_the_batch_before() -> None:
                 before = batch
 
 
-# ---- samplers that know of training ------------------------------------------------------------------------------------------------
+# ---- samplers that know of training ------------------------------------------------------------------------
 
 
 class LossSampler(Numbers):
@@ -522,7 +522,11 @@ def curriculum_by_the_step() -> None:
 @shape(kills=KILLS)
 def weights_by_a_generator() -> None:
     weights = [1.0 + number % 7 for number in range(COUNT)]
-    train(_sampled(WeightedRandomSampler(weights, COUNT, generator=torch.Generator().manual_seed(3)), num_workers=1))
+    train(
+        _sampled(
+            WeightedRandomSampler(weights, COUNT, generator=torch.Generator().manual_seed(3)), num_workers=1
+        )
+    )
 
 
 @shape(kills=KILLS)
@@ -536,7 +540,7 @@ def distributed_sampler_that_drops() -> None:
                 learn(batch)
 
 
-# ---- loops -----------------------------------------------------------------------------------------------------------------------
+# ---- loops -------------------------------------------------------------------------------------------------
 
 
 @shape(kills=(3, 8), warned="itertools.cycle")
@@ -586,7 +590,8 @@ def batches_inside_batches() -> None:
 
 @shape(kills=(5, BATCHES - 1, BATCHES, BATCHES + 5))
 def iterator_kept_over_epochs() -> None:
-    """A fixed number of steps for each epoch, from one iterator: epochs of the loop and of the loader do not meet."""
+    """A fixed number of steps for each epoch, from one iterator: epochs of the loop and of the loader do not
+    meet."""
     data = noisy()
     with protect(data=data) as run:
         batches = forever(data)

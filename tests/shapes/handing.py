@@ -1,4 +1,5 @@
-"""What a loop forgets to hand over, and what it need not hand over. The rows that are warned of would be silently different."""
+"""What a loop forgets to hand over, and what it need not hand over. The rows that are warned of would be
+silently different."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def optimizer_made_inside_the_block() -> None:
 
 @shape(kills=KILLS, warned="the optimizer `optimizer` (Adam) steps")
 def no_optimizer_handed_over() -> None:
-    """F9: protect(model=model) and nothing else; a scheduler that was handed over refers to it, and does not save it."""
+    """F9: protect(model=model) and nothing else; a scheduler that was handed over refers to it, and does not
+    save it."""
     data = loader()
     other, optimizer = second()
     scheduler = StepLR(optimizer, 5)
@@ -250,7 +252,8 @@ def scaler_that_is_off() -> None:
 
 @shape(kills=(5, 6, BATCHES + 5))
 def adversaries_whose_gradients_wait() -> None:
-    """F2: the generator's backward leaves gradients at the discriminator, whose optimizer has stepped before and clears afterwards."""
+    """F2: the generator's backward leaves gradients at the discriminator, whose optimizer has stepped before
+    and clears afterwards."""
     data = loader()
     other, other_optimizer = second()
     model, optimizer = parts()

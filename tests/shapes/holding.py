@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, Subset, WeightedRandomSampler, random_split
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 from helpers.pipelines import BATCHES, forever, learn, loader, protect, samples, shape
 
@@ -33,7 +42,7 @@ def train_steps(data: Any, steps: int = EPOCHS * BATCHES) -> None:
             learn(next(batches))
 
 
-# ---- G6: samplers ------------------------------------------------------------------------------------------------------------------
+# ---- G6: samplers ------------------------------------------------------------------------------------------
 
 
 class Numbers(Sampler[int]):
@@ -205,7 +214,7 @@ def sampler_in_batch_sampler() -> None:
     train(DataLoader(samples(), batch_sampler=BatchSampler(OwnEpochs(), 4, False)))
 
 
-# ---- G8: weights that training changes ---------------------------------------------------------------------------------------------
+# ---- G8: weights that training changes ---------------------------------------------------------------------
 
 
 def _hard(handed: bool) -> None:
@@ -232,7 +241,7 @@ def weights_not_handed() -> None:
     _hard(False)
 
 
-# ---- G6: iterable datasets ---------------------------------------------------------------------------------------------------------
+# ---- G6: iterable datasets ---------------------------------------------------------------------------------
 
 
 class Stream(IterableDataset[float]):
@@ -343,7 +352,7 @@ def iterable_cursor() -> None:
     train(DataLoader(StreamCursor(), 4))
 
 
-# ---- G7: datasets, transforms and collate functions without workers ----------------------------------------------------------------
+# ---- G7: datasets, transforms and collate functions without workers ----------------------------------------
 
 
 class Held(Dataset[float]):
@@ -462,7 +471,7 @@ def dataset_deterministic_cache_too_large() -> None:
     train(loader(dataset=Cached()))
 
 
-# ---- G11, G12 ----------------------------------------------------------------------------------------------------------------------
+# ---- G11, G12 ----------------------------------------------------------------------------------------------
 
 
 @shape(case="X_unseeded_random_split", kills=(5, 17), seeded=False)
@@ -508,7 +517,7 @@ def dataset_grown_at_the_top() -> None:
                 learn(batch)
 
 
-# ---- G7, G6: in worker processes -----------------------------------------------------------------------------------------------------
+# ---- G7, G6: in worker processes ---------------------------------------------------------------------------
 
 
 @shape(case="E_ds_own_rng_w2", kills=(5, 17, (3, 7)))
@@ -589,7 +598,7 @@ def dataset_cursor() -> None:
     train(loader(dataset=WorkerCursor()))
 
 
-# ---- G3, G4: draws in the middle of a pass -----------------------------------------------------------------------------------------
+# ---- G3, G4: draws in the middle of a pass -----------------------------------------------------------------
 
 
 class Chunks(Numbers):
@@ -696,7 +705,7 @@ def iterable_augmented_for_long() -> None:
     train(DataLoader(Augmented(), 4), epochs=1)
 
 
-# ---- G5: torchdata's StatefulDataLoader --------------------------------------------------------------------------------------------
+# ---- G5: torchdata's StatefulDataLoader --------------------------------------------------------------------
 
 
 class Noisy(Dataset[float]):

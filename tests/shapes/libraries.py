@@ -23,7 +23,7 @@ WDS = ("webdataset",)
 MORE = ("more_itertools",)
 
 
-# ---- torchdata: StatefulDataLoader -----------------------------------------------------------------------------------------------
+# ---- torchdata: StatefulDataLoader -------------------------------------------------------------------------
 
 
 @shape(case="E_L_sdl_w0", kills=KILLS)
@@ -133,7 +133,7 @@ def own_position_steps() -> None:
     train_steps(DataLoader(StreamPosition(), 4))
 
 
-# ---- Hugging Face datasets -------------------------------------------------------------------------------------------------------
+# ---- Hugging Face datasets ---------------------------------------------------------------------------------
 
 
 def _hf(iterable: bool = False, start: int = 0, stop: int = COUNT) -> Any:
@@ -144,7 +144,9 @@ def _hf(iterable: bool = False, start: int = 0, stop: int = COUNT) -> Any:
 
 def _interleaved() -> Any:
     datasets: Any = importlib.import_module("datasets")
-    return datasets.interleave_datasets([_hf(True), _hf(True, 100, 148)], probabilities=[0.7, 0.3], seed=3).with_format("torch")
+    return datasets.interleave_datasets(
+        [_hf(True), _hf(True, 100, 148)], probabilities=[0.7, 0.3], seed=3
+    ).with_format("torch")
 
 
 def _shift(rows: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +240,9 @@ def hf_stream_in_batches() -> None:
                 learn(batch)
 
 
-@shape(case="X_L_hf_iter_direct_noshuffle", kills=(5,), needs=HF, slow=True, warned="the loop carries `batches`")
+@shape(
+    case="X_L_hf_iter_direct_noshuffle", kills=(5,), needs=HF, slow=True, warned="the loop carries `batches`"
+)
 def hf_stream_handed_over() -> None:
     """Its state_dict() knows where it is in a pass; `forever` begins the next one."""
     dataset = _hf(True).with_format("torch").batch(4)
@@ -257,7 +261,7 @@ def hf_buffer_handed_over() -> None:
             learn(next(batches))
 
 
-# ---- webdataset ------------------------------------------------------------------------------------------------------------------
+# ---- webdataset --------------------------------------------------------------------------------------------
 
 
 def _shards() -> list[str]:
@@ -303,7 +307,13 @@ def wds_shuffled_by_a_seed() -> None:
     train(DataLoader(_wds(lambda dataset, wds: dataset.compose(wds.detshuffle(10, seed=3))), 4))
 
 
-@shape(case="E_L_wds_shuffle_w0", kills=(5, BATCHES + 5), needs=WDS, warned="`_shuffle` (filters.py", repeatable=False)
+@shape(
+    case="E_L_wds_shuffle_w0",
+    kills=(5, BATCHES + 5),
+    needs=WDS,
+    warned="`_shuffle` (filters.py",
+    repeatable=False,
+)
 def wds_shuffled_by_the_clock() -> None:
     """Its generator is seeded with the time and the process id in each pass."""
     train(DataLoader(_wds(lambda dataset, wds: dataset.shuffle(10)), 4))
@@ -319,7 +329,7 @@ def wds_loader() -> None:
                 learn(batch)
 
 
-# ---- more_itertools, and wrappers ------------------------------------------------------------------------------------------------
+# ---- more_itertools, and wrappers --------------------------------------------------------------------------
 
 
 @shape(case="X_L_peekable_over_batches", kills=(5, BATCHES + 5), needs=MORE, warned="`peekable.peek`")
@@ -333,7 +343,12 @@ def peekable() -> None:
                 learn(batch, scale=1.0 if batches else 0.5)
 
 
-@shape(case="X_chunked_accum", kills=(5, BATCHES + 5), needs=MORE, warned="the count of islice around run.batches()")
+@shape(
+    case="X_chunked_accum",
+    kills=(5, BATCHES + 5),
+    needs=MORE,
+    warned="the count of islice around run.batches()",
+)
 def chunked() -> None:
     more: Any = importlib.import_module("more_itertools")
     data = noisy()

@@ -1,4 +1,5 @@
-"""torch's own DataLoader in its variants, as data.md has them: workers, samplers, streams, and loops around several loaders."""
+"""torch's own DataLoader in its variants, as data.md has them: workers, samplers, streams, and loops around
+several loaders."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def noisy(**options: Any) -> Any:
     return loader(dataset=Noisy(), **options)
 
 
-# ---- workers and sizes -----------------------------------------------------------------------------------------------------------
+# ---- workers and sizes -------------------------------------------------------------------------------------
 
 
 @shape(case=("E_w0_shuffle", "E_w0_nohand"))
@@ -70,7 +71,14 @@ def persistent_workers_steps() -> None:
 
 @shape(case="E_w2_timeout_pin_gen", slow=True)
 def timeout_pinned_and_a_generator() -> None:
-    train(noisy(num_workers=2, timeout=30, pin_memory=torch.cuda.is_available(), generator=torch.Generator().manual_seed(5)))
+    train(
+        noisy(
+            num_workers=2,
+            timeout=30,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator().manual_seed(5),
+        )
+    )
 
 
 @shape(case="E_w0_n50_keep", kills=(5, BATCHES, BATCHES + 5))
@@ -131,7 +139,7 @@ def random_collate_workers() -> None:
     train(noisy(collate_fn=_random_collate, num_workers=2))
 
 
-# ---- samplers --------------------------------------------------------------------------------------------------------------------
+# ---- samplers ----------------------------------------------------------------------------------------------
 
 
 @shape(case="E_replacement", kills=KILLS)
@@ -157,7 +165,9 @@ def subset_at_random() -> None:
 
 @shape(case="E_subset_concat_tensor", kills=KILLS)
 def subsets_joined() -> None:
-    train(loader(dataset=ConcatDataset([Subset(samples(), range(20)), Subset(samples(200), range(100, 128))])))
+    train(
+        loader(dataset=ConcatDataset([Subset(samples(), range(20)), Subset(samples(200), range(100, 128))]))
+    )
 
 
 class Bucketed(Sampler[list[int]]):
@@ -236,7 +246,9 @@ def set_epoch_by_hand_in_a_generator() -> None:
             learn(next(batches))
 
 
-@shape(case="S_dist_set_epoch_by_hand", kills=(5, BATCHES - 1, BATCHES + 5, (5, BATCHES + 5, 2 * BATCHES + 1)))
+@shape(
+    case="S_dist_set_epoch_by_hand", kills=(5, BATCHES - 1, BATCHES + 5, (5, BATCHES + 5, 2 * BATCHES + 1))
+)
 def set_epoch_by_hand() -> None:
     """In the loop itself the counter is a variable that the loop carries."""
     data = _distributed()
@@ -255,7 +267,7 @@ def set_epoch_by_hand() -> None:
             learn(batch)
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------------------
+# ---- streams -----------------------------------------------------------------------------------------------
 
 
 class Lines(IterableDataset[float]):
@@ -266,7 +278,9 @@ class Lines(IterableDataset[float]):
 
     def __iter__(self) -> Iterator[float]:
         info = get_worker_info()
-        yield from map(float, range(self.start + (info.id if info else 0), self.stop, info.num_workers if info else 1))
+        yield from map(
+            float, range(self.start + (info.id if info else 0), self.stop, info.num_workers if info else 1)
+        )
 
 
 class Shuffled(Lines):
@@ -356,7 +370,7 @@ def packed_in_the_dataset() -> None:
     train(DataLoader(PackedStream(), 4))
 
 
-# ---- loops around several loaders ------------------------------------------------------------------------------------------------
+# ---- loops around several loaders --------------------------------------------------------------------------
 
 
 @shape(case="X_alternating")
@@ -483,7 +497,9 @@ def judge(data: Any) -> float:
     model, _ = parts()
     model.eval()
     with torch.no_grad():
-        total = sum(float(model(batch[0] if isinstance(batch, list) else batch.float()).sum()) for batch in data)
+        total = sum(
+            float(model(batch[0] if isinstance(batch, list) else batch.float()).sum()) for batch in data
+        )
     model.train()
     return total
 
@@ -522,7 +538,8 @@ def validation_with_persistent_workers() -> None:
 
 @shape(case="X_eval_persistent_not_handed", kills=(5, 12, 18), slow=True)
 def validation_that_feeds_training() -> None:
-    """What persistent workers of a loader that nobody handed over have drawn goes into the next learning rate."""
+    """What persistent workers of a loader that nobody handed over have drawn goes into the next learning
+    rate."""
     data, held_out = noisy(), noisy(num_workers=1, persistent_workers=True)
     with protect() as run:
         scale = 1.0
@@ -561,8 +578,8 @@ class Renewing:
 
 @shape(case="X_steps_generator_renew", kills=(5, BATCHES + 5))
 def iterator_made_anew() -> None:
-    """Not stopped at the end of a pass: there the resumed iterator begins at its end, which this script does not expect of one
-    that it has just made (docs/exact.md)."""
+    """Not stopped at the end of a pass: there the resumed iterator begins at its end, which this script does
+    not expect of one that it has just made (docs/exact.md)."""
     data = noisy()
     with protect(data=data) as run:
         source = Renewing(data)

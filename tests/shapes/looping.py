@@ -18,7 +18,8 @@ EPOCH_KILLS = (5, BATCHES - 1, (3, BATCHES + 5))
 
 @shape(kills=EPOCH_KILLS)
 def index_of_the_run() -> None:
-    """A3: run.batch is right in a resumed epoch: the last accumulation window, a learning rate by the index, and a break."""
+    """A3: run.batch is right in a resumed epoch: the last accumulation window, a learning rate by the index,
+    and a break."""
     data = loader()
     _, optimizer = parts()
     with protect() as run:
@@ -165,7 +166,8 @@ def batches_from_the_middle() -> None:
 
 @shape(kills=(5, BATCHES + 5))
 def epochs_that_begin_where_a_snapshot_of_the_scripts_own_ends() -> None:
-    """minGPT-ddp: range(self.epochs_run, n). The snapshot may be newer than the checkpoint whose weights are trained."""
+    """minGPT-ddp: range(self.epochs_run, n). The snapshot may be newer than the checkpoint whose weights are
+    trained."""
     data = loader()
     with protect(data=data) as run:
         snapshot = Path(run.directory).with_name("epochs-run")
@@ -176,7 +178,7 @@ def epochs_that_begin_where_a_snapshot_of_the_scripts_own_ends() -> None:
                 learn(batch, scale=1.0 + epoch)
 
 
-# ---- epochs of the script's own --------------------------------------------------------------------------------------------------
+# ---- epochs of the script's own ----------------------------------------------------------------------------
 
 
 @shape(kills=(5,), warned="`for epoch in range(3)`")
@@ -230,7 +232,8 @@ def while_the_run_has_steps_left() -> None:
 
 @shape(kills=EPOCH_KILLS)
 def first_batch_drawn_in_the_block_before_a_loop_that_asks() -> None:
-    """nanoGPT with tick(): the random numbers of the first batch are drawn after the block has put the generators back."""
+    """nanoGPT with tick(): the random numbers of the first batch are drawn after the block has put the
+    generators back."""
     with protect() as run:
         batch = torch.randn(4)
         while run.step < 30:
@@ -255,7 +258,8 @@ def first_batch_drawn_in_the_block_before_a_loop_that_does_not_ask() -> None:
 
 @shape(kills=(6, 11, (6, 17)))
 def passes_without_a_tick_come_to_the_head_again() -> None:
-    """An accumulation by `continue`: what the loop carries is put back at the first pass of a resumed run, and not at the second."""
+    """An accumulation by `continue`: what the loop carries is put back at the first pass of a resumed run,
+    and not at the second."""
     with protect() as run:
         windows = 0
         while run.step < 15:
@@ -326,7 +330,7 @@ def phases_of_an_epoch() -> None:
                     learn(batch)
 
 
-# ---- as public scripts write them ------------------------------------------------------------------------------------------------
+# ---- as public scripts write them --------------------------------------------------------------------------
 
 
 class AverageMeter:
@@ -422,7 +426,8 @@ def as_imagenet() -> None:
 
 @shape(kills=EPOCH_KILLS)
 def meters_in_containers_made_in_each_epoch() -> None:
-    """Beside the loop and handed to a function: other objects in each epoch, and nothing that the loop carries."""
+    """Beside the loop and handed to a function: other objects in each epoch, and nothing that the loop
+    carries."""
     data = loader()
 
     def train(run: Any, meters: dict[str, AverageMeter]) -> None:
@@ -468,7 +473,8 @@ def objects_in_a_list_replaced_between_epochs() -> None:
 
 @shape(kills=EPOCH_KILLS)
 def as_nanogpt() -> None:
-    """while True, iterations counted by hand, a learning rate from the number, random batches, accumulation."""
+    """while True, iterations counted by hand, a learning rate from the number, random batches,
+    accumulation."""
     tokens = torch.arange(200.0)
     optimizer = parts()[1]
 
@@ -490,7 +496,10 @@ def as_mingpt() -> None:
 
     class Trainer:
         def __init__(self) -> None:
-            self.loader = loader(sampler=torch.utils.data.RandomSampler(samples(), replacement=True, num_samples=48), shuffle=None)
+            self.loader = loader(
+                sampler=torch.utils.data.RandomSampler(samples(), replacement=True, num_samples=48),
+                shuffle=None,
+            )
             self.callbacks: list[Any] = []
             self.iter_num = 0
 
@@ -511,13 +520,16 @@ def as_mingpt() -> None:
                     run.tick()
 
     trainer = Trainer()
-    trainer.callbacks.append(lambda trainer: print(trainer.iter_num, trainer.loss) if trainer.iter_num % 10 == 0 else None)
+    trainer.callbacks.append(
+        lambda trainer: print(trainer.iter_num, trainer.loss) if trainer.iter_num % 10 == 0 else None
+    )
     trainer.run()
 
 
 @shape(kills=EPOCH_KILLS)
 def as_word_language_model() -> None:
-    """Batches cut from one tensor by position, a learning rate that is divided when validation does not improve."""
+    """Batches cut from one tensor by position, a learning rate that is divided when validation does not
+    improve."""
     corpus = torch.arange(96.0).reshape(-1, 4)
     optimizer = parts()[1]
     state = {"lr": 1e-2, "best": float("inf")}

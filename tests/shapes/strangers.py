@@ -1,4 +1,5 @@
-"""Loops as strangers wrote them, to break the promise. Each row trains with what it keeps: a lost value shows in the weights."""
+"""Loops as strangers wrote them, to break the promise. Each row trains with what it keeps: a lost value shows
+in the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from torch import nn
 
 from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
 
-KILLS = ((5, BATCHES - 1, BATCHES + 5),)  # inside an epoch, at its end, and inside the next one: one after the other
+# inside an epoch, at its end, and inside the next one: one after the other
+KILLS = ((5, BATCHES - 1, BATCHES + 5),)
 STEPS = 2 * BATCHES
 
 
@@ -28,7 +30,7 @@ def squash(value: float) -> float:
     return 1.0 + math.tanh(float(value)) / 2
 
 
-# ---- epochs by a `while` loop of the script's own --------------------------------------------------------------------
+# ---- epochs by a `while` loop of the script's own ----------------------------------------------------------
 
 
 @shape(kills=KILLS)
@@ -109,7 +111,7 @@ def epochs_reckoned_from_the_step() -> None:
                 learn(batch, scale=1 / (1 + epoch))
 
 
-# ---- values with a class ---------------------------------------------------------------------------------------------
+# ---- values with a class -----------------------------------------------------------------------------------
 
 
 class Phase(enum.Enum):
@@ -180,7 +182,10 @@ def replay_memory_of_tuples_that_begin_with_an_array() -> None:
         for _ in run.steps(STEPS):
             memory.append((np.random.rand(4).astype(np.float32), 1, random.random(), False))
             picked = random.sample(memory, min(4, len(memory)))
-            learn([torch.from_numpy(state) for state, *_ in picked], scale=1 + sum(reward for _, _, reward, _ in picked))
+            learn(
+                [torch.from_numpy(state) for state, *_ in picked],
+                scale=1 + sum(reward for _, _, reward, _ in picked),
+            )
 
 
 @shape(kills=KILLS)
@@ -194,7 +199,7 @@ def decimals_and_fractions() -> None:
             part *= fractions.Fraction(30, 31)
 
 
-# ---- objects that the loop makes -------------------------------------------------------------------------------------
+# ---- objects that the loop makes ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -211,7 +216,9 @@ def object_that_was_none() -> None:
     with protect(data=data) as run:
         batches = forever(data)
         for step in run.steps(STEPS):
-            loss = learn(next(batches), scale=1.0 if best is None else squash(best.loss) / (1 + len(best.worse)))
+            loss = learn(
+                next(batches), scale=1.0 if best is None else squash(best.loss) / (1 + len(best.worse))
+            )
             result = Result(loss, step)
             if best is None or result.loss < best.loss:
                 best = result
@@ -241,7 +248,7 @@ def attribute_that_was_none() -> None:
                 keeper.offer(Result(learn(batch, scale=scale), run.step))
 
 
-# ---- functions that hold something -----------------------------------------------------------------------------------
+# ---- functions that hold something -------------------------------------------------------------------------
 
 
 class Average:
@@ -298,7 +305,9 @@ def tuple_of_lists_and_tensors() -> None:
     with protect(data=data) as run:
         batches = forever(data)
         for step in run.steps(STEPS):
-            loss = learn(next(batches), scale=squash(sum(logs[0]) + float(hidden[0].sum()) + sum(logs[1].values())))
+            loss = learn(
+                next(batches), scale=squash(sum(logs[0]) + float(hidden[0].sum()) + sum(logs[1].values()))
+            )
             logs[0].append(loss)
             logs[1][step] = loss
             hidden[0].add_(loss)
@@ -307,7 +316,11 @@ def tuple_of_lists_and_tensors() -> None:
 @shape(kills=KILLS)
 def containers_of_the_library() -> None:
     data = loader()
-    counts, chained, listed = collections.UserDict(n=0), collections.ChainMap({"n": 0}, {"m": 1}), collections.UserList[int]()
+    counts, chained, listed = (
+        collections.UserDict(n=0),
+        collections.ChainMap({"n": 0}, {"m": 1}),
+        collections.UserList[int](),
+    )
     with protect(data=data) as run:
         batches = forever(data)
         for step in run.steps(STEPS):
@@ -338,7 +351,7 @@ def code_without_a_source() -> None:
     exec(_CELL, {"__name__": "__main__", "protect": protect, "learn": learn, "data": loader()})
 
 
-# ---- more of what people do ------------------------------------------------------------------------------------------
+# ---- more of what people do --------------------------------------------------------------------------------
 
 
 @shape(kills=KILLS)
@@ -362,7 +375,9 @@ def clipped_by_the_norms_before() -> None:
         for _ in run.epochs(2):
             for batch in run.batches(data):
                 learn(batch, update=False)
-                norm = nn.utils.clip_grad_norm_(model.parameters(), float(np.percentile(norms, 50)) if norms else 1.0)
+                norm = nn.utils.clip_grad_norm_(
+                    model.parameters(), float(np.percentile(norms, 50)) if norms else 1.0
+                )
                 norms.append(norm.item())
                 optimizer.step()
                 optimizer.zero_grad()
@@ -372,7 +387,9 @@ def clipped_by_the_norms_before() -> None:
 def hook_that_keeps_activations() -> None:
     data, (model, _) = loader(), parts()
     kept: dict[str, torch.Tensor] = {}
-    model.layers[0].register_forward_hook(lambda _module, _inputs, out: kept.__setitem__("mean", out.detach().mean()))
+    model.layers[0].register_forward_hook(
+        lambda _module, _inputs, out: kept.__setitem__("mean", out.detach().mean())
+    )
     with protect(data=data) as run:
         for _ in run.epochs(2):
             for batch in run.batches(data):

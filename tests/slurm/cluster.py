@@ -1,8 +1,10 @@
-"""A whole Slurm on this machine: munged, slurmctld and slurmd with a configuration of their own, below one temporary folder.
+"""A whole Slurm on this machine: munged, slurmctld and slurmd with a configuration of their own, below one
+temporary folder.
 
 apt-get install slurm-wlm munge
 
-It uses no cgroups, no accounting and no systemd, and disturbs no other Slurm: ports and sockets are its own. Jobs run as its user.
+It uses no cgroups, no accounting and no systemd, and disturbs no other Slurm: ports and sockets are its own.
+Jobs run as its user.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from helpers import nursery
 from helpers.ports import free_ports
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL at the end of a job; 30 unless an administrator says otherwise
+# seconds between SIGTERM and SIGKILL at the end of a job; 30 unless an administrator says otherwise
+KILL_WAIT = 5
 CPUS = 16  # more than there are: jobs that mostly wait do so beside each other
 GRACE = 5  # seconds that a preempted job is given before that
-REQUEUE_DELAY = 5  # seconds until a requeued job may start; Slurm takes no less, and 120 unless an administrator says otherwise
+# seconds until a requeued job may start; Slurm takes no less, and 120 unless an administrator says otherwise
+REQUEUE_DELAY = 5
 
 _CONFIGURATION = """
 ClusterName=lastcall
@@ -59,12 +63,16 @@ NodeName=localhost NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} MaxTime=10 State=UP
 PartitionName=lowest Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=0 MaxTime=10 State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=10 State=UP
-"""
+"""  # noqa: E501
 
 
 def missing() -> list[str]:
     """The programs that have to be installed first."""
-    return [name for name in (*DAEMONS, "sbatch", "srun", "scontrol", "scancel") if shutil.which(name, path=_path()) is None]
+    return [
+        name
+        for name in (*DAEMONS, "sbatch", "srun", "scontrol", "scancel")
+        if shutil.which(name, path=_path()) is None
+    ]
 
 
 class Cluster:
@@ -98,16 +106,25 @@ class Cluster:
 
     def _start(self) -> None:
         controller, worker = free_ports(2)
-        settings = {"cpus": CPUS, "user": getpass.getuser(), "kill_wait": KILL_WAIT, "grace": GRACE, "requeue_delay": REQUEUE_DELAY}
+        settings = {
+            "cpus": CPUS,
+            "user": getpass.getuser(),
+            "kill_wait": KILL_WAIT,
+            "grace": GRACE,
+            "requeue_delay": REQUEUE_DELAY,
+        }
         text = _CONFIGURATION.format(controller=controller, worker=worker, folder=self.folder, **settings)
         (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # loaded and never used; the default looks for systemd
+        # loaded and never used; the default looks for systemd
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
         (self.folder / "munge.key").chmod(0o600)
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         files = {name: f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")}
-        self._spawn("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files.values())
+        self._spawn(
+            "munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files.values()
+        )
         self._expect(lambda: (self.folder / "munge.socket").exists())
         self._spawn("slurmctld", "-D", "-c")
         self._expect(lambda: "is UP" in self.said("scontrol", "ping"))
@@ -117,7 +134,12 @@ class Cluster:
     def _spawn(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.out").open("wb") as out:
             daemon = subprocess.Popen(
-                [name, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=self.environment()
+                [name, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=self.environment(),
             )
         self._daemons.append((name, daemon))
 
@@ -138,22 +160,40 @@ class Cluster:
 
     def environment(self, **more: str) -> dict[str, str]:
         """What sbatch takes over into the job, too; nothing of a Slurm in which the tests may be running."""
-        plain = {name: value for name, value in nursery.environment().items() if not name.startswith(("SLURM", "SBATCH_"))}
+        plain = {
+            name: value
+            for name, value in nursery.environment().items()
+            if not name.startswith(("SLURM", "SBATCH_"))
+        }
         return {**plain, "PATH": _path(), "SLURM_CONF": str(self.folder / "slurm.conf"), **more}
 
     def command(self, *words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            list(map(str, words)), capture_output=True, text=True, env=self.environment(), cwd=self.folder, timeout=60, check=False
+            list(map(str, words)),
+            capture_output=True,
+            text=True,
+            env=self.environment(),
+            cwd=self.folder,
+            timeout=60,
+            check=False,
         )
 
     def said(self, *words: object) -> str:
         return self.command(*words).stdout
 
     def submit(self, folder: Path, script: str, *options: object, **env: str) -> Job:
-        """Submit the lines of a batch script. Every life of the job writes to the same two files in `folder`."""
+        """Submit the lines of a batch script. Every life of the job writes to the same two files in
+        `folder`."""
         path = folder / "job.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
-        words = ["sbatch", "--parsable", "--open-mode=append", f"--chdir={folder}", "--output=out-%a", "--error=err-%a"]
+        words = [
+            "sbatch",
+            "--parsable",
+            "--open-mode=append",
+            f"--chdir={folder}",
+            "--output=out-%a",
+            "--error=err-%a",
+        ]
         done = subprocess.run(
             [*words, *map(str, options), str(path)],
             capture_output=True, text=True, env=self.environment(**env), cwd=folder, timeout=60, check=False,
@@ -178,7 +218,9 @@ class Job:
 
     def fields(self) -> dict[str, str]:
         """What `scontrol show job` says."""
-        return dict(re.findall(r"(\w+)=(\S*)", self._cluster.said("scontrol", "show", "job", self.number, "-o")))
+        return dict(
+            re.findall(r"(\w+)=(\S*)", self._cluster.said("scontrol", "show", "job", self.number, "-o"))
+        )
 
     def lines(self) -> list[str]:
         text = "".join(path.read_text(errors="replace") for path in self.folder.glob("out-*"))
@@ -198,7 +240,10 @@ class Job:
 
     def wait(self) -> str:
         """The state in which it ended, COMPLETED or CANCELLED or FAILED, with its exit code."""
-        self.until(lambda: self.fields()["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), "the end of the job")
+        self.until(
+            lambda: self.fields()["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
+            "the end of the job",
+        )
         fields = self.fields()
         return f"{fields['JobState']} {fields['ExitCode']}"
 

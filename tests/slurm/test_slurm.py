@@ -1,4 +1,5 @@
-"""`lastcall run` in jobs of a real Slurm: every way in which Slurm ends a job, and whether the job comes back."""
+"""`lastcall run` in jobs of a real Slurm: every way in which Slurm ends a job, and whether the job comes
+back."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ LAUNCH = f"{sys.executable} -m lastcall run --cloud none --"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     if missing := clusters.missing():
-        pytest.fail(f"{', '.join(missing)} not found. Run: apt-get update && apt-get install -y slurm-wlm munge")
+        pytest.fail(
+            f"{', '.join(missing)} not found. Run: apt-get update && apt-get install -y slurm-wlm munge"
+        )
     with Cluster() as running:
         yield running
 
@@ -43,7 +46,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def early(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """The jobs that have to wait for their time limit (the shortest is a minute) wait while the other tests run."""
+    """The jobs that have to wait for their time limit (the shortest is a minute) wait while the other tests
+    run."""
     jobs = {}
     for name, options in {"signal": ["--signal=B:TERM@20"], "allocation": []}.items():
         path = tmp_path_factory.mktemp(name)
@@ -62,10 +66,17 @@ def preempted(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     for name, partition in {"batch": "low", "step": "low", "for good": "lowest"}.items():
         path = tmp_path_factory.mktemp(name)
         script = f"srun --ntasks=1 {LAUNCH} {training(path)}" if name == "step" else ""
-        jobs[name] = submit(cluster, path, f"--partition={partition}", f"--cpus-per-task={clusters.CPUS // 4}", script=script)
+        jobs[name] = submit(
+            cluster, path, f"--partition={partition}", f"--cpus-per-task={clusters.CPUS // 4}", script=script
+        )
     for job in jobs.values():
         job.expect("at 3")
-    cluster.submit(tmp_path_factory.mktemp("other"), "true", "--partition=high", f"--cpus-per-task={clusters.CPUS * 3 // 4 + 1}")
+    cluster.submit(
+        tmp_path_factory.mktemp("other"),
+        "true",
+        "--partition=high",
+        f"--cpus-per-task={clusters.CPUS * 3 // 4 + 1}",
+    )
     return jobs
 
 
@@ -92,7 +103,11 @@ def came_back(job: Job, reason: str, uninterrupted: str) -> None:
 
 def saved(folder: Path, reason: str) -> int:
     """The step that was saved because of the notice."""
-    jit = [entry for path in folder.glob("run/*/lastcall.json") if (entry := json.loads(path.read_text()))["kind"] == "jit"]
+    jit = [
+        entry
+        for path in folder.glob("run/*/lastcall.json")
+        if (entry := json.loads(path.read_text()))["kind"] == "jit"
+    ]
     (record,) = jit
     assert reason in record["reason"]
     step: int = record["step"]
@@ -103,7 +118,9 @@ def requests(job: Job) -> list[Path]:
     return sorted(job.folder.glob("lastcall-requeue-*"))
 
 
-def test_a_signal_to_the_batch_script_saves_requeues_and_resumes(cluster: Cluster, tmp_path: Path, uninterrupted: str) -> None:
+def test_a_signal_to_the_batch_script_saves_requeues_and_resumes(
+    cluster: Cluster, tmp_path: Path, uninterrupted: str
+) -> None:
     job = submit(cluster, tmp_path, "--partition=low")
     job.expect("at 3")
     job.signal(signal.SIGTERM)
@@ -112,23 +129,29 @@ def test_a_signal_to_the_batch_script_saves_requeues_and_resumes(cluster: Cluste
     assert "Slurm has not ended this job" not in job.log()
 
 
-def test_a_preempted_batch_script_saves_and_is_requeued_by_slurm_itself(preempted: dict[str, Job], uninterrupted: str) -> None:
-    """At the beginning of the grace Slurm signals steps, not the batch script: this job hears of it at the end, with KillWait
-    left."""
+def test_a_preempted_batch_script_saves_and_is_requeued_by_slurm_itself(
+    preempted: dict[str, Job], uninterrupted: str
+) -> None:
+    """At the beginning of the grace Slurm signals steps, not the batch script: this job hears of it at the
+    end, with KillWait left."""
     job = preempted["batch"]
     came_back(job, "SIGTERM", uninterrupted)
     assert f"Slurm has already requeued job {job.number}" in job.log()
     assert "DUE TO PREEMPTION" in job.log()
 
 
-def test_a_preempted_step_saves_at_the_beginning_of_the_grace(preempted: dict[str, Job], uninterrupted: str) -> None:
+def test_a_preempted_step_saves_at_the_beginning_of_the_grace(
+    preempted: dict[str, Job], uninterrupted: str
+) -> None:
     job = preempted["step"]
     came_back(job, "SIGTERM", uninterrupted)
     assert f"Requeued job {job.number}; waiting for the kill" in job.log()
     assert "DUE TO PREEMPTION" not in job.log()  # it had left before the grace was over
 
 
-def test_a_job_that_is_preempted_for_good_asks_to_come_back(preempted: dict[str, Job], uninterrupted: str) -> None:
+def test_a_job_that_is_preempted_for_good_asks_to_come_back(
+    preempted: dict[str, Job], uninterrupted: str
+) -> None:
     """PreemptMode=CANCEL, and no grace but KillWait."""
     job = preempted["for good"]
     came_back(job, "SIGTERM", uninterrupted)
@@ -148,7 +171,9 @@ def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(cluster: Cluster,
     assert requests(job) == []
 
 
-def test_a_requeue_by_somebody_else_is_not_repeated(cluster: Cluster, tmp_path: Path, uninterrupted: str) -> None:
+def test_a_requeue_by_somebody_else_is_not_repeated(
+    cluster: Cluster, tmp_path: Path, uninterrupted: str
+) -> None:
     """Here a shell stays above the launcher. Slurm tells them all: the training hears the signal twice."""
     job = submit(cluster, tmp_path, "--partition=low", script=f"{LAUNCH} {training(tmp_path)}\nexit $?")
     job.expect("at 3")
@@ -157,7 +182,9 @@ def test_a_requeue_by_somebody_else_is_not_repeated(cluster: Cluster, tmp_path: 
     assert f"Slurm has already requeued job {job.number}" in job.log()
 
 
-def test_without_scontrol_a_request_is_written_that_brings_the_job_back(cluster: Cluster, tmp_path: Path, uninterrupted: str) -> None:
+def test_without_scontrol_a_request_is_written_that_brings_the_job_back(
+    cluster: Cluster, tmp_path: Path, uninterrupted: str
+) -> None:
     """A task of an array: the request is for this one."""
     script = f"export PATH=/nowhere\nexec {LAUNCH} {training(tmp_path)}"
     job = submit(cluster, tmp_path, "--partition=low", "--array=5", script=script)
@@ -174,7 +201,9 @@ def test_without_scontrol_a_request_is_written_that_brings_the_job_back(cluster:
     came_back(job, "SIGTERM", uninterrupted)
 
 
-def test_a_job_that_may_not_be_requeued_leaves_a_request_with_slurms_own_words(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_may_not_be_requeued_leaves_a_request_with_slurms_own_words(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     job = submit(cluster, tmp_path, "--partition=low", "--no-requeue")
     job.expect("at 3")
     job.signal(signal.SIGTERM)
@@ -184,13 +213,17 @@ def test_a_job_that_may_not_be_requeued_leaves_a_request_with_slurms_own_words(c
     assert "Requested operation is presently disabled" in json.loads(path.read_text())["because"]
 
 
-def test_slurms_signal_before_the_time_limit_saves_and_requeues(early: dict[str, Job], uninterrupted: str) -> None:
+def test_slurms_signal_before_the_time_limit_saves_and_requeues(
+    early: dict[str, Job], uninterrupted: str
+) -> None:
     job = early["signal"]
     came_back(job, "SIGTERM", uninterrupted)
     assert "DUE TO TIME LIMIT" not in job.log()
 
 
-def test_the_end_of_the_allocation_is_a_notice_without_any_signal(early: dict[str, Job], uninterrupted: str) -> None:
+def test_the_end_of_the_allocation_is_a_notice_without_any_signal(
+    early: dict[str, Job], uninterrupted: str
+) -> None:
     job = early["allocation"]
     came_back(job, "the allocation ends at", uninterrupted)
     assert "s before its end instead of 120 s" in job.log()

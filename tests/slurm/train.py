@@ -1,4 +1,5 @@
-"""A small real training run as a Slurm job: slow in its first life, so that there is time to stop it, and fast after that.
+"""A small real training run as a Slurm job: slow in its first life, so that there is time to stop it, and
+fast after that.
 
 python train.py DIRECTORY RESULT STEPS
 """

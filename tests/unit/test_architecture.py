@@ -1,4 +1,5 @@
-"""docs/architecture.md says what the source says: phases, packages, rooms, modules, threads. It stays short enough to be read."""
+"""docs/architecture.md says what the source says: phases, packages, rooms, modules, threads. It stays short
+enough to be read."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ def block(text: str, kind: str = "text") -> list[str]:
 def children(folder: Path) -> set[str]:
     """Modules and packages in it, private ones left out."""
     modules = {path.stem for path in folder.glob("*.py")}
-    return {name for name in modules | {path.parent.name for path in folder.glob("*/__init__.py")} if not name.startswith("_")}
+    return {
+        name
+        for name in modules | {path.parent.name for path in folder.glob("*/__init__.py")}
+        if not name.startswith("_")
+    }
 
 
-# ---- phases ----------------------------------------------------------------------------------------------------------------
+# ---- phases ------------------------------------------------------------------------------------------------
 
 
 def test_the_transitions_of_the_page_are_those_of_the_code() -> None:
@@ -54,7 +59,7 @@ def test_the_drawing_has_every_phase() -> None:
     assert [phase.name for phase in Phase if not re.search(rf"\b{phase.name}\b", drawing)] == []
 
 
-# ---- packages, rooms, modules ----------------------------------------------------------------------------------------------
+# ---- packages, rooms, modules ------------------------------------------------------------------------------
 
 
 def contract(name: str) -> list[set[str]]:
@@ -91,10 +96,12 @@ def test_the_rooms_are_those_of_core_in_the_order_of_the_contract() -> None:
 def test_every_module_that_is_named_exists(page: str) -> None:
     named = set(re.findall(r"(?<![\w/])(?:\w+/)+\w+\.py\b", (ROOT / "docs" / page).read_text()))
     assert len(named) > 5
-    assert [name for name in sorted(named) if not (SOURCE / name).is_file() and not (ROOT / name).is_file()] == []
+    assert [
+        name for name in sorted(named) if not (SOURCE / name).is_file() and not (ROOT / name).is_file()
+    ] == []
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------------------
+# ---- threads -----------------------------------------------------------------------------------------------
 
 
 def threads(source: str) -> Iterator[str | None]:
@@ -117,11 +124,14 @@ def test_the_threads_of_the_page_are_those_of_the_source() -> None:
 
 
 def test_threads_are_found_however_they_are_named() -> None:
-    source = 'Thread(name="a")\nthreading.Thread(target=f, name=f"b-{n}-c")\nthreading.Thread(target=f)\nProcess(name="d")\n'
+    source = (
+        'Thread(name="a")\nthreading.Thread(target=f, '
+        'name=f"b-{n}-c")\nthreading.Thread(target=f)\nProcess(name="d")\n'
+    )
     assert list(threads(source)) == ["a", "b-*-c", None]
 
 
-# ---- the page itself -------------------------------------------------------------------------------------------------------
+# ---- the page itself ---------------------------------------------------------------------------------------
 
 
 def test_the_page_fits_on_two_screens() -> None:

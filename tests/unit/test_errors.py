@@ -31,7 +31,9 @@ def test_a_config_error_is_a_value_error_and_a_system_exit_with_code_78() -> Non
         (errors.BusyError, (errors.LastcallError,)),
     ],
 )
-def test_errors_are_what_their_table_says(kind: type[Exception], parents: tuple[type[Exception], ...]) -> None:
+def test_errors_are_what_their_table_says(
+    kind: type[Exception], parents: tuple[type[Exception], ...]
+) -> None:
     assert all(issubclass(kind, parent) for parent in parents)
     assert not issubclass(kind, SystemExit)
 
@@ -49,8 +51,12 @@ def test_a_config_error_survives_a_process_boundary() -> None:
     assert isinstance(copy, errors.ConfigError) and copy.code == 78 and str(copy) == "wrong"
 
 
-@pytest.mark.parametrize(("raised", "code"), [("errors.Preempted(75, 'saved')", 75), ("errors.ConfigError('wrong')", 78)])
+@pytest.mark.parametrize(
+    ("raised", "code"), [("errors.Preempted(75, 'saved')", 75), ("errors.ConfigError('wrong')", 78)]
+)
 def test_an_uncaught_one_ends_the_process_with_its_code_and_no_traceback(raised: str, code: int) -> None:
     script = f"from lastcall import errors; raise {raised}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (code, "")

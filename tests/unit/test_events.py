@@ -49,11 +49,16 @@ def kinds(path: Path) -> list[object]:
     return [event["kind"] for event in events.read(path)]
 
 
-def test_an_event_is_one_line_with_its_time_kind_and_fields(log: events.EventLog, path: Path, clock: HandClock) -> None:
+def test_an_event_is_one_line_with_its_time_kind_and_fields(
+    log: events.EventLog, path: Path, clock: HandClock
+) -> None:
     log.emit("notice", source="signal", reason="SIGTERM", seconds=1.5)
     clock.time += 5  # the time is that of the event, not of the flush
     log.flush()
-    assert path.read_text() == '{"at": 1000100.0, "kind": "notice", "source": "signal", "reason": "SIGTERM", "seconds": 1.5}\n'
+    assert (
+        path.read_text()
+        == '{"at": 1000100.0, "kind": "notice", "source": "signal", "reason": "SIGTERM", "seconds": 1.5}\n'
+    )
 
 
 def test_emitting_touches_no_file_and_flushing_nothing_makes_none(log: events.EventLog, path: Path) -> None:
@@ -96,7 +101,9 @@ def test_values_that_json_does_not_know_are_printed(log: events.EventLog, path: 
     assert (event["at"], event["kind"]) == (1000100.0, "odd")
 
 
-def test_a_field_that_breaks_while_it_is_rendered_costs_the_fields_not_the_event(log: events.EventLog, path: Path) -> None:
+def test_a_field_that_breaks_while_it_is_rendered_costs_the_fields_not_the_event(
+    log: events.EventLog, path: Path
+) -> None:
     class Key:
         __str__ = Unprintable.__repr__
 
@@ -128,7 +135,9 @@ def test_over_the_limit_the_file_is_rotated_and_read_back_in_order(path: Path, c
     assert sorted(path.parent.iterdir()) == [path, rotated]
 
 
-def test_a_flush_larger_than_the_limit_keeps_the_newest_and_says_how_many_are_missing(path: Path, clock: HandClock) -> None:
+def test_a_flush_larger_than_the_limit_keeps_the_newest_and_says_how_many_are_missing(
+    path: Path, clock: HandClock
+) -> None:
     log = events.EventLog(path, clock, limit_bytes=300)
     for number in range(20):
         log.emit("step", number=number)
@@ -143,7 +152,9 @@ def test_a_flush_larger_than_the_limit_keeps_the_newest_and_says_how_many_are_mi
     assert kinds(path).count("dropped") == 1
 
 
-def test_the_oldest_pending_events_make_room_and_are_counted(log: events.EventLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_pending_events_make_room_and_are_counted(
+    log: events.EventLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "_PENDING", 3)
     for number in range(5):
         log.emit("step", number=number)
@@ -154,7 +165,9 @@ def test_the_oldest_pending_events_make_room_and_are_counted(log: events.EventLo
     assert [event["number"] for event in rest] == [2, 3, 4]
 
 
-def test_a_full_disk_costs_the_lines_and_nothing_else(log: events.EventLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_the_lines_and_nothing_else(
+    log: events.EventLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -185,7 +198,9 @@ def test_a_line_that_was_cut_off_by_a_full_disk_does_not_spoil_the_next(
     assert kinds(path) == ["dropped", "whole"]
 
 
-def test_a_line_that_a_killed_incarnation_left_unfinished_does_not_spoil_the_next(log: events.EventLog, path: Path) -> None:
+def test_a_line_that_a_killed_incarnation_left_unfinished_does_not_spoil_the_next(
+    log: events.EventLog, path: Path
+) -> None:
     path.parent.mkdir()
     path.write_bytes(b'{"at": 1, "kind": "a"}\n{"at": 2, "ki')
     log.emit("b")
@@ -219,7 +234,9 @@ def test_close_flushes_and_later_events_are_dropped(log: events.EventLog, path: 
     assert log.dropped == 1
 
 
-def test_emit_and_close_do_not_wait_for_a_flush_that_hangs(log: events.EventLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emit_and_close_do_not_wait_for_a_flush_that_hangs(
+    log: events.EventLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "_CLOSE_SECONDS", 0.01)
     hangs, release = threading.Event(), threading.Event()
     write = os.write
@@ -300,7 +317,9 @@ def test_progress_is_written_as_one_document(progress: events.Progress) -> None:
     assert [entry.name for entry in progress.path.parent.iterdir()] == ["progress.json"]
 
 
-def test_speed_and_remaining_time_come_from_what_happened_between_flushes(progress: events.Progress, clock: HandClock) -> None:
+def test_speed_and_remaining_time_come_from_what_happened_between_flushes(
+    progress: events.Progress, clock: HandClock
+) -> None:
     for step in (10, 20, 30):
         progress.update(step)
         document = shown(progress)
@@ -309,7 +328,9 @@ def test_speed_and_remaining_time_come_from_what_happened_between_flushes(progre
     assert document["eta_seconds"] == pytest.approx(35.0)
 
 
-def test_speed_follows_a_change_slowly_over_a_short_time_and_fully_over_a_long_one(progress: events.Progress, clock: HandClock) -> None:
+def test_speed_follows_a_change_slowly_over_a_short_time_and_fully_over_a_long_one(
+    progress: events.Progress, clock: HandClock
+) -> None:
     progress.update(0)
     progress.flush()
     clock.time += 5
@@ -324,7 +345,9 @@ def test_speed_follows_a_change_slowly_over_a_short_time_and_fully_over_a_long_o
     assert shown(progress)["steps_per_second"] == pytest.approx(10.0)
 
 
-def test_the_remaining_time_counts_what_this_incarnation_did_and_nothing_before(progress: events.Progress, clock: HandClock) -> None:
+def test_the_remaining_time_counts_what_this_incarnation_did_and_nothing_before(
+    progress: events.Progress, clock: HandClock
+) -> None:
     progress.total = 1000
     progress.update(900)  # resumed there
     assert shown(progress)["eta_seconds"] is None
@@ -333,7 +356,9 @@ def test_the_remaining_time_counts_what_this_incarnation_did_and_nothing_before(
     assert shown(progress)["eta_seconds"] == pytest.approx(180.0)
 
 
-def test_a_pause_for_an_evaluation_counts_for_the_remaining_time_by_its_share(progress: events.Progress, clock: HandClock) -> None:
+def test_a_pause_for_an_evaluation_counts_for_the_remaining_time_by_its_share(
+    progress: events.Progress, clock: HandClock
+) -> None:
     progress.total = 2000
     for step in range(0, 1001, 10):
         progress.update(step)
@@ -354,7 +379,11 @@ def test_what_an_update_leaves_out_stays_as_it_was(progress: events.Progress) ->
     assert (first["step"], first["epoch"], first["metrics"]) == (2, 0.5, {"loss": 2.0, "learning_rate": 1e-4})
     progress.update(3, eval_metrics={"eval_loss": float("nan")})
     second = shown(progress)
-    assert (second["epoch"], second["metrics"], second["eval_metrics"]) == (0.5, first["metrics"], {"eval_loss": "nan"})
+    assert (second["epoch"], second["metrics"], second["eval_metrics"]) == (
+        0.5,
+        first["metrics"],
+        {"eval_loss": "nan"},
+    )
     assert second["total_epochs"] == 3
     progress.update(4, metrics={})
     assert (shown(progress)["metrics"], shown(progress)["eval_metrics"]) == ({}, {"eval_loss": "nan"})
@@ -440,7 +469,14 @@ def test_metrics_are_turned_into_numbers_only_when_flushed(progress: events.Prog
             raise ValueError("two elements")
 
     lazy = Lazy()
-    metrics = {"lazy": lazy, "graph": Graph(), "broken": Broken(), "nan": float("nan"), "phase": "warm", "none": None}
+    metrics = {
+        "lazy": lazy,
+        "graph": Graph(),
+        "broken": Broken(),
+        "nan": float("nan"),
+        "phase": "warm",
+        "none": None,
+    }
     progress.update(1, 0, metrics)
     assert lazy.converted == 0
     assert shown(progress)["metrics"] == {

@@ -25,7 +25,11 @@ def tree(root: Path, **files: str) -> Path:
     (root / "docs").mkdir()
     for name, text in files.items():
         document = name.endswith("_md")
-        path = root / f"docs/{name.removesuffix('_md')}.md" if document else root / f"src/lastcall/{name.replace('__', '/')}.py"
+        path = (
+            root / f"docs/{name.removesuffix('_md')}.md"
+            if document
+            else root / f"src/lastcall/{name.replace('__', '/')}.py"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
@@ -45,14 +49,18 @@ def test_a_file_is_long_from_501_lines(tmp_path: Path, house: Any) -> None:
 
 
 @pytest.mark.parametrize("start", ["def f():", "async def f():"])
-def test_a_function_is_long_from_61_lines_its_decorators_left_out(tmp_path: Path, house: Any, start: str) -> None:
+def test_a_function_is_long_from_61_lines_its_decorators_left_out(
+    tmp_path: Path, house: Any, start: str
+) -> None:
     fits, long = (f"@one\n@two\n{start}\n" + "    x = 1\n" * lines for lines in (59, 60))
     found = house.count(tree(tmp_path, fits=fits, long=long))["functions"]
     assert (found.now, found.places) == (1, ["src/lastcall/long.py:3 f 61 lines"])
 
 
 def test_a_method_is_a_function(tmp_path: Path, house: Any) -> None:
-    found = house.count(tree(tmp_path, a="class C:\n    def f(self):\n" + "        x = 1\n" * 60))["functions"]
+    found = house.count(tree(tmp_path, a="class C:\n    def f(self):\n" + "        x = 1\n" * 60))[
+        "functions"
+    ]
     assert found.summary == ["a.py f 61"]
 
 
@@ -84,7 +92,9 @@ def test_the_session_may_look_into_itself(tmp_path: Path, house: Any) -> None:
 
 def test_a_class_name_may_stand_in_one_module_only(tmp_path: Path, house: Any) -> None:
     twice = "class Only: ...\nclass Only: ...\n"
-    found = house.count(tree(tmp_path, a="class Part: ...\n", core__b=f"class _Part: ...\n{twice}"))["classes"]
+    found = house.count(tree(tmp_path, a="class Part: ...\n", core__b=f"class _Part: ...\n{twice}"))[
+        "classes"
+    ]
     assert (found.now, found.summary) == (1, ["Part (a, core/b)"])
     assert found.places == ["src/lastcall/a.py:1 Part", "src/lastcall/core/b.py:1 _Part"]
 
@@ -104,7 +114,9 @@ def test_a_class_name_may_stand_in_one_module_only(tmp_path: Path, house: Any) -
         ("goes = on = 1\n", []),
     ],
 )
-def test_words_are_found_in_strings_and_comments(tmp_path: Path, house: Any, text: str, lines: list[int]) -> None:
+def test_words_are_found_in_strings_and_comments(
+    tmp_path: Path, house: Any, text: str, lines: list[int]
+) -> None:
     found = house.count(tree(tmp_path, a=text))["goes on"]
     assert [place.split()[0] for place in found.places] == [f"src/lastcall/a.py:{line}" for line in lines]
 
@@ -123,7 +135,9 @@ def test_every_word_is_found(tmp_path: Path, house: Any) -> None:
     assert len(house.WORDS) == 12
 
 
-def test_a_count_over_its_limit_fails_and_says_what_to_do(tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_count_over_its_limit_fails_and_says_what_to_do(
+    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     limit = house.LIMITS["modules"].limit
     root = tree(tmp_path, **{f"core__m{number}": "" for number in range(limit)})
     assert house.main(["--root", str(root)]) == 0
@@ -134,12 +148,16 @@ def test_a_count_over_its_limit_fails_and_says_what_to_do(tmp_path: Path, house:
     assert f"modules: {limit + 1} is over the limit of {limit}. {house.LIMITS['modules'].remedy}" in said
 
 
-def test_a_word_without_a_limit_is_only_reported(tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_without_a_limit_is_only_reported(
+    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert house.main(["--root", str(tree(tmp_path, a="# nobody\n" * 5000))]) == 0
     assert '"nobody"     5000      -      -' in capsys.readouterr().out
 
 
-def test_a_limit_that_can_fall_is_named(tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_that_can_fall_is_named(
+    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert house.main(["--root", str(tree(tmp_path, a="# goes on\n"))]) == 0
     assert '"goes on" to 1' in " ".join(capsys.readouterr().out.split())
 
@@ -152,13 +170,17 @@ def test_list_prints_every_place(tmp_path: Path, house: Any, capsys: pytest.Capt
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_a_folder_without_the_package_is_refused(tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_the_package_is_refused(
+    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         house.main(["--root", str(tmp_path)])
     assert f"{tmp_path} has no src/lastcall" in capsys.readouterr().err
 
 
-def test_the_repository_passes_and_its_table_fits_80_columns(house: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_repository_passes_and_its_table_fits_80_columns(
+    house: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, said = house.main([]), capsys.readouterr().out
     assert code == 0, said
     assert not [line for line in said.splitlines() if len(line) > 80]

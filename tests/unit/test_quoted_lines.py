@@ -1,7 +1,8 @@
 """What the documents quote of lastcall's output stands in the source, word for word.
 
-Every sentence in inline code, or in a block of output, is taken apart into strings of the source: formats, whose gaps hold a number, a
-name, or another such string. A sentence with a word that no string has fails, and so does one whose string was changed in the source.
+Every sentence in inline code, or in a block of output, is taken apart into strings of the source: formats,
+whose gaps hold a number, a name, or another such string. A sentence with a word that no string has fails, and
+so does one whose string was changed in the source.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NOT_OUTPUT = {"architecture.md", "internals.md", "benchmarks.md"}  # their blocks are drawings, and tables of `python -m bench`
+# their blocks are drawings, and tables of `python -m bench`
+NOT_OUTPUT = {"architecture.md", "internals.md", "benchmarks.md"}
 FIELDS = "ended (saved, "  # `lastcall watch` writes names and values one after the other: no sentence
 
-# ---- sentences of the documents --------------------------------------------------------------------------------------------
+# ---- sentences of the documents ----------------------------------------------------------------------------
 
 _SENTENCE = re.compile(r"(?:[\w'./-]+[,:;]? ){3,}[a-z]")
 _FILE = re.compile(r"\S*[./*]\S*(?: \.\.\.)?")  # a block that begins so lists files, and says what is in them
 _SHELL = re.compile(
-    r"(\$|#|//|export |lastcall |python3? |make |kubectl |docker |torchrun |srun |sbatch |exec |- |[{}\[\]@|]|\w+=|RUN |FROM )"
+    r"(\$|#|//|export |lastcall |python3? |make |kubectl |docker |torchrun |srun |sbatch |exec |- "
+    r"|[{}\[\]@|]|\w+=|RUN |FROM )"
 )
 
 
@@ -46,10 +49,13 @@ def quoted(text: str) -> Iterator[str]:
             yield from (one for one in code if _SENTENCE.match(one) and one[0].isupper())
 
 
-# ---- strings of the source -------------------------------------------------------------------------------------------------
+# ---- strings of the source ---------------------------------------------------------------------------------
 
 _GAP = re.compile(r"%[-+ #0-9.*]*[sdrfgxe]|\{\w*\}")  # of logging, and of str.format()
-_DATA = re.compile(r"\d\S*(?: \w+)?|`[^`]+`|\S*[./_]\S*|[\w-]+-\d+|[A-Z_\d]{3,}|\w+ \d[\d.]*(?: and \d+)?|(?:python|bash) \S+|\.\.\.")
+_DATA = re.compile(
+    r"\d\S*(?: \w+)?|`[^`]+`|\S*[./_]\S*|[\w-]+-\d+|[A-Z_\d]{3,}|\w+ \d[\d.]*(?: and "
+    r"\d+)?|(?:python|bash) \S+|\.\.\."
+)
 _NAME = re.compile(r"(?:an? )?[\w./`'\[\]()-]*")  # what a gap may hold that is not written in the source
 Template = tuple[str, ...]  # what stands between the gaps
 
@@ -96,7 +102,12 @@ class Source:
 
     def _explains(self, text: str) -> bool:
         text = text.strip()
-        return not words(text) or _DATA.fullmatch(text) is not None or self._as_template(text) or self._in_parts(text)
+        return (
+            not words(text)
+            or _DATA.fullmatch(text) is not None
+            or self._as_template(text)
+            or self._in_parts(text)
+        )
 
     def _candidates(self, text: str) -> Iterator[Template]:
         for word in set(words(text)):
@@ -107,8 +118,8 @@ class Source:
         return any(self._fills(template, whole, cut) for template in self._candidates(text))
 
     def _fills(self, template: Template, text: str, cut: bool, found: bool = False) -> bool:
-        """Whether these pieces make this text, with gaps that can be explained. `cut`: the text may end before they do. `found`: a word
-        of it stood in a piece before these."""
+        """Whether these pieces make this text, with gaps that can be explained. `cut`: the text may end
+        before they do. `found`: a word of it stood in a piece before these."""
         piece, following = template[0], template[1:]
         if cut and piece.startswith(text):
             return found or bool(words(text))
@@ -118,10 +129,13 @@ class Source:
         if not following:
             return rest in ("", ".")
         ends = (
-            end for end in range(len(rest) + 1) if rest.startswith(following[0], end) or (cut and following[0].startswith(rest[end:]))
+            end
+            for end in range(len(rest) + 1)
+            if rest.startswith(following[0], end) or (cut and following[0].startswith(rest[end:]))
         )
         return any(
-            self._fills(following, rest[end:], cut, found) and self._explains_gap(rest[:end] + "..." * (cut and end == len(rest)))
+            self._fills(following, rest[end:], cut, found)
+            and self._explains_gap(rest[:end] + "..." * (cut and end == len(rest)))
             for end in ends
         )
 
@@ -158,12 +172,17 @@ _ALTERED = re.compile(r"(?<= )[a-z]{2,} [a-z]{2,}(?= |$|[.,;])")
 
 def test_a_quoted_sentence_with_two_other_words_is_not_ours(source: Source) -> None:
     for page in PAGES:
-        first = next((found for sentence in quoted(page.read_text()) if (found := _ALTERED.search(sentence))), None)
+        first = next(
+            (found for sentence in quoted(page.read_text()) if (found := _ALTERED.search(sentence))), None
+        )
         if page.name not in NOT_OUTPUT and first is not None:
-            assert not source.explains(_ALTERED.sub("zebra crossing", first.string, count=1)), (page.name, first.string)
+            assert not source.explains(_ALTERED.sub("zebra crossing", first.string, count=1)), (
+                page.name,
+                first.string,
+            )
 
 
-# ---- the matching itself ---------------------------------------------------------------------------------------------------
+# ---- the matching itself -----------------------------------------------------------------------------------
 
 CODE = """
 log.info("Saving step %d: %s, %s", step, kind, because)
@@ -214,5 +233,8 @@ Removed all of the checkpoints
 ```
 """
     assert list(quoted(page)) == [
-        "This is what the log says", "A run is at work here", "the shell runs it without exec", "Removed all of the checkpoints",
-    ]  # fmt: skip
+        "This is what the log says",
+        "A run is at work here",
+        "the shell runs it without exec",
+        "Removed all of the checkpoints",
+    ]

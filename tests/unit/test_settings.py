@@ -28,7 +28,14 @@ def periodic(environ: dict[str, str] | None = None, **given: object) -> Periodic
 def test_without_arguments_and_environment_all_values_are_the_documented_defaults() -> None:
     config = jit()
     assert (config.enabled, config.kill_wait, config.grace, config.signals) == (True, 3.0, 30.0, ("SIGTERM",))
-    assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code, config.log_level) == (
+    assert (
+        config.rescue,
+        config.spare,
+        config.huge_pages,
+        config.threads,
+        config.exit_code,
+        config.log_level,
+    ) == (
         True,
         True,
         True,
@@ -36,7 +43,12 @@ def test_without_arguments_and_environment_all_values_are_the_documented_default
         75,
         "INFO",
     )
-    assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (False, None, None, "/dev/shm")
+    assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (
+        False,
+        None,
+        None,
+        "/dev/shm",
+    )
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("together", "save", 30.0)
     assert (config.progress_port, config.run_id, config.stop_file) == (None, None, None)
     assert (config.directory, config.progress_push) == (None, True)
@@ -79,12 +91,27 @@ def test_every_field_can_be_set_from_its_variable() -> None:
     )
     assert (config.enabled, config.kill_wait, config.grace) == (False, 1.5, 120.0)
     assert config.signals == ("SIGUSR1", "SIGTERM")
-    assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (False, False, False, 8, 85)
-    assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (True, 10, 2.5, "/mnt/memory")
+    assert (config.rescue, config.spare, config.huge_pages, config.threads, config.exit_code) == (
+        False,
+        False,
+        False,
+        8,
+        85,
+    )
+    assert (config.guard, config.guard_steps, config.guard_seconds, config.guard_folder) == (
+        True,
+        10,
+        2.5,
+        "/mnt/memory",
+    )
     assert (config.ranks, config.on_hang, config.hang_seconds) == ("separate", "exit", 90.0)
     assert config.on_error == "leave"
     assert (config.log_level, config.progress_port, config.run_id) == ("DEBUG", 28080, "exp 1")
-    assert (config.stop_file, config.directory, config.progress_push) == ("/tmp/a stop", "/mnt/checkpoints", False)
+    assert (config.stop_file, config.directory, config.progress_push) == (
+        "/tmp/a stop",
+        "/mnt/checkpoints",
+        False,
+    )
     assert config.unmatched == "allow"
     assert (config.mirror, config.mirror_keys) == ("s3://runs/exp1", "/mnt/connection")
     assert config.origins() == {setting.field: setting.variable for setting in settings.JIT}
@@ -118,7 +145,9 @@ def test_the_names_of_ray_train_work_and_ours_win_over_them() -> None:
     config = jit({RAY_ENABLED: "0", RAY_WAIT: "5.0"})
     assert (config.enabled, config.kill_wait) == (False, 5.0)
     assert config.origins()["kill_wait"] == RAY_WAIT
-    config = jit({RAY_ENABLED: "0", RAY_WAIT: "5.0", "LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "2"})
+    config = jit(
+        {RAY_ENABLED: "0", RAY_WAIT: "5.0", "LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "2"}
+    )
     assert (config.enabled, config.kill_wait) == (True, 2.0)
     assert config.origins()["enabled"] == "LASTCALL_ENABLED"
 
@@ -161,7 +190,8 @@ def test_the_message_names_the_argument_and_shows_python() -> None:
     with pytest.raises(errors.ConfigError) as caught:
         jit(signals=("SIGKILL",))
     assert str(caught.value) == (
-        "signals=('SIGKILL',) names a signal that lastcall does not listen to. Set it to one or more of SIGTERM, "
+        "signals=('SIGKILL',) names a signal that lastcall does not listen to. Set it to one or more of "
+        "SIGTERM, "
         "SIGUSR1, SIGUSR2, SIGINT, SIGHUP, or none, for example: signals=('SIGTERM', 'SIGUSR1')"
     )
 
@@ -258,7 +288,8 @@ def test_a_kill_wait_beyond_the_grace_is_refused_where_both_were_given() -> None
     with pytest.raises(errors.ConfigError) as caught:
         jit({"LASTCALL_GRACE_SECONDS": "10"}, kill_wait=11)
     assert str(caught.value) == (
-        "kill_wait=11.0 is longer than LASTCALL_GRACE_SECONDS=10.0: the kill would come before the save starts. "
+        "kill_wait=11.0 is longer than LASTCALL_GRACE_SECONDS=10.0: the kill would come before the save "
+        "starts. "
         "Lower kill_wait or raise LASTCALL_GRACE_SECONDS."
     )
     assert jit(kill_wait=10, grace=10).kill_wait == 10
@@ -298,7 +329,11 @@ def test_saving_by_steps_without_a_number_takes_that_of_transformers() -> None:
 
 
 def test_saving_the_best_only_needs_a_metric() -> None:
-    with pytest.raises(errors.ConfigError, match=r"LASTCALL_SAVE_BEST_ONLY=True needs .* export LASTCALL_MONITOR="):
+    with pytest.raises(
+        errors.ConfigError,
+        match=r"LASTCALL_SAVE_BEST_ONLY=True needs .* export "
+        r"LASTCALL_MONITOR=",
+    ):
         periodic({"LASTCALL_SAVE_BEST_ONLY": "1"})
     assert periodic(save_best_only=True, monitor="loss").save_best_only is True
 
@@ -334,9 +369,16 @@ def test_a_configuration_is_a_value() -> None:
 
 
 def test_an_unknown_variable_is_answered_with_the_nearest_known_name() -> None:
-    environ = {"LASTCALL_KILL_WAIT": "secret", "LASTCALL_GRACE_SECONDS": "3", "PATH": "/bin", "LASTCALL_SIGNAL": "x"}
+    environ = {
+        "LASTCALL_KILL_WAIT": "secret",
+        "LASTCALL_GRACE_SECONDS": "3",
+        "PATH": "/bin",
+        "LASTCALL_SIGNAL": "x",
+    }
     first, second = settings.unknown_variables(environ)
-    assert first.startswith("LASTCALL_KILL_WAIT is not a setting") and first.endswith("LASTCALL_KILL_WAIT_SECONDS?")
+    assert first.startswith("LASTCALL_KILL_WAIT is not a setting") and first.endswith(
+        "LASTCALL_KILL_WAIT_SECONDS?"
+    )
     assert second.endswith("LASTCALL_SIGNALS?")
     assert "secret" not in first
     assert settings.unknown_variables({RAY_WAIT: "1", "LASTCALL_RUN_ID": "exp1"}) == []
@@ -353,7 +395,8 @@ def test_an_uncaught_wrong_value_leaves_with_78_and_says_why_once() -> None:
     )
     assert done.returncode == 78
     assert done.stderr == (
-        "lastcall: LASTCALL_EXIT_CODE='0' would mean that training finished, and the run would not be restarted. "
+        "lastcall: LASTCALL_EXIT_CODE='0' would mean that training finished, and the run would not be "
+        "restarted. "
         "Set it to a whole number from 1 to 255, for example: export LASTCALL_EXIT_CODE=75\n"
     )
 
@@ -376,9 +419,14 @@ def test_the_registry_is_where_the_launcher_says_if_it_is_there(tmp_path: Path) 
 
 
 def test_kubeflow_says_where_it_wants_to_be_told_of_the_progress() -> None:
-    url, token = {"KUBEFLOW_TRAINER_SERVER_URL": "https://trainer:8082/x"}, {"KUBEFLOW_TRAINER_SERVER_TOKEN": "/var/token"}
+    url, token = (
+        {"KUBEFLOW_TRAINER_SERVER_URL": "https://trainer:8082/x"},
+        {"KUBEFLOW_TRAINER_SERVER_TOKEN": "/var/token"},
+    )
     assert settings.status_server({}) is settings.status_server(url) is settings.status_server(token) is None
-    assert settings.status_server({**url, **token}) == settings.StatusServer("https://trainer:8082/x", None, "/var/token")
+    assert settings.status_server({**url, **token}) == settings.StatusServer(
+        "https://trainer:8082/x", None, "/var/token"
+    )
     whole = settings.status_server({**url, **token, "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/var/ca.crt"})
     assert whole is not None and whole.ca_file == "/var/ca.crt"
 

@@ -1,4 +1,5 @@
-"""tools/settings_table.py: each setting is written once, in settings.py, and the guide has what stands there."""
+"""tools/settings_table.py: each setting is written once, in settings.py, and the guide has what stands
+there."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_the_guide_has_the_settings_of_the_source(table: Any) -> None:
 def test_every_setting_has_a_doc_line_and_a_row(table: Any) -> None:
     lines = table.doc_lines(Path(settings.__file__).read_text())
     documented = [lines["JITCheckpointConfig"], lines["PeriodicCheckpointConfig"]]
-    assert [set(one) for one in documented] == [{row.field for row in rows} for rows in (settings.JIT, settings.PERIODIC)]
+    assert [set(one) for one in documented] == [
+        {row.field for row in rows} for rows in (settings.JIT, settings.PERIODIC)
+    ]
     made = table.tables()
     for row in ROWS:
         assert made.count(f"| `{row.field}` | `{row.variable}`") == 1
@@ -43,10 +46,15 @@ def test_pages_that_the_table_links_to_exist_and_belong_to_settings(table: Any) 
 
 
 @pytest.mark.parametrize(
-    "change", [("| 3.0 |", "| 4.0 |"), ("LASTCALL_GRACE_SECONDS", "LASTCALL_GRACE"), ("Off means off", "Off means on")]
+    "change",
+    [("| 3.0 |", "| 4.0 |"), ("LASTCALL_GRACE_SECONDS", "LASTCALL_GRACE"), ("Off means off", "Off means on")],
 )
 def test_a_guide_that_says_something_else_fails_the_check_and_is_mended_by_write(
-    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    table: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     right = table.GUIDE.read_text()
     begin = right.index(table.BEGIN)
@@ -61,7 +69,9 @@ def test_a_guide_that_says_something_else_fails_the_check_and_is_mended_by_write
     assert guide.read_text() == right
 
 
-def test_a_guide_without_markers_is_refused(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guide_without_markers_is_refused(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guide = tmp_path / "guide.md"
     guide.write_text("# Guide\n")
     monkeypatch.setattr(table, "GUIDE", guide)
@@ -71,6 +81,7 @@ def test_a_guide_without_markers_is_refused(table: Any, tmp_path: Path, monkeypa
 
 def test_a_new_setting_without_a_doc_line_is_found(table: Any) -> None:
     found = table.doc_lines(
-        'class Config:\n    first: int\n    """One."""\n    second: int\n    third: int\n    """Three,\n    and more."""\n'
+        'class Config:\n    first: int\n    """One."""\n    second: int\n    third: int\n    """Three,\n    '
+        'and more."""\n'
     )
     assert found == {"Config": {"first": "One.", "third": "Three, and more."}}

@@ -15,8 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_f21_import_star_and_help_need_no_optional_package() -> None:
-    """F21: `__all__` names nothing that needs Kubeflow, Ray or Transformers; those come when they are asked for."""
-    hidden = "import sys\nfor name in ('kubeflow', 'ray', 'transformers', 'accelerate'): sys.modules[name] = None\n"
+    """F21: `__all__` names nothing that needs Kubeflow, Ray or Transformers; those come when they are asked
+    for."""
+    hidden = (
+        "import sys\nfor name in ('kubeflow', 'ray', 'transformers', 'accelerate'): sys.modules[name] = "
+        "None\n"
+    )
     script = (
         f"{hidden}from lastcall import *\nimport inspect, lastcall, pydoc\n"
         "inspect.getmembers(lastcall)\npydoc.render_doc(lastcall)\nprint(protect)"
@@ -29,7 +33,8 @@ def test_f21_help_works_without_torch() -> None:
     script = (
         "import importlib.util as u\nfound = u.find_spec\n"
         "u.find_spec = lambda name, *more: None if name in ('torch', 'numpy') else found(name, *more)\n"
-        "import inspect, lastcall\nprint([name for name, _ in inspect.getmembers(lastcall) if name == 'protect'])"
+        "import inspect, lastcall\nprint([name for name, _ in inspect.getmembers(lastcall) if name == "
+        "'protect'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

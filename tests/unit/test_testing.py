@@ -40,10 +40,19 @@ def test_every_operation_can_fail_and_is_not_done_then(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "f", os.O_RDWR)
     one, other = tmp_path / "f", tmp_path / "g"
     arguments: dict[str, tuple[object, ...]] = {
-        "open": (one, os.O_RDONLY), "close": (os.dup(fd),), "pwrite": (fd, memoryview(b"x"), 0), "fsync": (fd,), "truncate": (fd, 0),
-        "allocate": (fd, 100), "rename": (one, other), "exchange": (one, tmp_path / "folder"), "link": (one, other),
-        "unlink": (one,), "mkdir": (other,), "rmdir": (tmp_path / "folder",),
-    }  # fmt: skip
+        "open": (one, os.O_RDONLY),
+        "close": (os.dup(fd),),
+        "pwrite": (fd, memoryview(b"x"), 0),
+        "fsync": (fd,),
+        "truncate": (fd, 0),
+        "allocate": (fd, 100),
+        "rename": (one, other),
+        "exchange": (one, tmp_path / "folder"),
+        "link": (one, other),
+        "unlink": (one,),
+        "mkdir": (other,),
+        "rmdir": (tmp_path / "folder",),
+    }
     assert set(arguments) == set(testing.OPERATIONS)
     for operation, values in arguments.items():
         for name in (operation, "any"):

@@ -10,7 +10,9 @@ def tensor(name: str, nbytes: int) -> TensorEntry:
 
 def file(name: str, *sizes: int, shared: bool = False) -> File:
     begins = [sum(sizes[:number]) for number in range(len(sizes))]
-    extents = tuple(Extent(begin, BytesSource(bytes(size))) for begin, size in zip(begins, sizes, strict=True))
+    extents = tuple(
+        Extent(begin, BytesSource(bytes(size))) for begin, size in zip(begins, sizes, strict=True)
+    )
     return File(FileLayout(name, sum(sizes), extents), shared)
 
 

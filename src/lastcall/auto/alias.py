@@ -1,8 +1,8 @@
 """Aliases for modules that Ray does not have: those that the announcement of its JIT checkpointing imports.
 
-A finder at the end of `sys.meta_path` that is asked only for modules no other finder has found: if Ray ever ships one, Ray's is
-used. `lastcall-auto.pth` installs it without any variable, since such a script asks for protection in its code. This module is only
-imported when a program imports such a name.
+A finder at the end of `sys.meta_path` that is asked only for modules no other finder has found: if Ray ever
+ships one, Ray's is used. `lastcall-auto.pth` installs it without any variable, since such a script asks for
+protection in its code. This module is only imported when a program imports such a name.
 
 Standard library only, and of that only what the interpreter has already loaded: see `bootstrap`.
 """

@@ -1,13 +1,15 @@
 """Lets the ranks that torchrun restarts find each other.
 
-torchrun keeps one store for all attempts (seen with torch 2.13), and its workers write their addresses under the same keys in each
-of them. A rank that is a moment faster than its peer reads the address that the peer's killed predecessor left, and fails, or waits
-for ever: one restart in four, with two gloo ranks. "We create a new TCPStore for every retry", says the comment there; that ended
-when the store began to be shared. Here each attempt after the first gets keys of its own.
+torchrun keeps one store for all attempts (seen with torch 2.13), and its workers write their addresses under
+the same keys in each of them. A rank that is a moment faster than its peer reads the address that the peer's
+killed predecessor left, and fails, or waits for ever: one restart in four, with two gloo ranks. "We create a
+new TCPStore for every retry", says the comment there; that ended when the store began to be shared. Here each
+attempt after the first gets keys of its own.
 
-Discarded: TORCHELASTIC_RESTART_COUNT as the name of an attempt, where torchruns of several machines have one rendezvous. Each of
-them counts the failures of its own workers, and restarts them without counting when another machine's have failed: the ranks of one
-attempt would look for each other under different names forever. All of them know the round of their rendezvous.
+Discarded: TORCHELASTIC_RESTART_COUNT as the name of an attempt, where torchruns of several machines have one
+rendezvous. Each of them counts the failures of its own workers, and restarts them without counting when
+another machine's have failed: the ranks of one attempt would look for each other under different names
+forever. All of them know the round of their rendezvous.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from types import ModuleType
 from typing import Any
 
 _MARK = "_lastcall_original"
-ROUND = "LASTCALL_ATTEMPT"  # set by torchrun's own process for its workers; `settings.attempt` reads it as well
+# set by torchrun's own process for its workers; `settings.attempt` reads it as well
+ROUND = "LASTCALL_ATTEMPT"
 
 
 def apply(module: ModuleType) -> None:
-    """For torch.distributed.rendezvous. A torch without this function is left alone: it makes its stores some other way."""
+    """For torch.distributed.rendezvous. A torch without this function is left alone: it makes its stores some
+    other way."""
     create: Any = getattr(module, "_create_c10d_store", None)
     shared: Any = getattr(module, "_torchelastic_use_agent_store", None)
     if create is None or shared is None or hasattr(create, _MARK):
@@ -35,7 +39,8 @@ def apply(module: ModuleType) -> None:
         attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if not shared() or attempt == "0":
             return store
-        prefix: Any = sys.modules["torch.distributed"].PrefixStore  # not there yet when rendezvous is imported
+        # not there yet when rendezvous is imported
+        prefix: Any = sys.modules["torch.distributed"].PrefixStore
         return prefix(f"attempt_{attempt}", store)
 
     setattr(of_this_attempt, _MARK, create)
@@ -43,8 +48,8 @@ def apply(module: ModuleType) -> None:
 
 
 def tell(module: ModuleType) -> None:
-    """For torch.distributed.elastic.rendezvous.dynamic_rendezvous, in torchrun's own process: its workers inherit what is set
-    here."""
+    """For torch.distributed.elastic.rendezvous.dynamic_rendezvous, in torchrun's own process: its workers
+    inherit what is set here."""
     handler: Any = getattr(module, "DynamicRendezvousHandler", None)
     join: Any = getattr(handler, "next_rendezvous", None)
     if join is None or hasattr(join, _MARK):

@@ -1,11 +1,13 @@
 """Calls a function of ours right after a certain module has been imported, by any code and at any time.
 
-Discarded: wrapping `builtins.__import__` (importlib does not go through it, and every import of the program would pay); putting
-another loader into the module for good (`module.__loader__`, `importlib.resources` and tracebacks would meet it).
+Discarded: wrapping `builtins.__import__` (importlib does not go through it, and every import of the program
+would pay); putting another loader into the module for good (`module.__loader__`, `importlib.resources` and
+tracebacks would meet it).
 
-So a finder in front of `sys.meta_path` that answers for the modules of its table only. It asks the other finders, as the
-interpreter would, and lends the spec they give a loader that passes everything through, gives the real loader back as soon as the
-module is executed, and calls the function afterwards. `importlib.util.find_spec` alone executes nothing and so calls nothing.
+So a finder in front of `sys.meta_path` that answers for the modules of its table only. It asks the other
+finders, as the interpreter would, and lends the spec they give a loader that passes everything through, gives
+the real loader back as soon as the module is executed, and calls the function afterwards.
+`importlib.util.find_spec` alone executes nothing and so calls nothing.
 
 Standard library only, and of that only what the interpreter has already loaded: see `bootstrap`.
 """
@@ -45,7 +47,9 @@ class Finder:
             if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
                 self.imported(name, module)
 
-    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name not in self._table:
             return None
         asking = (get_ident(), name)
@@ -67,7 +71,8 @@ class Finder:
         try:
             home, _, attribute = function.partition(":")
             __import__(home)
-            getattr(sys.modules[home], attribute)(sys.modules.get(name, module))  # a module may put another in its own place
+            # a module may put another in its own place
+            getattr(sys.modules[home], attribute)(sys.modules.get(name, module))
         except Exception as error:
             warn(f"{name} is left unpatched because {function} failed: {type(error).__name__}: {error}")
         self._waiting.discard(name)
@@ -77,8 +82,8 @@ class Finder:
     def _withdraw(self) -> None:
         """Nothing left to wait for: leave the path. From then on a reloaded module stays unpatched.
 
-        Not while there are other threads: one that walks along the path now would miss the finder after ours. Staying
-        costs an import one look into a dictionary.
+        Not while there are other threads: one that walks along the path now would miss the finder after ours.
+        Staying costs an import one look into a dictionary.
         """
         if len(sys._current_frames()) == 1 and self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -93,14 +98,16 @@ class Loader:
         self._real = real
 
     def exec_module(self, module: "ModuleType") -> None:
-        attributes = object.__getattribute__(module, "__dict__")  # a lazy module would load itself on the plain way
+        # a lazy module would load itself on the plain way
+        attributes = object.__getattribute__(module, "__dict__")
         self._spec.loader = self._real
         if attributes.get("__loader__") is self:
             attributes["__loader__"] = self._real
         self._real.exec_module(module)
         inner = self._spec.loader
         if object.__getattribute__(module, "__class__").__name__ == "_LazyModule" and inner is not self._real:
-            # importlib.util.LazyLoader has only prepared it, and hung the loader for the first use into the spec
+            # importlib.util.LazyLoader has only prepared it, and hung the loader for the first use into the
+            # spec
             self._spec.loader = Loader(self._finder, self._spec, inner)  # type: ignore[assignment]
             return
         self._finder.imported(self._spec.name, module)
@@ -113,7 +120,9 @@ class Loader:
         return type(self._real)
 
 
-def _ask_others(asker: Finder, name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "ModuleSpec | None":
+def _ask_others(
+    asker: Finder, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+) -> "ModuleSpec | None":
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
         if finder is not asker and find is not None:

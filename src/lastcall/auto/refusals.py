@@ -1,5 +1,5 @@
-"""Tells `lastcall run` that a program could not start: a missing module, a syntax error. A retry does not help then, and torchrun,
-if it is in between, always returns 1.
+"""Tells `lastcall run` that a program could not start: a missing module, a syntax error. A retry does not
+help then, and torchrun, if it is in between, always returns 1.
 
 Standard library only; imported when it is needed (bootstrap).
 """

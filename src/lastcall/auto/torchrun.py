@@ -1,9 +1,10 @@
 """Gives the workers of torchrun the whole grace.
 
-torchrun sends SIGTERM and kills after a timeout. `--shutdown-timeout` and TORCH_ELASTIC_SHUTDOWN_TIMEOUT reach only one of the ways
-there, the signal to the agent itself. When one worker ends first (it got the signal first, it saved faster, it died) or when the
-group is restarted, the others get the default argument of `PContext.close`, 30 seconds, whatever was asked for (torch 2.4 to 2.13).
-All of them go through that one method of the base class, so only that is wrapped here.
+torchrun sends SIGTERM and kills after a timeout. `--shutdown-timeout` and TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+reach only one of the ways there, the signal to the agent itself. When one worker ends first (it got the
+signal first, it saved faster, it died) or when the group is restarted, the others get the default argument of
+`PContext.close`, 30 seconds, whatever was asked for (torch 2.4 to 2.13). All of them go through that one
+method of the base class, so only that is wrapped here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _MARK = "_lastcall_original"
 
 
 def apply(module: ModuleType) -> None:
-    """For torch.distributed.elastic.multiprocessing.api. A torch whose method looks different is left unpatched."""
+    """For torch.distributed.elastic.multiprocessing.api. A torch whose method looks different is left
+    unpatched."""
     context: Any = getattr(module, "PContext", None)
     close: Any = getattr(context, "close", None)
     if close is not None and hasattr(close, _MARK):
@@ -34,7 +36,8 @@ def apply(module: ModuleType) -> None:
     if signature is None:
         imports.warn(
             f"{module.__name__}.PContext.close of this torch version has no timeout that lastcall can set: "
-            "torchrun may kill workers before their grace ends. Keep saves under 30 s, or report the torch version"
+            "torchrun may kill workers before their grace ends. Keep saves under 30 s, or report the torch "
+            "version"
         )
         return
 
@@ -54,8 +57,9 @@ def apply(module: ModuleType) -> None:
 def least_seconds(environ: Mapping[str, str]) -> float:
     """How long a worker may take to end after the signal.
 
-    The grace and a margin; TORCH_ELASTIC_SHUTDOWN_TIMEOUT where that is longer. If only the latter is set, exactly that, because it
-    was set on purpose. An invalid value counts as not set: the workers report what is wrong with it.
+    The grace and a margin; TORCH_ELASTIC_SHUTDOWN_TIMEOUT where that is longer. If only the latter is set,
+    exactly that, because it was set on purpose. An invalid value counts as not set: the workers report what
+    is wrong with it.
     """
     grace = _seconds(environ.get("LASTCALL_GRACE_SECONDS"))
     elastic = _seconds(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))

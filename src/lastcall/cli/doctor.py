@@ -1,4 +1,5 @@
-"""`lastcall doctor`: what will happen here when this machine is preempted. The checks are in lastcall.doctor."""
+"""`lastcall doctor`: what will happen here when this machine is preempted. The checks are in
+lastcall.doctor."""
 
 from __future__ import annotations
 
@@ -30,25 +31,43 @@ def add(subparsers: Any) -> None:
         "Measures but changes nothing. Exits with 0, or with 1 when work would be lost.",
         usage="lastcall doctor [options] [DIR] [-- COMMAND ...]",
     )
-    parser.add_argument("directory", metavar="DIR", nargs="?", type=Path, help="the directory of the run; it need not exist yet")
     parser.add_argument(
-        "--size", metavar="BYTES", type=_bytes, help="size of the state, for example 20GB (default: the size of the newest checkpoint)"
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        help="the directory of the run; it need not exist yet",
+    )
+    parser.add_argument(
+        "--size",
+        metavar="BYTES",
+        type=_bytes,
+        help="size of the state, for example 20GB (default: the size of the newest checkpoint)",
     )
     parser.add_argument("--guard", action="store_true", help="check as if with lastcall run --guard")
     parser.add_argument(
         "--termination-grace",
         metavar="SECONDS",
         type=_seconds,
-        help="seconds between SIGTERM and SIGKILL on this platform (terminationGracePeriodSeconds); cannot be "
+        help="seconds between SIGTERM and SIGKILL on this platform (terminationGracePeriodSeconds); cannot "
+        "be "
         "detected from inside a container",
     )
-    parser.add_argument("--no-write-test", action="store_true", help="do not write a test file (256 MB at most) to measure the disk")
-    parser.add_argument("--settings", action="store_true", help="show every setting and its origin, defaults included")
+    parser.add_argument(
+        "--no-write-test",
+        action="store_true",
+        help="do not write a test file (256 MB at most) to measure the disk",
+    )
+    parser.add_argument(
+        "--settings", action="store_true", help="show every setting and its origin, defaults included"
+    )
     output.add_json(parser)
     parser.set_defaults(call=run, command=())
     whole = parser.parse_known_args
 
-    def split(args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
+    def split(
+        args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """argparse would assign the first word after -- to DIR."""
         words = list(sys.argv[1:] if args is None else args)
         at = words.index("--") if "--" in words else len(words)
@@ -93,7 +112,10 @@ def _directory(path: Path | None) -> rundir.Directory | None:
     failure = (status.failure or {}).get("because")
     return rundir.Directory(
         root=path,
-        checkpoints=tuple(rundir.Checkpoint(item.path, item.status.value, item.problem, item.record) for item in ls.survey(path)),
+        checkpoints=tuple(
+            rundir.Checkpoint(item.path, item.status.value, item.problem, item.record)
+            for item in ls.survey(path)
+        ),
         active=status.active,
         pid=status.pid,
         paused=status.paused is not None,
@@ -130,7 +152,10 @@ def _value(value: object) -> str:
 def _summary(report: inspection.Report) -> str:
     warnings = output.plural(report.warnings, "warning")
     if report.risks:
-        return f"{output.plural(report.risks, 'risk')}, {warnings}: work would be lost here. See the remedies above."
+        return (
+            f"{output.plural(report.risks, 'risk')}, {warnings}: work would be lost here. See the remedies "
+            "above."
+        )
     if report.warnings:
         return f"No risks found, but {warnings}."
     return "No risks found: a preemption here would lose no work."

@@ -25,16 +25,18 @@ examples:
   lastcall drill --to group --json -- bash train.sh
   lastcall drill --prove -- python train.py
 
-The drill uses the command's own run directory and resumes from it. Afterwards the run is stopped; start it again to
-continue. With --prove it uses scratch directories instead, runs the command once undisturbed and once preempted, and
-compares every named piece of state at the same steps.
+The drill uses the command's own run directory and resumes from it. Afterwards the run is stopped; start it
+again to continue. With --prove it uses scratch directories instead, runs the command once undisturbed and
+once preempted, and compares every named piece of state at the same steps.
 
 exit codes:
-  0 the run resumed every time with nothing lost (--prove: identical) · 1 otherwise · 78 a setting is wrong · 130 Ctrl-C
+  0 the run resumed every time with nothing lost (--prove: identical) · 1 otherwise
+  78 a setting is wrong · 130 Ctrl-C
 """
 _STEPS = 20
-_TO_HELP = """which processes get the signal: "child", the command's own process; when it exits the rest is killed, as in a container
-(default); "group", its process group, as from a terminal or a batch system; "training", the processes that use lastcall"""
+_TO_HELP = """which processes get the signal: "child", the command's own process; when it exits the rest is
+killed, as in a container (default); "group", its process group, as from a terminal or a batch system;
+"training", the processes that use lastcall"""
 
 _ENDS = {
     "finished": "The run has finished",
@@ -48,13 +50,15 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "drill",
         help="preempt a real run and report what was lost",
-        description="Starts the command, sends it the signal, kills it when the grace ends, starts it again, and reports "
+        description="Starts the command, sends it the signal, kills it when the grace ends, starts it again, "
+        "and reports "
         "what was lost, how long each phase took, and whether it resumed.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lastcall drill [options] -- COMMAND [ARGUMENT ...]",
     )
-    # Values are checked in parsed(): a wrong one exits with 78 like every wrong setting, not with argparse's 2.
+    # Values are checked in parsed(): a wrong one exits with 78 like every wrong setting, not with argparse's
+    # 2.
     moment = parser.add_mutually_exclusive_group()
     moment.add_argument("--at", metavar="STEP", help="preempt round n at n times this step")
     moment.add_argument(
@@ -64,22 +68,42 @@ def add(subparsers: Any) -> None:
         f"{drill_options.EARLIEST:g} to {drill_options.LATEST:g} s)",
     )
     parser.add_argument("--times", metavar="N", default="1", help="number of rounds (default: 1)")
-    parser.add_argument("--grace", metavar="SECONDS", default="30", help="seconds between the signal and the kill (default: 30)")
-    parser.add_argument("--signal", metavar="NAME", default="SIGTERM", help="the signal that the platform sends (default: SIGTERM)")
-    parser.add_argument("--to", choices=drill_options.TO, default="child", help=_TO_HELP)
-    parser.add_argument("--to-the-end", action="store_true", help="let the run finish after the last round and expect exit code 0")
     parser.add_argument(
-        "--patience", metavar="SECONDS", default="300", help="seconds to wait for a step, the first one included (default: 300)"
+        "--grace",
+        metavar="SECONDS",
+        default="30",
+        help="seconds between the signal and the kill (default: 30)",
+    )
+    parser.add_argument(
+        "--signal",
+        metavar="NAME",
+        default="SIGTERM",
+        help="the signal that the platform sends (default: SIGTERM)",
+    )
+    parser.add_argument("--to", choices=drill_options.TO, default="child", help=_TO_HELP)
+    parser.add_argument(
+        "--to-the-end",
+        action="store_true",
+        help="let the run finish after the last round and expect exit code 0",
+    )
+    parser.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        default="300",
+        help="seconds to wait for a step, the first one included (default: 300)",
     )
     parser.add_argument("--log", metavar="FILE", type=Path, help="append the command's output to this file")
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="prove that a preempted run of this command is identical to an undisturbed one; uses scratch directories",
+        help="prove that a preempted run of this command is identical to an undisturbed one; uses scratch "
+        "directories",
     )
     parser.add_argument("--steps", metavar="N", help=f"with --prove: steps to compare (default: {_STEPS})")
     output.add_json(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --"
+    )
     parser.set_defaults(call=run)
 
 
@@ -122,7 +146,9 @@ def parsed(args: argparse.Namespace) -> Options:
     """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
-        settings.fail("no command given. Put it after two dashes, for example: lastcall drill -- python train.py")
+        settings.fail(
+            "no command given. Put it after two dashes, for example: lastcall drill -- python train.py"
+        )
     return drill_options.Options(
         command=words,
         at=None if args.at is None else _count("--at", args.at),
@@ -156,9 +182,15 @@ def _seconds(option: str, text: str) -> float:
 def _signal(text: str) -> int:
     name = text.strip().upper()
     try:
-        return signal.Signals(int(name)) if name.isdecimal() else signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+        return (
+            signal.Signals(int(name))
+            if name.isdecimal()
+            else signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+        )
     except (KeyError, ValueError):
-        settings.fail(f"--signal {text}: no such signal. Platforms send SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP")
+        settings.fail(
+            f"--signal {text}: no such signal. Platforms send SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP"
+        )
 
 
 def _say(line: str) -> None:
@@ -198,7 +230,10 @@ def _print(report: Report) -> None:
     if report.problem is not None:
         output.write(f"The drill did not complete: {output.printable(report.problem)}")
     if report.end is not None:
-        output.write(f"{_ENDS[report.end.how]}{'' if report.end.saved else ' without a checkpoint'}, exit code {report.end.exit}.")
+        output.write(
+            f"{_ENDS[report.end.how]}{'' if report.end.saved else ' without a checkpoint'}, exit "
+            f"code {report.end.exit}."
+        )
     good = sum(round.ok for round in report.rounds)
     output.write(f"{good} of {output.plural(options.times, 'round')} resumed with nothing lost.")
     if report.log is not None:
@@ -207,7 +242,11 @@ def _print(report: Report) -> None:
 
 def _row(round: Round) -> tuple[str, ...]:
     seconds = round.seconds
-    origins = sorted({item.resumed.name if item.resumed else "the beginning" for item in round.parts}) if round.back.came else ["-"]
+    origins = (
+        sorted({item.resumed.name if item.resumed else "the beginning" for item in round.parts})
+        if round.back.came
+        else ["-"]
+    )
     lost = "?" if round.lost is None else f"{'>= ' if round.at_least else ''}{round.lost}"
     return (
         str(round.number),

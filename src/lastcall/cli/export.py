@@ -1,9 +1,9 @@
-"""`lastcall export`: a checkpoint as one plain file that can be read without lastcall: safetensors, or a `.pt` for
-torch.load(weights_only=True).
+"""`lastcall export`: a checkpoint as one plain file that can be read without lastcall: safetensors, or a
+`.pt` for torch.load(weights_only=True).
 
-The bytes go chunk by chunk from the checkpoint to their place in the new file, each chunk checked against its digest before, so
-memory stays small however large the tensors are and however many pieces they are in. The new file is renamed into place when
-complete.
+The bytes go chunk by chunk from the checkpoint to their place in the new file, each chunk checked against its
+digest before, so memory stays small however large the tensors are and however many pieces they are in. The
+new file is renamed into place when complete.
 """
 
 from __future__ import annotations
@@ -57,18 +57,27 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
         help="export a checkpoint as one plain safetensors or .pt file",
-        description="Exports the tensors of a checkpoint to one plain file that can be read without lastcall, checking each digest.",
+        description="Exports the tensors of a checkpoint to one plain file that can be read without "
+        "lastcall, checking each digest.",
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or the directory of a run (its newest checkpoint)"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="a checkpoint, or the directory of a run (its newest checkpoint)",
     )
     parser.add_argument("out", metavar="OUT", type=Path, help="the file to write")
     parser.add_argument(
         _ONE,
         metavar="NAME",
-        help="export only the state that protect() got under this name, without the prefix; for a model, its state_dict",
+        help="export only the state that protect() got under this name, without the prefix; for a model, its "
+        "state_dict",
     )
-    parser.add_argument("--format", choices=_FORMATS, help="default: pt if OUT ends in .pt, .pth, .bin or .ckpt, else safetensors")
+    parser.add_argument(
+        "--format",
+        choices=_FORMATS,
+        help="default: pt if OUT ends in .pt, .pth, .bin or .ckpt, else safetensors",
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     output.add_json(parser)
     parser.set_defaults(call=run)
@@ -108,7 +117,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_out(out: Path, *, force: bool) -> None:
     if out.is_dir():
-        raise errors.LastcallError(f"{out} is a directory. Name the file to write, such as {out / 'model.safetensors'}")
+        raise errors.LastcallError(
+            f"{out} is a directory. Name the file to write, such as {out / 'model.safetensors'}"
+        )
     if os.path.lexists(out) and not force:
         raise errors.LastcallError(f"{out} already exists. To replace it, add --force")
     if not out.parent.is_dir():
@@ -124,29 +135,43 @@ def _checkpoint(path: Path) -> Path:
 
 def _choose(found: Inventory, name: str | None) -> dict[str, Place]:
     """The tensors to write, by the names that they get."""
-    missing = [file for file in found.record.missing if name is None or file.split(".")[0].split("-")[0] == name]
+    missing = [
+        file for file in found.record.missing if name is None or file.split(".")[0].split("-")[0] == name
+    ]
     if missing:
         what = f"{found.path} is partial: there was no time to save {', '.join(missing)}."
-        raise errors.LastcallError(f"{what} Export one of its parts with {_ONE}: {', '.join(found.groups) or 'it has none'}")
+        raise errors.LastcallError(
+            f"{what} Export one of its parts with {_ONE}: {', '.join(found.groups) or 'it has none'}"
+        )
     if name is None:
         chosen = found.named()
     elif found.dcp is not None:
-        chosen = {key.removeprefix(f"{name}."): place for key, place in found.named().items() if key.startswith(f"{name}.")}
+        chosen = {
+            key.removeprefix(f"{name}."): place
+            for key, place in found.named().items()
+            if key.startswith(f"{name}.")
+        }
     else:
         chosen = dict(found.groups.get(name, {}))
     if not chosen:
         there = sorted({key.split(".")[0] for key in found.named()})
         raise errors.LastcallError(
             f"{found.path} holds no tensors"
-            + (f" under the name {name!r}. It has: {', '.join(there) or 'none at all'}" if name is not None else ".")
+            + (
+                f" under the name {name!r}. It has: {', '.join(there) or 'none at all'}"
+                if name is not None
+                else "."
+            )
         )
     return chosen
 
 
-# ---- the file --------------------------------------------------------------------------------------------------------------------
+# ---- the file ----------------------------------------------------------------------------------------------
 
 
-def _export(out: Path, kind: str, found: Inventory, chosen: Mapping[str, Place], bar: verify.Bar, *, force: bool) -> int:
+def _export(
+    out: Path, kind: str, found: Inventory, chosen: Mapping[str, Place], bar: verify.Bar, *, force: bool
+) -> int:
     """Write beside the target, then rename it into place. Returns the size of the file."""
     files = storage.Files()
     partial = out.with_name(f".{out.name}.incomplete-{secrets.token_hex(4)}")
@@ -201,10 +226,13 @@ def _fill(fd: int, kind: str, found: Inventory, chosen: Mapping[str, Place], bar
 def _laid_out(
     fd: int, kind: str, stored: Mapping[str, safetensors.Stored], known: Mapping[str, Slot]
 ) -> tuple[FileLayout, dict[str, Slot]]:
-    """The layout of the new file, and where each tensor goes in it. With `known` slots their bytes are read for the checksums."""
+    """The layout of the new file, and where each tensor goes in it. With `known` slots their bytes are read
+    for the checksums."""
     blank = known or {name: Slot(fd, tensor.end - tensor.begin, 0) for name, tensor in stored.items()}
     if kind == "pt":
-        tree = OrderedDict((name, torchzip.Tensor(one.dtype, one.shape, None, blank[name])) for name, one in stored.items())
+        tree = OrderedDict(
+            (name, torchzip.Tensor(one.dtype, one.shape, None, blank[name])) for name, one in stored.items()
+        )
         layout = torchzip.layout("the new file", tree, crc=bool(known))
     else:
         entries = [TensorEntry(name, one.dtype, one.shape, blank[name]) for name, one in stored.items()]

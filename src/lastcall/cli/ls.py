@@ -1,7 +1,9 @@
-"""`lastcall ls`, and the directory scan that the other reading commands share: read-only, without the catalog's lock.
+"""`lastcall ls`, and the directory scan that the other reading commands share: read-only, without the
+catalog's lock.
 
-The catalog lists what a run may resume from; a user also wants to see what is damaged, half written, set aside or written by
-another program. A run may be active in the directory at the same time: a checkpoint that vanishes during the scan is not listed.
+The catalog lists what a run may resume from; a user also wants to see what is damaged, half written, set
+aside or written by another program. A run may be active in the directory at the same time: a checkpoint that
+vanishes during the scan is not listed.
 """
 
 from __future__ import annotations
@@ -56,8 +58,16 @@ class Found:
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser("ls", help="list the checkpoints of runs", description="List the checkpoints of runs, newest first.")
-    parser.add_argument("directories", metavar="DIR", nargs="+", type=Path, help="the directory of a run, or one that holds several")
+    parser = subparsers.add_parser(
+        "ls", help="list the checkpoints of runs", description="List the checkpoints of runs, newest first."
+    )
+    parser.add_argument(
+        "directories",
+        metavar="DIR",
+        nargs="+",
+        type=Path,
+        help="the directory of a run, or one that holds several",
+    )
     output.add_json(parser)
     parser.set_defaults(call=run)
 
@@ -142,21 +152,27 @@ def describe(found: Found) -> dict[str, object]:
     }
 
 
-# ---- the look at a directory --------------------------------------------------------------------------------------------------
+# ---- the look at a directory -------------------------------------------------------------------------------
 
 
 def runs(directory: Path) -> list[Path]:
     """The runs in a directory: itself, or what is below it. LastcallError where there is none."""
     if not directory.exists():
-        raise errors.LastcallError(f"{directory} does not exist. Give the directory that was passed to protect().")
+        raise errors.LastcallError(
+            f"{directory} does not exist. Give the directory that was passed to protect()."
+        )
     if not directory.is_dir():
         raise errors.LastcallError(f"{directory} is a file. Give the directory that was passed to protect().")
     if checkpoint(directory) is not None:
-        raise errors.LastcallError(f"{directory} is a checkpoint, not the directory of a run. Show it with: lastcall show {directory}")
+        raise errors.LastcallError(
+            f"{directory} is a checkpoint, not the directory of a run. Show it with: "
+            f"lastcall show {directory}"
+        )
     found = list(_below(directory, _DEPTH))
     if not found:
         raise errors.LastcallError(
-            f"{directory} contains no run: there is no {catalogs.PRIVATE} folder and no checkpoint in or below it."
+            f"{directory} contains no run: there is no {catalogs.PRIVATE} folder and no checkpoint in or "
+            "below it."
         )
     return found
 
@@ -185,9 +201,11 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_named(path: Path) -> bool:
-    """Whether a folder is named like a checkpoint. One with a commit record may have any name: a script's own save after a notice,
-    or one of lastcall.dcp."""
-    return _NAME.fullmatch(path.name) is not None or (path.name != catalogs.PRIVATE and os.path.lexists(path / records.NAME))
+    """Whether a folder is named like a checkpoint. One with a commit record may have any name: a script's own
+    save after a notice, or one of lastcall.dcp."""
+    return _NAME.fullmatch(path.name) is not None or (
+        path.name != catalogs.PRIVATE and os.path.lexists(path / records.NAME)
+    )
 
 
 def checkpoint(path: Path) -> Path | None:
@@ -206,13 +224,17 @@ def identify(root: Path) -> dict[str, object]:
 
 
 def survey(root: Path, *, others: bool = True) -> list[Found]:
-    """Everything that is named like a checkpoint: the committed ones in the order of the catalog, newest first, then the rest.
-    `others`: those too whose names are a script's own."""
+    """Everything that is named like a checkpoint: the committed ones in the order of the catalog, newest
+    first, then the rest. `others`: those too whose names are a script's own."""
     found = []
     for parent in (root, root / catalogs.PRIVATE / "staging"):
         try:
             with os.scandir(parent) as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and _is_named(parent / entry.name)]
+                names = [
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and _is_named(parent / entry.name)
+                ]
                 names = [name for name in names if others or _NAME.fullmatch(name)]
         except FileNotFoundError:
             continue
@@ -267,7 +289,11 @@ def _faults(path: Path, record: Record) -> Iterator[str]:
         try:
             info = os.lstat(path / file.name)
         except OSError as error:
-            yield f"{file.name} is missing" if isinstance(error, FileNotFoundError) else f"{file.name}: {error.strerror}"
+            yield (
+                f"{file.name} is missing"
+                if isinstance(error, FileNotFoundError)
+                else f"{file.name}: {error.strerror}"
+            )
             continue
         if not stat.S_ISREG(info.st_mode):
             yield f"{file.name} is not a plain file"
@@ -287,6 +313,10 @@ def _bytes_in(folder: Path) -> int:
 
 
 def resumes(found: list[Found]) -> Found | None:
-    """The checkpoint that a run started now would resume from, as far as can be known without reading every byte."""
+    """The checkpoint that a run started now would resume from, as far as can be known without reading every
+    byte."""
     valid = [item for item in found if item.status is Status.VALID and item.record is not None]
-    return next((item for item in valid if item.record is not None and item.record.complete), valid[0] if valid else None)
+    return next(
+        (item for item in valid if item.record is not None and item.record.complete),
+        valid[0] if valid else None,
+    )

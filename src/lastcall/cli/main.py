@@ -1,7 +1,7 @@
 """The command line's frame: which commands there are, and how their errors are shown.
 
-Only the requested command's module is imported: `lastcall run` precedes every training process, and `lastcall --help` must be
-fast. So the one-line summaries are here and not in the modules.
+Only the requested command's module is imported: `lastcall run` precedes every training process, and `lastcall
+--help` must be fast. So the one-line summaries are here and not in the modules.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show must not make the command fail
+        # a name that this terminal cannot show must not make the command fail
+        sys.stdout.reconfigure(errors="backslashreplace")
     name = argv[0] if argv else ""
     args = _parser(name).parse_args(_joined(argv))
     if "call" not in args:
@@ -71,7 +72,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _joined(argv: list[str]) -> list[str]:
-    """An option whose value begins with dashes, as one word: argparse would take the value for an option of ours."""
+    """An option whose value begins with dashes, as one word: argparse would take the value for an option of
+    ours."""
     end = argv.index("--") if "--" in argv else len(argv)
     for place, word in enumerate(argv[: max(0, end - 1)]):
         if word == "--resume-args":
@@ -82,7 +84,9 @@ def _joined(argv: list[str]) -> list[str]:
 def _parser(wanted: str) -> argparse.ArgumentParser:
     """The parser; only the requested command is fully defined in it."""
     parser = argparse.ArgumentParser(
-        prog="lastcall", description="Saves a training run when it is asked to stop, and resumes it.", allow_abbrev=False
+        prog="lastcall",
+        description="Saves a training run when it is asked to stop, and resumes it.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"lastcall {lastcall.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")

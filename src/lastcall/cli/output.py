@@ -1,4 +1,5 @@
-"""Output of the commands: plain tables for people, JSON for programs. There are no colours, so no option to disable them."""
+"""Output of the commands: plain tables for people, JSON for programs. There are no colours, so no option to
+disable them."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ def _plain(value: object) -> object:
 
 def printable(text: str) -> str:
     """Text from a possibly hostile file: no control sequence in it reaches the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in text
+    )
 
 
 def size(nbytes: float) -> str:
@@ -95,19 +99,26 @@ def moment(at: float) -> str:
 
 def number(value: object) -> str:
     """A metric."""
-    return f"{value:.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else printable(str(value))
+    return (
+        f"{value:.6g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else printable(str(value))
+    )
 
 
 def plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), indent: str = "") -> None:
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), indent: str = ""
+) -> None:
     """Columns as wide as what is in them; those named in `right` are aligned to the right."""
     cells = [list(head), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
         padded = [
-            cell.rjust(width) if name in right else cell.ljust(width) for name, cell, width in zip(head, row, widths, strict=True)
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
         ]
         write((indent + "  ".join(padded)).rstrip())

@@ -28,9 +28,16 @@ def add(subparsers: Any) -> None:
         description="Saves and stops a run. Even if it is started again, it waits until lastcall resume.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
-    parser.add_argument("--wait", action="store_true", help="wait until the run has saved and exited; exit with 1 if it did not save")
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, help="with --wait: stop waiting after this many seconds (the pause stays)"
+        "--wait",
+        action="store_true",
+        help="wait until the run has saved and exited; exit with 1 if it did not save",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        help="with --wait: stop waiting after this many seconds (the pause stays)",
     )
     output.add_json(parser)
     parser.set_defaults(call=run)
@@ -78,7 +85,9 @@ def resume(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"directory": os.path.abspath(root), "paused": False, "was_paused": was_paused})
     elif was_paused:
-        output.write(f"{root} is resumed: a process that waits there continues now; otherwise start the run again")
+        output.write(
+            f"{root} is resumed: a process that waits there continues now; otherwise start the run again"
+        )
     else:
         output.write(f"{root} was not paused")
     return 0
@@ -87,7 +96,9 @@ def resume(args: argparse.Namespace) -> int:
 def _root(directory: Path) -> Path:
     root = ls.single(directory)
     if not (root / catalogs.PRIVATE).is_dir():
-        raise errors.LastcallError(f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder.")
+        raise errors.LastcallError(
+            f"{root} is not the directory of a lastcall run: it has no {catalogs.PRIVATE} folder."
+        )
     return root
 
 
@@ -125,27 +136,38 @@ def _wait(watcher: watch.Watcher, before: watch.Status, timeout: float | None) -
         if not now.active or (now.held is not True and watcher.story.stops > stops):
             return now
         if now.paused is None:
-            raise errors.LastcallError(f"the pause of {watcher.root} was withdrawn before the run exited: another user resumed it.")
+            raise errors.LastcallError(
+                f"the pause of {watcher.root} was withdrawn before the run exited: another user resumed it."
+            )
         if give_up is not None and time.monotonic() >= give_up:
             return now
         time.sleep(_POLL)
 
 
 def _checkpoint(status: watch.Status) -> str | None:
-    """What the run will resume from: a notice at a step that is already committed writes no new checkpoint."""
+    """What the run will resume from: a notice at a step that is already committed writes no new
+    checkpoint."""
     name = status.last_save.get("path") if status.last_save is not None else status.resumed
     return name if isinstance(name, str) else None
 
 
-def _sentence(root: Path, before: watch.Status, after: watch.Status, *, new: bool, waited: bool, checkpoint: str | None) -> str:
+def _sentence(
+    root: Path, before: watch.Status, after: watch.Status, *, new: bool, waited: bool, checkpoint: str | None
+) -> str:
     again = f"To resume: lastcall resume {root}"
     if not before.active:
-        return f"{root} is paused{'' if new else ' already'}. No run is active in it; one that starts will wait. {again}"
+        return (
+            f"{root} is paused{'' if new else ' already'}. No run is active in it; one that starts will "
+            f"wait. {again}"
+        )
     if not waited:
         asked = "is asked to save and stop" if new else "has already been asked to save and stop"
         return f"The run in {root} {asked}. Follow it with: lastcall watch {root}. {again}"
     if after.active:
-        return f"The run in {root} is still active. The pause stays in effect; the run will save and stop when it can. {again}"
+        return (
+            f"The run in {root} is still active. The pause stays in effect; the run will save and stop when "
+            f"it can. {again}"
+        )
     if after.outcome == "finished":
         return f"The run in {root} finished before it could be paused; its last checkpoint is {checkpoint}."
     if after.outcome == "saved":

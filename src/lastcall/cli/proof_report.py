@@ -31,7 +31,10 @@ def lines(verdict: Verdict) -> Iterator[str]:
         first = verdict.differences[0]
         yield f"DIFFERENT from step {first.step} on{_of_rank(verdict, first)}:"
         for one in verdict.differences[:_SHOWN]:
-            yield f"  {one.name} is {causes.shown(one.resumed)}; without the preemption it is {causes.shown(one.undisturbed)}"
+            yield (
+                f"  {one.name} is {causes.shown(one.resumed)}; without the preemption it is "
+                f"{causes.shown(one.undisturbed)}"
+            )
         if (more := len(verdict.differences) - _SHOWN) > 0:
             yield f"  ... and {more} more"
         yield f"Probably missing: {verdict.cause}"
@@ -45,7 +48,10 @@ def lines(verdict: Verdict) -> Iterator[str]:
 def _not_exact(verdict: Verdict) -> Iterator[str]:
     for checkpoint in verdict.resumed:
         if not checkpoint.exact:
-            yield f"{checkpoint.name} is marked as not exact ({checkpoint.because}): a difference may show in later steps"
+            yield (
+                f"{checkpoint.name} is marked as not exact ({checkpoint.because}): a difference may show in "
+                "later steps"
+            )
 
 
 def _of_rank(verdict: Verdict, one: Difference) -> str:

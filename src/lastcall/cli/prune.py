@@ -1,9 +1,9 @@
-"""`lastcall prune`: removes checkpoints that are no longer needed. Without `--apply` it only shows them; it never removes while a
-run holds the directory.
+"""`lastcall prune`: removes checkpoints that are no longer needed. Without `--apply` it only shows them; it
+never removes while a run holds the directory.
 
-Unlike a run's own rotation, this looks at the files of each checkpoint: one that has lost a file does not count as one of the last
-two. And removed files are deleted instead of being kept as spare space for the next save: a user who prunes by hand wants the space
-back."""
+Unlike a run's own rotation, this looks at the files of each checkpoint: one that has lost a file does not
+count as one of the last two. And removed files are deleted instead of being kept as spare space for the next
+save: a user who prunes by hand wants the space back."""
 
 from __future__ import annotations
 
@@ -39,15 +39,25 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "prune",
         help="remove checkpoints that are no longer needed; shows first what would be removed",
-        description="Shows what would be removed and how much space that frees; with --apply, removes it. The last two "
+        description="Shows what would be removed and how much space that frees; with --apply, removes it. "
+        "The last two "
         "complete checkpoints and the best one are always kept.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
-    parser.add_argument("--keep", metavar="N", type=_count, help="keep the newest N checkpoints and remove older ones")
+    parser.add_argument(
+        "--keep", metavar="N", type=_count, help="keep the newest N checkpoints and remove older ones"
+    )
     parser.add_argument("--monitor", metavar="METRIC", help="also keep the best checkpoint by this metric")
-    parser.add_argument("--mode", choices=("min", "max"), default="min", help="whether the lowest or the highest is the best (min)")
+    parser.add_argument(
+        "--mode",
+        choices=("min", "max"),
+        default="min",
+        help="whether the lowest or the highest is the best (min)",
+    )
     parser.add_argument("--damaged", action="store_true", help="remove those that were set aside as damaged")
-    parser.add_argument("--spare", action="store_true", help="free the spare space that is kept for the next save")
+    parser.add_argument(
+        "--spare", action="store_true", help="free the spare space that is kept for the next save"
+    )
     parser.add_argument("--apply", action="store_true", help="do it")
     output.add_json(parser)
     parser.set_defaults(call=run, parser=parser)
@@ -119,7 +129,13 @@ def _why_kept(path: Path, entries: list[Entry], keep: Keep) -> str:
         return f"the best by {keep.monitor}"
     if path in [entry.path for entry in entries if entry.record.complete][:2]:
         return "one of the last two complete checkpoints"
-    return "valid" if keep.limit is None else f"one of the newest {keep.limit}" if keep.limit > 1 else "the newest"
+    return (
+        "valid"
+        if keep.limit is None
+        else f"one of the newest {keep.limit}"
+        if keep.limit > 1
+        else "the newest"
+    )
 
 
 def _space(folders: Iterable[Path]) -> int:
@@ -151,8 +167,8 @@ def _carry_out(catalog: Catalog, plan: Plan, *, spare: bool) -> list[str]:
 
 
 def _remove(catalog: Catalog, path: Path) -> None:
-    """Renamed out of the catalog first: a kill in the middle leaves garbage, which the next start removes, not half a
-    checkpoint."""
+    """Renamed out of the catalog first: a kill in the middle leaves garbage, which the next start removes,
+    not half a checkpoint."""
     if not catalog.trash.is_dir():
         catalog.files.mkdir(catalog.trash)
     gone = storage.first_free(catalog.trash, (f"{path.name}-{n}" for n in range(10_000)))
@@ -196,5 +212,12 @@ def _verdict(plan: Plan, args: argparse.Namespace, failed: list[str]) -> str:
     if plan.remove and plan.spare:
         what += " and the spare space"
     if not args.apply:
-        return f"Would remove {what}, freeing {output.size(plan.frees)}. Nothing was removed; to remove it, add --apply"
-    return f"Removed {what}, freeing {output.size(plan.frees)}." if not failed else "Not everything could be removed."
+        return (
+            f"Would remove {what}, freeing {output.size(plan.frees)}. Nothing was removed; to remove it, add "
+            "--apply"
+        )
+    return (
+        f"Removed {what}, freeing {output.size(plan.frees)}."
+        if not failed
+        else "Not everything could be removed."
+    )

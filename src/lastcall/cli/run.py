@@ -1,4 +1,5 @@
-"""lastcall run: starts a command, forwards notices to the training processes with their whole grace, and makes the job resume."""
+"""lastcall run: starts a command, forwards notices to the training processes with their whole grace, and
+makes the job resume."""
 
 from __future__ import annotations
 
@@ -27,13 +28,16 @@ examples:
 
 exit codes:
   0 training finished · 75 saved, run me again (1 on Run:ai, 85 on HTCondor) · 143 SIGTERM and nothing saved
-  78 a setting is wrong · 126, 127 cannot start the command · 130 interrupted by a person · otherwise the command's own
+  78 a setting is wrong · 126, 127 cannot start the command · 130 interrupted by a person
+  otherwise the command's own
 """
 
 _RESTART = (
-    'when to start the command again here: "on-preempt", after a training process got a notice, saved and stopped '
+    'when to start the command again here: "on-preempt", after a training process got a notice, saved and '
+    "stopped "
     "(a signal to that process, or `lastcall pause`, until `lastcall resume`); "
-    '"on-failure", after crashes as well; "never" (the default without --guard; with it, on-failure). After SIGTERM to the launcher, '
+    '"on-failure", after crashes as well; "never" (the default without --guard; with it, on-failure). After '
+    "SIGTERM to the launcher, "
     "a stop file or a cloud's notice there is no restart: this machine is going away. Three crashes at "
     "one step without progress end the run"
 )
@@ -43,7 +47,8 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a command, and save it when it must stop",
-        description="Starts any command (python, torchrun, accelerate, a shell script), forwards signals and notices to "
+        description="Starts any command (python, torchrun, accelerate, a shell script), forwards signals and "
+        "notices to "
         "the training processes below it, gives them their whole grace, and exits with the code that makes "
         "the platform restart the run.",
         epilog=_EXAMPLES,
@@ -51,48 +56,84 @@ def add(subparsers: Any) -> None:
         usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
     )
     time = parser.add_argument_group("time")
-    time.add_argument("--grace", metavar="SECONDS", help=f"seconds from a notice to the kill (default: {_row('grace').default:g})")
+    time.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        help=f"seconds from a notice to the kill (default: {_row('grace').default:g})",
+    )
     time.add_argument(
         "--kill-after",
         metavar="SECONDS",
         help="SIGKILL everything that is left this many seconds after a notice. Default: the grace plus 5 s, "
-        "except training processes that are still saving and, if no grace was given, commands that never trained",
+        "except training processes that are still saving and, if no grace was given, commands that never "
+        "trained",
     )
     notices = parser.add_argument_group("signals that are notices, besides SIGTERM")
-    notices.add_argument("--stop-file", metavar="PATH", type=Path, help="treat the appearance of this file as a notice")
     notices.add_argument(
-        "--cloud", metavar="NAME", default="auto", help="the cloud whose metadata to watch: aws, gcp, azure, none (default: auto)"
+        "--stop-file", metavar="PATH", type=Path, help="treat the appearance of this file as a notice"
+    )
+    notices.add_argument(
+        "--cloud",
+        metavar="NAME",
+        default="auto",
+        help="the cloud whose metadata to watch: aws, gcp, azure, none (default: auto)",
     )
     ending = parser.add_argument_group("the end")
     ending.add_argument(
-        "--platform", metavar="NAME", default="auto", help=f"platform of this job: {', '.join(platforms.NAMES)} (default: auto)"
+        "--platform",
+        metavar="NAME",
+        default="auto",
+        help=f"platform of this job: {', '.join(platforms.NAMES)} (default: auto)",
     )
     ending.add_argument(
-        "--exit-code", metavar="CODE", help=f"of a saved run (default: what the platform needs; {_row('exit_code').default})"
+        "--exit-code",
+        metavar="CODE",
+        help=f"of a saved run (default: what the platform needs; {_row('exit_code').default})",
     )
-    ending.add_argument("--linger", metavar="SECONDS", help="Slurm: seconds to wait for the kill after a requeue (default: 60)")
+    ending.add_argument(
+        "--linger",
+        metavar="SECONDS",
+        help="Slurm: seconds to wait for the kill after a requeue (default: 60)",
+    )
     again = parser.add_argument_group("when to restart on this machine")
     again.add_argument("--restart", metavar="WHEN", help=_RESTART)
-    again.add_argument("--max-restarts", metavar="N", help="restarts at most, not counting pauses (default: 10)")
     again.add_argument(
-        "--backoff", metavar="SECONDS", help="seconds seconds before the first restart; doubled while there is no progress (default: 1)"
+        "--max-restarts", metavar="N", help="restarts at most, not counting pauses (default: 10)"
+    )
+    again.add_argument(
+        "--backoff",
+        metavar="SECONDS",
+        help="seconds seconds before the first restart; doubled while there is no progress (default: 1)",
     )
     again.add_argument(
         "--resume-args",
         metavar="ARGS",
-        help="for scripts that resume from a path only: added to the command once there is a checkpoint, with "
+        help="for scripts that resume from a path only: added to the command once there is a checkpoint, "
+        "with "
         "{path} replaced by the newest one, for example: --resume-args '--resume_from_checkpoint {path}'",
     )
     guard = parser.add_argument_group("the guardian")
     guard.add_argument(
-        "--guard", action="store_true", help="keep a copy of the last step in shared memory, and save it if the process is killed"
+        "--guard",
+        action="store_true",
+        help="keep a copy of the last step in shared memory, and save it if the process is killed",
     )
-    guard.add_argument("--guard-steps", metavar="N", help="steps between two copies (default: copies take at most 1%% of the time)")
+    guard.add_argument(
+        "--guard-steps",
+        metavar="N",
+        help="steps between two copies (default: copies take at most 1%% of the time)",
+    )
     guard.add_argument("--guard-seconds", metavar="SECONDS", help="seconds between two copies")
-    parser.add_argument("--no-auto", action="store_true", help="do not enable lastcall in programs that do not use it themselves")
+    parser.add_argument(
+        "--no-auto",
+        action="store_true",
+        help="do not enable lastcall in programs that do not use it themselves",
+    )
     level = _row("log_level")
     parser.add_argument("--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --"
+    )
     parser.set_defaults(call=run)
 
 
@@ -106,7 +147,9 @@ def parsed(args: argparse.Namespace) -> Options:
     """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
-        settings.fail("no command given. Put it after two dashes, for example: lastcall run -- python train.py")
+        settings.fail(
+            "no command given. Put it after two dashes, for example: lastcall run -- python train.py"
+        )
     guard = args.guard or args.guard_steps is not None or args.guard_seconds is not None
     config = settings.JITCheckpointConfig(
         grace=_setting("--grace", "grace", args.grace),
@@ -126,7 +169,9 @@ def parsed(args: argparse.Namespace) -> Options:
         cloud=_one_of("--cloud", args.cloud, launch_options.CLOUDS),
         platform=_one_of("--platform", args.platform, ("auto", *platforms.NAMES)),
         exit_code=None if origins["exit_code"] == "default" else config.exit_code,
-        restart=_one_of("--restart", args.restart or ("on-failure" if config.guard else "never"), launch_options.RESTARTS),
+        restart=_one_of(
+            "--restart", args.restart or ("on-failure" if config.guard else "never"), launch_options.RESTARTS
+        ),
         max_restarts=10 if args.max_restarts is None else _count("--max-restarts", args.max_restarts),
         backoff=1.0 if args.backoff is None else _seconds("--backoff", args.backoff),
         linger=60.0 if args.linger is None else _seconds("--linger", args.linger),
@@ -148,7 +193,9 @@ def _setting(option: str, field: str, text: str | None) -> Any:
     try:
         return setting.parse(text)
     except ValueError as error:
-        settings.fail(f"{option} {text!r} {error}. Set it to {setting.allowed}, for example: {option} {setting.example}")
+        settings.fail(
+            f"{option} {text!r} {error}. Set it to {setting.allowed}, for example: {option} {setting.example}"
+        )
 
 
 def _row(field: str) -> settings.Setting:
@@ -170,7 +217,9 @@ def _resume_args(text: str) -> str:
     except ValueError as error:
         settings.fail(f"--resume-args {text!r} cannot be read: {error}. For example: {example}")
     if not any("{path}" in word for word in words):
-        settings.fail(f"--resume-args {text!r} has no place for the path. Put {{path}} there, for example: {example}")
+        settings.fail(
+            f"--resume-args {text!r} has no place for the path. Put {{path}} there, for example: {example}"
+        )
     return text
 
 

@@ -42,7 +42,9 @@ def add(subparsers: Any) -> None:
         help="show one checkpoint in detail",
         description="Shows one checkpoint in detail: the newest of a run, or the one named.",
     )
-    parser.add_argument("path", metavar="DIR[/checkpoint-N]", type=Path, help="the directory of a run, or a checkpoint")
+    parser.add_argument(
+        "path", metavar="DIR[/checkpoint-N]", type=Path, help="the directory of a run, or a checkpoint"
+    )
     output.add_json(parser)
     parser.set_defaults(call=run)
 
@@ -72,7 +74,9 @@ def choose(path: Path) -> tuple[ls.Found, list[ls.Found]]:
     others = ls.survey(root)
     committed = [item for item in others if item.committed]
     if not committed:
-        raise errors.LastcallError(f"{root} holds no committed checkpoint. List what exists with: lastcall ls {root}")
+        raise errors.LastcallError(
+            f"{root} holds no committed checkpoint. List what exists with: lastcall ls {root}"
+        )
     return committed[0], others
 
 
@@ -121,14 +125,24 @@ def _json(found: ls.Found, tensors: Tensors, resumed: ls.Found | None) -> dict[s
         "tensors": {
             "count": tensors.count,
             "bytes": tensors.nbytes,
-            "dtypes": {dtype: {"count": count, "bytes": nbytes} for dtype, (count, nbytes) in sorted(tensors.by_dtype.items())},
+            "dtypes": {
+                dtype: {"count": count, "bytes": nbytes}
+                for dtype, (count, nbytes) in sorted(tensors.by_dtype.items())
+            },
         },
-        "resume": None if resumed is None or resumed.record is None else _resume_json(found, resumed, resumed.record),
+        "resume": None
+        if resumed is None or resumed.record is None
+        else _resume_json(found, resumed, resumed.record),
     }
 
 
 def _resume_json(found: ls.Found, resumed: ls.Found, record: Record) -> dict[str, object]:
-    return {"name": resumed.path.name, "step": record.step, "exact": record.exact, "this": _same(found, resumed)}
+    return {
+        "name": resumed.path.name,
+        "step": record.step,
+        "exact": record.exact,
+        "this": _same(found, resumed),
+    }
 
 
 def _same(one: ls.Found, other: ls.Found) -> bool:
@@ -140,14 +154,22 @@ def _print(found: ls.Found, tensors: Tensors, resumed: ls.Found | None) -> None:
     _pairs({"status": found.status.value + (f": {found.problem}" if found.problem else "")})
     if found.record is None:
         now = time.time()
-        _pairs({"size": output.size(found.size), "created": f"{output.moment(found.created)} ({output.age(found.created, now)})"})
+        _pairs(
+            {
+                "size": output.size(found.size),
+                "created": f"{output.moment(found.created)} ({output.age(found.created, now)})",
+            }
+        )
     else:
         _pairs(_facts(found.record))
     _pairs({"resumes": _resumption(found, resumed)})
     if found.record is None:
         return
     output.write()
-    rows = [(file.name, output.size(file.size), _count(tensors, file.name), file.digest[:_SHORT]) for file in found.record.files]
+    rows = [
+        (file.name, output.size(file.size), _count(tensors, file.name), file.digest[:_SHORT])
+        for file in found.record.files
+    ]
     output.table(("FILE", "SIZE", "TENSORS", "DIGEST"), rows, right=("SIZE", "TENSORS"), indent="  ")
     for problem in tensors.unreadable.values():
         output.write(f"  {output.printable(problem)}")
@@ -174,7 +196,11 @@ def _facts(record: Record) -> dict[str, str]:
         "created": f"{output.moment(record.created)} ({output.age(record.created, time.time())})",
         "took": output.duration(record.seconds),
         "size": output.size(record.size)
-        + (f", of which {output.size(taken_over)} are shared with the previous checkpoint" if taken_over > 0 else ""),
+        + (
+            f", of which {output.size(taken_over)} are shared with the previous checkpoint"
+            if taken_over > 0
+            else ""
+        ),
         "metrics": metrics or "none",
         "run": record.run or "unnamed",
         "incarnation": str(record.incarnation),

@@ -1,5 +1,5 @@
-"""`lastcall verify`: checks every byte of checkpoints against its digest. Read-only: takes no lock, sets nothing aside, works
-beside an active run."""
+"""`lastcall verify`: checks every byte of checkpoints against its digest. Read-only: takes no lock, sets
+nothing aside, works beside an active run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Result:
     """The result for one checkpoint."""
 
     found: ls.Found
-    result: str  # "ok" | "damaged" | "gone": pruned while it was read | "unchecked": nothing to check it against
+    # "ok" | "damaged" | "gone": pruned while it was read | "unchecked": nothing to check it against
+    result: str
     problems: tuple[str, ...]
     seconds: float
 
@@ -40,10 +41,15 @@ def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify",
         help="check every byte of checkpoints against its digest",
-        description="Checks every byte of checkpoints against its digest. Exits with 0 if all match, otherwise with 1.",
+        description="Checks every byte of checkpoints against its digest. Exits with 0 if all match, "
+        "otherwise with 1.",
     )
     parser.add_argument(
-        "paths", metavar="DIR|CHECKPOINT", nargs="+", type=Path, help="runs (all their checkpoints), or single checkpoints"
+        "paths",
+        metavar="DIR|CHECKPOINT",
+        nargs="+",
+        type=Path,
+        help="runs (all their checkpoints), or single checkpoints",
     )
     parser.add_argument("--newest", action="store_true", help="only the newest checkpoint of each run")
     output.add_json(parser)
@@ -87,7 +93,9 @@ def _targets(path: Path, *, newest: bool) -> Iterator[ls.Found]:
     for root in ls.runs(path):
         committed = [item for item in ls.survey(root) if item.committed]
         if not committed:
-            raise errors.LastcallError(f"{root} holds no committed checkpoint. List what exists with: lastcall ls {root}")
+            raise errors.LastcallError(
+                f"{root} holds no committed checkpoint. List what exists with: lastcall ls {root}"
+            )
         yield from committed[:1] if newest else committed
 
 
@@ -128,7 +136,10 @@ def _print(result: Result) -> None:
         read = result.found.size / 1e6
         speed = f", {read / result.seconds:.0f} MB/s" if result.seconds > 0.01 and read > 1 else ""
         partial = ", partial" if result.found.record is not None and not result.found.record.complete else ""
-        output.write(f"{name}: ok ({output.size(result.found.size)} in {output.duration(result.seconds)}{speed}{partial})")
+        output.write(
+            f"{name}: ok ({output.size(result.found.size)} in "
+            f"{output.duration(result.seconds)}{speed}{partial})"
+        )
     elif result.result == "gone":
         output.write(f"{name}: gone (the run removed it in the meantime)")
     else:

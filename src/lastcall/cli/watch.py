@@ -1,8 +1,9 @@
-"""`lastcall watch`: the progress of a run, from the files that it writes for readers (`.lastcall/progress.json` and
-`events-0.jsonl`).
+"""`lastcall watch`: the progress of a run, from the files that it writes for readers
+(`.lastcall/progress.json` and `events-0.jsonl`).
 
-Nothing here talks to the training process. Whether it still runs is found out from the kernel: who holds the directory's lock. This
-works for processes in other containers as well, and a reused process ID cannot deceive it.
+Nothing here talks to the training process. Whether it still runs is found out from the kernel: who holds the
+directory's lock. This works for processes in other containers as well, and a reused process ID cannot deceive
+it.
 """
 
 from __future__ import annotations
@@ -27,19 +28,31 @@ from lastcall.core.process import registry
 
 PAUSE = "pause.json"
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
-_FRESH = 3.0  # seconds: a run that wrote this recently is alive, even if this file system's locks are invisible on other machines
+# seconds: a run that wrote this recently is alive, even if this file system's locks are invisible on other
+# machines
+_FRESH = 3.0
 _STALE = 60.0  # ... and if it has no locks at all, this much silence counts as the end
 Event = dict[str, Any]
 
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "watch", help="follow a run: step, metrics, speed, saves, notices", description="Follows a run until it ends."
+        "watch",
+        help="follow a run: step, metrics, speed, saves, notices",
+        description="Follows a run until it ends.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the directory of a run")
     parser.add_argument("--once", action="store_true", help="print the status once and exit")
-    parser.add_argument("--forever", action="store_true", help="keep following when the run ends: it may be restarted")
-    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="seconds between two updates (default: 1)")
+    parser.add_argument(
+        "--forever", action="store_true", help="keep following when the run ends: it may be restarted"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=float,
+        default=1.0,
+        help="seconds between two updates (default: 1)",
+    )
     output.add_json(parser)
     parser.set_defaults(call=run)
 
@@ -55,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(max(args.interval, 0.05))
 
 
-# ---- how a run stands ---------------------------------------------------------------------------------------------------------
+# ---- how a run stands --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,9 @@ class Watcher:
         silence = now - max((sign for sign in signs if sign is not None), default=0.0)
         there = bool(held)
         if held is None:
-            there = begun and (silence < _STALE or (pid is not None and registry.process_start(pid) is not None))
+            there = begun and (
+                silence < _STALE or (pid is not None and registry.process_start(pid) is not None)
+            )
         elif not held and begun:
             there = silence < _FRESH
         if there:
@@ -149,8 +164,8 @@ class Watcher:
 
 
 def owner(path: Path) -> tuple[bool | None, int | None]:
-    """Whether a process holds the lock (None: this file system cannot say), and which. Taking the lock to find out would block a
-    run that starts at this moment."""
+    """Whether a process holds the lock (None: this file system cannot say), and which. Taking the lock to
+    find out would block a run that starts at this moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -265,7 +280,7 @@ def _text(value: object) -> str:
     return output.printable(value) if isinstance(value, str) else ""
 
 
-# ---- how it is shown ----------------------------------------------------------------------------------------------------------
+# ---- how it is shown ---------------------------------------------------------------------------------------
 
 
 def describe(status: Status) -> dict[str, object]:
@@ -371,7 +386,15 @@ class _Lines:
         self._before: object = None
 
     def __call__(self, status: Status) -> None:
-        key = (status.state, status.outcome, status.step, status.last_save, status.notice, status.saving, status.failure)
+        key = (
+            status.state,
+            status.outcome,
+            status.step,
+            status.last_save,
+            status.notice,
+            status.saving,
+            status.failure,
+        )
         if key == self._before:
             return
         self._before = key
@@ -391,7 +414,8 @@ class _Block:
     def __call__(self, status: Status) -> None:
         lines = [str(status.root), *(f"  {name:<10} {value}" for name, value in _facts(status))]
         back = f"\x1b[{self._lines}A\r\x1b[J" if self._lines else ""
-        room = max(self._width() - 1, 20)  # a line that wraps would take two rows, and the cursor would not move up far enough
+        # a line that wraps would take two rows, and the cursor would not move up far enough
+        room = max(self._width() - 1, 20)
         sys.stdout.write(back + "".join(f"{output.printable(line)[:room]}\n" for line in lines))
         sys.stdout.flush()
         self._lines = len(lines)

@@ -1,7 +1,8 @@
-"""From a capture to a committed checkpoint, for every reason to save: one at a time, with what must follow a commit.
+"""From a capture to a committed checkpoint, for every reason to save: one at a time, with what must follow a
+commit.
 
-Alone or together: a `Writer` commits. What only some sessions have (a guard, a mirror, a launcher) listens through `on_save` and
-`on_commit`.
+Alone or together: a `Writer` commits. What only some sessions have (a guard, a mirror, a launcher) listens
+through `on_save` and `on_commit`.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ class Checkpointer:
         self._committed = committed  # the boundary that the newest checkpoint holds exactly
         self._on_save = on_save
         self._on_commit = on_commit
-        self._document: dict[str, object] | None = None  # of the newest checkpoint that this incarnation committed
+        # of the newest checkpoint that this incarnation committed
+        self._document: dict[str, object] | None = None
         self.lock = threading.RLock()  # one save at a time, whichever thread asks for it
         self.expected_bytes = 0
 
-    # ---- what is saved ---------------------------------------------------------------------------------------
+    # ---- what is saved -------------------------------------------------------------------------------------
 
     @property
     def up_to_date(self) -> bool:
@@ -81,7 +83,8 @@ class Checkpointer:
         return self._document is None
 
     def same_document(self, capture: Capture) -> bool:
-        """Whether the newest checkpoint of this incarnation is the same in everything that is not a tensor."""
+        """Whether the newest checkpoint of this incarnation is the same in everything that is not a
+        tensor."""
         return capture.document == self._document
 
     def forget_resumed(self) -> None:
@@ -92,7 +95,7 @@ class Checkpointer:
         """Whether there is a checkpoint of this name, here or where the ranks have committed it."""
         return self._writer.has(name) or (self._context.catalog.root / name).is_dir()
 
-    # ---- how long it takes -----------------------------------------------------------------------------------
+    # ---- how long it takes ---------------------------------------------------------------------------------
 
     def seconds(self) -> float:
         return self._context.budget.seconds(self.expected_bytes)
@@ -101,26 +104,31 @@ class Checkpointer:
         """... with what follows the save before the process may be killed."""
         return self._context.budget.until_safe(self.expected_bytes, deadline)
 
-    # ---- saving ----------------------------------------------------------------------------------------------
+    # ---- saving --------------------------------------------------------------------------------------------
 
     def portion(self, capture: Capture) -> Capture:
         """What of a capture this rank writes, where all ranks write."""
         return self._writer.portion(capture)
 
     def write(self, portion: Capture, request: Request, boundary: Boundary) -> Entry:
-        """Commit what this rank writes of this boundary. The caller says afterwards that it is `now_committed`."""
+        """Commit what this rank writes of this boundary. The caller says afterwards that it is
+        `now_committed`."""
         return self._writer.write(portion, request, boundary)
 
     def save(self, capture: Capture, kind: Kind, reason: str, deadline: float | None = None) -> Entry:
         """Commit this capture now. The caller holds the lock."""
         request = Request(kind, reason, deadline)
-        return self._commit(capture, kind, deadline, lambda boundary: self.write(self.portion(capture), request, boundary))
+        return self._commit(
+            capture, kind, deadline, lambda boundary: self.write(self.portion(capture), request, boundary)
+        )
 
     def save_agreed(self, capture: Capture, kind: Kind, write: Callable[[], Entry]) -> Entry:
         """Commit what the ranks have agreed to save, by `write`."""
         return self._commit(capture, kind, None, lambda boundary: write())
 
-    def _commit(self, capture: Capture, kind: Kind, deadline: float | None, write: Callable[[Boundary], Entry]) -> Entry:
+    def _commit(
+        self, capture: Capture, kind: Kind, deadline: float | None, write: Callable[[Boundary], Entry]
+    ) -> Entry:
         context = self._context
         began, boundary = context.clock.now(), context.subject.boundary
         context.events.emit("save-begins", save=kind.value, step=capture.step, bytes=capture.nbytes)
@@ -136,8 +144,14 @@ class Checkpointer:
         if record.whole and record.complete:
             self._committed = boundary
         self._context.events.emit(
-            "committed", save=record.kind.value, step=record.step, exact=record.exact, because=record.because, seconds=seconds,
-            written=record.written, path=entry.path.name,
-        )  # fmt: skip
+            "committed",
+            save=record.kind.value,
+            step=record.step,
+            exact=record.exact,
+            because=record.because,
+            seconds=seconds,
+            written=record.written,
+            path=entry.path.name,
+        )
         for tell in self._on_commit:
             tell(entry, capture)

@@ -1,4 +1,5 @@
-"""What every part of one incarnation shares: frozen, so that a part that has it cannot replace anything of it."""
+"""What every part of one incarnation shares: frozen, so that a part that has it cannot replace anything of
+it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class NoticeContext:
     progress: Progress
 
     @classmethod
-    def beside(cls, private: Path, jit: JITCheckpointConfig, rank: int = 0, clock: clocks.Clock | None = None) -> NoticeContext:
+    def beside(
+        cls, private: Path, jit: JITCheckpointConfig, rank: int = 0, clock: clocks.Clock | None = None
+    ) -> NoticeContext:
         """One that writes its events and its progress into this folder."""
         clock = clock or clocks.Clock()
         events, progress = _logs(private, rank, clock)

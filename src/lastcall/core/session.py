@@ -1,6 +1,7 @@
 """One incarnation of a run, from start to exit: the one file that knows the order of the stages.
 
-    begin     lock the directory, clean it, restore the newest valid checkpoint (`startup`); the session is built from what that returns
+    begin     lock the directory, clean it, restore the newest valid checkpoint (`startup`); the session is
+              built from what that returns
     boundary  the training thread calls in: a notice is answered here, a periodic save is begun here
     finish    training is over: a last checkpoint, so that a restart does nothing
     stop      threads ended, handlers restored
@@ -66,13 +67,17 @@ def _wait_while_paused(context: RunContext, inbox: Inbox) -> None:
         raise errors.Preempted(128 + signal.SIGINT, "interrupted while paused") from None
     assert context.latch.notice is not None
     context.outcome.decide(Outcome.SAVED)
-    raise errors.Preempted(exits.code(context.latch.notice, True, context.jit.exit_code), "asked to stop while paused")
+    raise errors.Preempted(
+        exits.code(context.latch.notice, True, context.jit.exit_code), "asked to stop while paused"
+    )
 
 
 class Session:
     """Built whole from what a start returns. No other module writes its attributes."""
 
-    def __init__(self, context: RunContext, inbox: Inbox, started: Started, reporters: list[MetricsPage | StatusPush]) -> None:
+    def __init__(
+        self, context: RunContext, inbox: Inbox, started: Started, reporters: list[MetricsPage | StatusPush]
+    ) -> None:
         self.context = context
         self.run = started.run
         self.incarnation = started.incarnation
@@ -93,19 +98,30 @@ class Session:
         saver, engine, together = started.saver, started.engine, started.together
         ranks = None if together is None else together.ranks
         writer = saver if together is None else together.save
-        self._checkpointer = Checkpointer(context, writer, started.committed, [self._before_save], [self._after_commit])
+        self._checkpointer = Checkpointer(
+            context, writer, started.committed, [self._before_save], [self._after_commit]
+        )
         self._periodic = PeriodicSaver(
             context, self._checkpointer, saver, engine, ranks, started.best, self._before_copy
         )  # fmt: skip
         self._warmup = Warmup(
-            context, self._checkpointer, self._periodic, saver, engine, ranks, self._stopping, self._prepare_guard
-        )  # fmt: skip
+            context,
+            self._checkpointer,
+            self._periodic,
+            saver,
+            engine,
+            ranks,
+            self._stopping,
+            self._prepare_guard,
+        )
         self._strategy = self._make_strategy()
         responder = Responder(context, self._answer, self._strategy, inbox.look)
-        self._agent = Agent(context, inbox, responder, self._stopping, self._announce_departure, self._look_around)
+        self._agent = Agent(
+            context, inbox, responder, self._stopping, self._announce_departure, self._look_around
+        )
         self._event_writer = threading.Thread(target=self._write_down, name="lastcall-events", daemon=True)
 
-    # ---- its parts -------------------------------------------------------------------------------------------
+    # ---- its parts -----------------------------------------------------------------------------------------
 
     def _make_guard(self) -> Guard | None:
         context, jit = self.context, self.context.jit
@@ -113,14 +129,20 @@ class Session:
             return None
         if context.world.many:
             log.warning(
-                "The guard keeps a copy of a run of one process only: with %d ranks the survivors save", context.world.size
-            )  # fmt: skip
+                "The guard keeps a copy of a run of one process only: with %d ranks the survivors save",
+                context.world.size,
+            )
             return None
         identity = {"run": self.run, "incarnation": self.incarnation}
         steps, seconds = jit.guard_steps, jit.guard_seconds
         guard = Guard(
-            Path(jit.guard_folder), context.catalog.private, context.gate, identity, steps=steps, seconds=seconds
-        )  # fmt: skip
+            Path(jit.guard_folder),
+            context.catalog.private,
+            context.gate,
+            identity,
+            steps=steps,
+            seconds=seconds,
+        )
         guard.on_area = lambda area: self._inbox.link.tell(area=area)
         return guard
 
@@ -134,8 +156,13 @@ class Session:
             return None if together is None else together.save.holder_of_newest
 
         return UploadDuty(
-            self.context, started.mirror, ranks, holder_of_newest, lambda: self._inbox.pending, lambda: self._answer.deadline
-        )  # fmt: skip
+            self.context,
+            started.mirror,
+            ranks,
+            holder_of_newest,
+            lambda: self._inbox.pending,
+            lambda: self._answer.deadline,
+        )
 
     def _make_strategy(self) -> OneProcess | ManyRanks:
         common = (self.context, self._answer, self._checkpointer, self._periodic, self._started.saver)
@@ -150,13 +177,15 @@ class Session:
         step = self.resumed.record.step if self.resumed else None
         self._inbox.link.tell(step=context.subject.step, resumed=step)
         if together is not None and isinstance(self._strategy, ManyRanks):
-            together.ranks.begin(context.jit.hang_seconds, self._strategy.how_far, self._inbox.notify, context.jit.grace)
+            together.ranks.begin(
+                context.jit.hang_seconds, self._strategy.how_far, self._inbox.notify, context.jit.grace
+            )
         self._agent.start()
         self._event_writer.start()
         for reporter in self._reporters:
             reporter.open()
 
-    # ---- on the agent's thread -------------------------------------------------------------------------------
+    # ---- on the agent's thread -----------------------------------------------------------------------------
 
     def _announce_departure(self, notice: Notice) -> None:
         """The next incarnation may start before this one has ended."""
@@ -177,8 +206,8 @@ class Session:
             subject.stop_at_next_boundary()
 
     def _write_down(self) -> None:
-        """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may block it for long, and
-        the agent must not wait for that."""
+        """Events and progress, on a thread of their own: a metric on a busy GPU or a dead network disk may
+        block it for long, and the agent must not wait for that."""
         context = self.context
         while not self._stopping.wait(1.0):
             context.events.flush()
@@ -188,7 +217,7 @@ class Session:
         context.progress.flush()
         context.progress.flush()  # the last report was made within a step: where the run is comes after it
 
-    # ---- boundaries ------------------------------------------------------------------------------------------
+    # ---- boundaries ----------------------------------------------------------------------------------------
 
     @property
     def open(self) -> bool:
@@ -196,13 +225,15 @@ class Session:
         return self._phases.open
 
     def at_boundary(self, *, epoch_end: bool = False) -> None:
-        """The training thread is at a boundary and something may be due. Raises Preempted once a notice has been answered."""
+        """The training thread is at a boundary and something may be due. Raises Preempted once a notice has
+        been answered."""
         subject = self.context.subject
         if self._witness is not None:
             self._witness.look(subject.boundary, subject.outline, lambda: self._phases.open)
         if self._phases.open:
             self._strategy.at_boundary()  # returns where the ranks have agreed on a later boundary
-        # Also then: a rank that came by before the notice has begun this periodic save, and waits for all the others' parts of it.
+        # Also then: a rank that came by before the notice has begun this periodic save, and waits for all the
+        # others' parts of it.
         self._periodic.at_boundary(epoch_end)
         if not self._warmup.begun and subject.step > 0:
             self._warmup.begin()
@@ -219,8 +250,8 @@ class Session:
         return due if guarded is None else min(due, max(guarded, step + 1))
 
     def step_without_optimizer(self) -> None:
-        """A pass in which no optimizer stepped, on the training thread. With many ranks it may have failed silently because one of them
-        is gone."""
+        """A pass in which no optimizer stepped, on the training thread. With many ranks it may have failed
+        silently because one of them is gone."""
         self._strategy.step_without_optimizer()
 
     def leave_if_saved(self) -> None:
@@ -230,7 +261,7 @@ class Session:
     def notify(self, notice: Notice) -> None:
         self._inbox.notify(notice)
 
-    # ---- saves -----------------------------------------------------------------------------------------------
+    # ---- saves ---------------------------------------------------------------------------------------------
 
     @property
     def last(self) -> Entry | None:
@@ -277,7 +308,8 @@ class Session:
         return self._checkpointer.has(name)
 
     def bring(self, name: str, occasion: str) -> None:
-        """Have this checkpoint, which all ranks are about to read, on every machine. All ranks call it, once on each occasion."""
+        """Have this checkpoint, which all ranks are about to read, on every machine. All ranks call it, once
+        on each occasion."""
         started, context = self._started, self.context
 
         def stop_requested() -> bool:
@@ -291,7 +323,9 @@ class Session:
     def _before_save(self, capture: Capture, kind: Kind, deadline: float | None) -> None:
         if self._guard is not None and kind in (Kind.JIT, Kind.RESCUE):
             needs = self.context.budget.seconds(capture.nbytes)
-            self._guard.stage(capture, None if deadline is None else deadline - self.context.clock.now() - needs)
+            self._guard.stage(
+                capture, None if deadline is None else deadline - self.context.clock.now() - needs
+            )
 
     def _before_copy(self) -> None:
         if self._guard is not None:
@@ -316,18 +350,19 @@ class Session:
         if together is None or together.save.newest_is_here:
             spare_space.warn_if_short(context.catalog, entry.record.written)
 
-    # ---- end -------------------------------------------------------------------------------------------------
+    # ---- end -----------------------------------------------------------------------------------------------
 
     def finish(self, reason: str = FINISHED, *, save: bool = True) -> None:
-        """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing. `reason`: for the
-        record, where training was stopped early."""
+        """Training is over and the state is at a boundary: keep it, so that a restart after the end does
+        nothing. `reason`: for the record, where training was stopped early."""
         self._strategy.finish(reason, save=save, had_finished=self._started.had_finished)
 
     def failed(self, error: BaseException) -> errors.Preempted | None:
-        """Training has raised. A notice that has come is answered all the same: it may have caused the error, and the platform
-        restarts the run. With many ranks all save what they have, notice or not, and this returns when they have. Where they had
-        saved before, that caused the error (the others have exited, and closed their connections): the run was preempted, and did not
-        fail. A sys.exit() after a notice is a stop, whatever its code."""
+        """Training has raised. A notice that has come is answered all the same: it may have caused the error,
+        and the platform restarts the run. With many ranks all save what they have, notice or not, and this
+        returns when they have. Where they had saved before, that caused the error (the others have exited,
+        and closed their connections): the run was preempted, and did not fail. A sys.exit() after a notice is
+        a stop, whatever its code."""
         strategy = self._strategy
         if strategy.served():
             return self._answer.preempted()
@@ -344,10 +379,14 @@ class Session:
         by_exit = isinstance(error, SystemExit)
         if outcome.saved:
             if by_exit:
-                log.info("The script called sys.exit() after %s: the run stops, and its state is saved", reason)
+                log.info(
+                    "The script called sys.exit() after %s: the run stops, and its state is saved", reason
+                )
             else:
                 log.error(
-                    "Training raised an error before it could stop for the notice. Its state is saved. The error was:", exc_info=error
+                    "Training raised an error before it could stop for the notice. Its state is saved. The "
+                    "error was:",
+                    exc_info=error,
                 )
             return self._answer.preempted()
         what = "The script called sys.exit()" if by_exit else "Training raised"
@@ -375,7 +414,8 @@ class Session:
         self._departure.unsay()
 
     def _report_outcome(self) -> None:
-        """The final report to the launcher. State that could not be saved is left for the guardian, where there is one."""
+        """The final report to the launcher. State that could not be saved is left for the guardian, where
+        there is one."""
         outcome, subject, link = self.context.outcome, self.context.subject, self._inbox.link
         if self._guard is not None:
             # Without a launcher an exception leaves nothing behind: the shared memory might never be freed.
@@ -393,14 +433,16 @@ class Session:
             exits.hurry_out(self._answer.exit_code, self._answer.deadline)
         self._periodic.wait()
         context.events.emit("stop", outcome=context.outcome.text, step=context.subject.step)
-        self._phases.close()  # first: while this thread waits for the mirror, the agent must not take it for one that is stuck
+        # first: while this thread waits for the mirror, the agent must not take it for one that is stuck
+        self._phases.close()
         self._report_outcome()
         self._stopping.set()
         if started.together is not None:
             started.together.ranks.close()
             started.together.save.close()
             if context.outcome.value is Outcome.FINISHED and context.world.rank == 0:
-                joint_start.sweep(context.catalog)  # all have read the last decision: no rank is left to obey it
+                # all have read the last decision: no rank is left to obey it
+                joint_start.sweep(context.catalog)
         self._agent.join()
         self._event_writer.join(2.0)
         for reporter in self._reporters:

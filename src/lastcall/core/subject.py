@@ -14,12 +14,13 @@ from lastcall.types import Capture
 
 Boundary = tuple[int, int]  # completed steps and epochs: what tells one boundary from another
 Stored = Mapping[str, Mapping[str, safetensors.Stored]]  # by group and tensor name
-Targets = Mapping[str, Mapping[str, object]]  # a Target for the whole tensor, a Region of it, or an object with several as `targets`
+# a Target for the whole tensor, a Region of it, or an object with several as `targets`
+Targets = Mapping[str, Mapping[str, object]]
 
 
 class Loading(Protocol):
-    """A restore in progress: everything fits; bytes go to `targets` (group, tensor name), then `finish` applies
-    the rest."""
+    """A restore in progress: everything fits; bytes go to `targets` (group, tensor name), then `finish`
+    applies the rest."""
 
     @property
     def whole(self) -> bool:
@@ -38,7 +39,8 @@ class Loading(Protocol):
 class Restorable(Protocol):
     @property
     def loads_by_itself(self) -> bool:
-        """Whether a framework reads the checkpoint's files itself, also those of checkpoints without a record."""
+        """Whether a framework reads the checkpoint's files itself, also those of checkpoints without a
+        record."""
 
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         """Check that the checkpoint fits, without changing anything. MismatchError if it does not."""
@@ -47,7 +49,7 @@ class Restorable(Protocol):
 class Subject(Restorable, Protocol):
     """What is being protected: the adapter's side of a session."""
 
-    # ---- where it is -----------------------------------------------------------------------------------------
+    # ---- where it is ---------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int: ...
@@ -71,7 +73,7 @@ class Subject(Restorable, Protocol):
     def numbers(self) -> dict[str, float]:
         """The metrics that were reported last."""
 
-    # ---- what it holds ---------------------------------------------------------------------------------------
+    # ---- what it holds -------------------------------------------------------------------------------------
 
     def capture(self) -> Capture:
         """The whole state, at a boundary, on the training thread."""
@@ -83,7 +85,8 @@ class Subject(Restorable, Protocol):
         """The last completed step, from a side thread, with the gate closed."""
 
     def behind_gate(self) -> Capture:
-        """This boundary, with a copy of all that changes outside a mutation: it stays true for as long as the gate is shut."""
+        """This boundary, with a copy of all that changes outside a mutation: it stays true for as long as the
+        gate is shut."""
 
     def untouched(self) -> bool:
         """Whether nothing has changed the state since the last boundary, as far as can be told."""
@@ -91,18 +94,19 @@ class Subject(Restorable, Protocol):
     def unrescuable(self) -> str:
         """Why a rescue must not be tried; empty if it may."""
 
-    # ---- what it is asked, from side threads -----------------------------------------------------------------
+    # ---- what it is asked, from side threads ---------------------------------------------------------------
 
     def copy_every_boundary(self) -> None:
         """A notice has come: keep the boundary copy current, whatever it costs."""
 
     def retry_copy(self) -> None:
-        """Called a few times a second: the boundary copy may have become affordable. Saves every step from reading the clock."""
+        """Called a few times a second: the boundary copy may have become affordable. Saves every step from
+        reading the clock."""
 
     def stop_at_next_boundary(self) -> None:
         """Let the training thread call Session.at_boundary at its next boundary."""
 
-    # ---- many ranks ------------------------------------------------------------------------------------------
+    # ---- many ranks ----------------------------------------------------------------------------------------
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
         """The ranks have begun: keep in `folder` what the others must know of this one if it is killed."""
@@ -111,7 +115,9 @@ class Subject(Restorable, Protocol):
         """The ranks that hold the same pieces of the shared state, for each kind of piece."""
 
     def unreplicated_digest(self) -> str:
-        """A digest of what is not shared, as far as is known, and would be lost with this rank; empty if nothing would."""
+        """A digest of what is not shared, as far as is known, and would be lost with this rank; empty if
+        nothing would."""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        """What a rank that was killed would have saved as its own, as far as it is known; `mine` is this rank's capture."""
+        """What a rank that was killed would have saved as its own, as far as it is known; `mine` is this
+        rank's capture."""

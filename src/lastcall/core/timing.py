@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MARGIN = 0.5  # kept back before the deadline: a save that is planned ends by then
 COMMIT = 0.3  # of these, for fsync, record and rename
-LOOK = 0.25  # between two looks for something that is not announced: a file of the launcher, a word of another rank
+# between two looks for something that is not announced: a file of the launcher, a word of another rank
+LOOK = 0.25
 TICK = 0.1  # between two looks of threads that wait for each other
 RANKS = 5.0  # for the slowest rank's agent to say where it is, at least

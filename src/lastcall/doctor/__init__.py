@@ -1,1 +1,2 @@
-"""`lastcall doctor`: what will happen here when this machine is preempted. It measures and changes nothing."""
+"""`lastcall doctor`: what will happen here when this machine is preempted. It measures and changes
+nothing."""

@@ -41,7 +41,8 @@ class Case:
     directory: Path | None = None
     command: tuple[str, ...] = ()
     size: int | None = None  # bytes of the state, if given; overrides the size of the existing checkpoints
-    termination_grace: float | None = None  # the platform's grace in seconds: it cannot be detected in a container
+    # the platform's grace in seconds: it cannot be detected in a container
+    termination_grace: float | None = None
     write_test: bool = True
     guard: bool = False
 

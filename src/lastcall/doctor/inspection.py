@@ -1,5 +1,5 @@
-"""All checks, in the order in which a user would ask: does the notice arrive, is there time, is there space, is the run
-restarted?"""
+"""All checks, in the order in which a user would ask: does the notice arrive, is there time, is there space,
+is the run restarted?"""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def inspect(case: Case, known: rundir.Directory | None) -> Report:
     findings += grace.check_slurm(launch, expected, case.environ)
     findings += ray.check(case, launch, jit, expected, versions["ray"])
     findings += of_storage
-    if case.directory is not None and not any(item.name == "writable" and item.level == "risk" for item in of_storage):
+    if case.directory is not None and not any(
+        item.name == "writable" and item.level == "risk" for item in of_storage
+    ):
         findings += storage.check_room(case.directory, expected.nbytes, known.spare if known else 0)
     if guard:
         findings.append(capacity.check_shared(jit, expected.nbytes))
@@ -90,6 +92,9 @@ def _storage(
     if not case.write_test:
         return [*findings, finding.ok("write-test", "skipped (--no-write-test)")], None
     if known is not None and known.active:
-        return [*findings, finding.ok("write-test", "skipped: it would slow down the run that is active here")], None
+        return [
+            *findings,
+            finding.ok("write-test", "skipped: it would slow down the run that is active here"),
+        ], None
     measured, speed = storage.check_speed(case.directory, jit.threads)
     return [*findings, measured], speed

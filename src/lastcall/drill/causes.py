@@ -17,20 +17,28 @@ _WEIGHTS: tuple[tuple[str, int], ...] = (
 _STATE = 10
 
 _LR = (
-    "a learning-rate scheduler (or other code that sets the optimizer's learning rate) that protect() did not get: "
-    "protect(..., scheduler=scheduler). If the loop computes it from a counter of its own, use run.step or run.carry()"
+    "a learning-rate scheduler (or other code that sets the optimizer's learning rate) that protect() did "
+    "not get: "
+    "protect(..., scheduler=scheduler). If the loop computes it from a counter of its own, use run.step or "
+    "run.carry()"
 )
 _RANDOM = (
     "random numbers that are drawn elsewhere after a resume: before the loop instead of in it, or by a "
     "generator that protect() did not get: protect(..., generator=generator)"
 )
-_CARRIED = "a variable that the loop carries from step to step and that was changed before the loop restarted: see run.carry()"
+_CARRIED = (
+    "a variable that the loop carries from step to step and that was changed before the loop restarted: see "
+    "run.carry()"
+)
 _DATA = (
     "other data, or state that was not passed to protect(): a batch that was fetched before the step "
     "ended, a loader that lastcall does not track (use run.batches(loader)), a second model, an EMA or a "
     "scaler, or a variable that the loop carries (run.carry())"
 )
-_REPORT = "a number that the loop adds up itself (a running loss): training is identical, but its reports are not. See run.carry()"
+_REPORT = (
+    "a number that the loop adds up itself (a running loss): training is identical, but its reports are not. "
+    "See run.carry()"
+)
 
 
 def weight(name: str) -> int:
@@ -39,12 +47,14 @@ def weight(name: str) -> int:
 
 
 def is_state(name: str) -> bool:
-    """Whether it is a result of training. The inputs of training, and what it reports, may differ without affecting one."""
+    """Whether it is a result of training. The inputs of training, and what it reports, may differ without
+    affecting one."""
     return weight(name) in (0, _STATE)
 
 
 def probable(names: Sequence[str], because: str = "") -> str:
-    """`names`: those that differ at the first step where any does. `because`: what lastcall itself recorded in the checkpoint."""
+    """`names`: those that differ at the first step where any does. `because`: what lastcall itself recorded
+    in the checkpoint."""
     if because:
         return f"lastcall warned: {because}"
     first = min((weight(name) for name in names), default=_STATE)

@@ -1,7 +1,7 @@
 """What a directory shows about a notice and a start: the event log and the commit records, read from outside.
 
-A killed process loses up to a second of its events, but no commit record: what was saved is read from the records; the events only
-tell when.
+A killed process loses up to a second of its events, but no commit record: what was saved is read from the
+records; the events only tell when.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def named(root: Path, name: str, step: int) -> Checkpoint:
 
 
 def described(name: str, record: Record) -> Checkpoint:
-    return Checkpoint(name, record.step, record.kind.value, record.exact, record.because, record.complete, record.size)
+    return Checkpoint(
+        name, record.step, record.kind.value, record.exact, record.because, record.complete, record.size
+    )
 
 
 def _events(root: Path, since: float) -> list[dict[str, object]]:
@@ -116,7 +118,11 @@ def _events(root: Path, since: float) -> list[dict[str, object]]:
     found: list[tuple[float, dict[str, object]]] = []
     for path in (root / catalogs.PRIVATE).glob("events-*.jsonl"):
         try:
-            found += [(at, event) for event in events.read(path) if (at := _number(event.get("at"))) is not None and at >= since]
+            found += [
+                (at, event)
+                for event in events.read(path)
+                if (at := _number(event.get("at"))) is not None and at >= since
+            ]
         except OSError:
             continue
     return [event for _, event in sorted(found, key=lambda pair: pair[0])]

@@ -1,8 +1,8 @@
 """One incarnation of the command under the drill: started, watched, signalled, and removed completely.
 
-The drill is not `lastcall run`: it only does what a platform does, which is to start one process and to signal it. It finds the
-training processes below in the registries: its own, and those that a `lastcall run` in the command created and named in its
-children's environments.
+The drill is not `lastcall run`: it only does what a platform does, which is to start one process and to
+signal it. It finds the training processes below in the registries: its own, and those that a `lastcall run`
+in the command created and named in its children's environments.
 """
 
 from __future__ import annotations
@@ -31,18 +31,25 @@ _libc = ctypes.CDLL(None)
 
 
 class Incarnation:
-    def __init__(self, options: Options, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None) -> None:
-        """OSError if the command cannot start. `folder` belongs to this incarnation; `more` is added to its environment."""
-        self._strangers = {(process.pid, process.started) for process in processes.below(os.getpid()).values()}
+    def __init__(
+        self, options: Options, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None
+    ) -> None:
+        """OSError if the command cannot start. `folder` belongs to this incarnation; `more` is added to its
+        environment."""
+        self._strangers = {
+            (process.pid, process.started) for process in processes.below(os.getpid()).values()
+        }
         self._books = {str(folder): registry.Registry(folder)}
         self._seen: dict[tuple[int, int], Member] = {}
         self._searched = 0.0
-        self.notice: tuple[float, float, list[int]] | None = None  # when it was signalled, by both clocks, and which processes
+        # when it was signalled, by both clocks, and which processes
+        self.notice: tuple[float, float, list[int]] | None = None
         self._log = log
         with log.open("ab") as output:
             self._said = output.tell()
             self.began, self.began_wall = time.monotonic(), time.time()
-            # A session of its own, so that a Ctrl-C in the terminal ends the drill, and the drill ends the run.
+            # A session of its own, so that a Ctrl-C in the terminal ends the drill, and the drill ends the
+            # run.
             self.process = subprocess.Popen(
                 options.command,
                 executable=path,
@@ -54,10 +61,11 @@ class Incarnation:
                 preexec_fn=_end_with_parent,
             )
 
-    # ---- what is known of it ---------------------------------------------------------------------------------------------------
+    # ---- what is known of it -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Record what the training processes report. A `lastcall run` removes its registry at its end: what was seen is kept."""
+        """Record what the training processes report. A `lastcall run` removes its registry at its end: what
+        was seen is kept."""
         if time.monotonic() >= self._searched + _SEARCH:
             self._searched = time.monotonic()
             for process in self.tree().values():
@@ -78,14 +86,17 @@ class Incarnation:
         return sorted({Path(member.root) for member in self.members})
 
     def step(self, root: Path | None = None) -> int | None:
-        """The step of the run, that of its slowest process; up to a second old, like the processes' reports."""
+        """The step of the run, that of its slowest process; up to a second old, like the processes'
+        reports."""
         return min((member.step for member in self._at_work(root)), default=None)
 
     @property
     def stepping(self) -> bool:
         """Whether every training process has completed a step of its own, or has finished."""
         members = self._at_work(None)
-        return bool(members) and all(member.step > (member.resumed or 0) or member.outcome == "finished" for member in members)
+        return bool(members) and all(
+            member.step > (member.resumed or 0) or member.outcome == "finished" for member in members
+        )
 
     def _at_work(self, root: Path | None) -> list[Member]:
         wanted = [member for member in self.members if root is None or Path(member.root) == root]
@@ -134,10 +145,11 @@ class Incarnation:
             one = below.get(one.parent)
         return False
 
-    # ---- what is done to it ----------------------------------------------------------------------------------------------------
+    # ---- what is done to it --------------------------------------------------------------------------------
 
     def tell(self, signum: int, to: str) -> tuple[float, float, list[int]]:
-        """Signal it, once: a second SIGINT would mean "exit at once". Returns when, by both clocks, and which processes."""
+        """Signal it, once: a second SIGINT would mean "exit at once". Returns when, by both clocks, and which
+        processes."""
         if self.notice is None:
             at = (time.time(), time.monotonic())
             self.notice = (*at, self._send(signum, to))
@@ -157,7 +169,8 @@ class Incarnation:
         return [self.process.pid]
 
     def kill_rest(self) -> None:
-        """SIGKILL whatever is left of it, repeatedly, since a process may be starting another at this moment."""
+        """SIGKILL whatever is left of it, repeatedly, since a process may be starting another at this
+        moment."""
         ours: set[int] = set()
         until = time.monotonic() + _DYING
         while (left := self.tree()) or self.process.poll() is None:
@@ -165,7 +178,8 @@ class Incarnation:
             processes.send(left.values(), signal.SIGKILL)
             if time.monotonic() > until:
                 raise errors.LastcallError(
-                    f"{processes.names(left)} cannot be killed: a dead disk or driver is blocking it. See: cat /proc/PID/stack"
+                    f"{processes.names(left)} cannot be killed: a dead disk or driver is blocking it. See: "
+                    "cat /proc/PID/stack"
                 )
             time.sleep(0.01)
         for pid in ours - {self.process.pid}:  # orphans have become our children
@@ -185,4 +199,7 @@ def _registry_of(pid: int) -> str | None:
     except OSError:
         return None
     name = b"LASTCALL_REGISTRY="
-    return next((os.fsdecode(word[len(name) :]) for word in words if word.startswith(name) and len(word) > len(name)), None)
+    return next(
+        (os.fsdecode(word[len(name) :]) for word in words if word.startswith(name) and len(word) > len(name)),
+        None,
+    )

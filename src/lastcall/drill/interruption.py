@@ -18,7 +18,8 @@ class Interrupted(Exception):
 
 
 class Interruptions:
-    """While the block lasts, these signals only count. The first ends the drill, which stops the run; a second kills the run."""
+    """While the block lasts, these signals only count. The first ends the drill, which stops the run; a
+    second kills the run."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []

@@ -20,8 +20,8 @@ class Options:
     grace: float = 30.0
     signum: int = signal.SIGTERM
     to: str = "child"
-    """Which processes get the signal: the command's own process as from a container runtime, its process group, or the training
-    processes."""
+    """Which processes get the signal: the command's own process as from a container runtime, its process
+    group, or the training processes."""
     times: int = 1
     patience: float = 300.0
     """Seconds without a first or a further step after which the drill gives up."""

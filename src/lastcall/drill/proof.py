@@ -1,9 +1,9 @@
-"""`lastcall drill --prove`: the command runs twice in scratch directories, once undisturbed and once with preemptions, and every
-named piece of its state is compared at the same steps.
+"""`lastcall drill --prove`: the command runs twice in scratch directories, once undisturbed and once with
+preemptions, and every named piece of its state is compared at the same steps.
 
-Both runs are witnessed (core.witness): each rank records the digests of its state at every boundary. What already differs before
-the first preemption differs from run to run, and says nothing about lastcall: it is left out of the comparison, or, where the state
-itself is concerned, nothing can be proved.
+Both runs are witnessed (core.witness): each rank records the digests of its state at every boundary. What
+already differs before the first preemption differs from run to run, and says nothing about lastcall: it is
+left out of the comparison, or, where the state itself is concerned, nothing can be proved.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Verdict:
     resumed: list[evidence.Checkpoint] = field(default_factory=list)  # in the order of the preemptions
     compared: int = 0  # boundaries after a resume
     names: int = 0
-    uncertain: list[str] = field(default_factory=list)  # names that vary from run to run and were not compared
+    # names that vary from run to run and were not compared
+    uncertain: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)  # at the first boundary with any
     cause: str = ""
     log: Path | None = None
@@ -62,7 +63,8 @@ class Verdict:
 
     @property
     def proved(self) -> bool:
-        """Identical, and no checkpoint on the way is marked as inexact: a gap may show only in a later step."""
+        """Identical, and no checkpoint on the way is marked as inexact: a gap may show only in a later
+        step."""
         return self.identical and all(one.exact for one in self.resumed)
 
 
@@ -131,7 +133,8 @@ class Proof:
         notices = tuple(every * number for number in range(1, times + 1))
         if not notices or notices[-1] + 2 > reached:
             raise _Unproved(
-                f"the command does {reached} steps, and the last preemption, at step {notices[-1]}, must come two steps before. "
+                f"the command does {reached} steps, and the last preemption, at step {notices[-1]}, must "
+                "come two steps before. "
                 "Run more steps, or use --at STEP or fewer --times"
             )
         return notices
@@ -141,7 +144,7 @@ class Proof:
         Plan(self._steps, notices, os.getpid()).write(folder)
 
     # ---- one incarnation
-    # --------------------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------------------------
 
     def _witnessed(self, folder: Path, incarnation: int = 1) -> None:
         """Until every rank has reached the last step, or training has finished."""
@@ -153,7 +156,9 @@ class Proof:
 
         if not self._until(life, over, folder) and life.process.returncode != 0:
             code = processes.described(life.process.returncode)
-            raise _Unproved(f"the command exited with {code} before step {self._steps}{sentences.last_words(life)}")
+            raise _Unproved(
+                f"the command exited with {code} before step {self._steps}{sentences.last_words(life)}"
+            )
         self._end(life)
         if not any(one.incarnation == incarnation for one in witness.statements(folder)):
             raise _Unproved(sentences.no_step(life, self._options.patience))
@@ -164,29 +169,46 @@ class Proof:
         self._until(life, lambda: any(one.incarnation > number for one in witness.statements(folder)), folder)
         code = life.process.poll()
         if code == 0:
-            raise _Unproved("the preempted command exited with code 0, which means that training has finished")
+            raise _Unproved(
+                "the preempted command exited with code 0, which means that training has finished"
+            )
         self._end(life)
-        saved = [found[0] for root in sorted((folder / "runs").glob("*")) if (found := evidence.newest(root)) is not None]
+        saved = [
+            found[0]
+            for root in sorted((folder / "runs").glob("*"))
+            if (found := evidence.newest(root)) is not None
+        ]
         if not saved:
             how = "" if code is None else f", and exited with {processes.described(code)}"
             raise _Unproved(f"nothing was saved after the preemption{how}{sentences.last_words(life)}")
         exact = "exact" if saved[0].exact else f"not exact: {saved[0].because}"
         self._verdict.resumed.append(saved[0])
-        self._say(f"Saved {saved[0].name} ({exact}){'' if code is None else f', exit code {code if code >= 0 else 128 - code}'}")
+        self._say(
+            f"Saved {saved[0].name} "
+            f"({exact}){'' if code is None else f', exit code {code if code >= 0 else 128 - code}'}"
+        )
 
     def _start(self, folder: Path) -> Incarnation:
         self._lives += 1
         registry = self._folder / f"life-{self._lives}"
         registry.mkdir()
-        more = {"LASTCALL_PROOF": str(folder), "LASTCALL_ENABLED": "1", "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+        more = {
+            "LASTCALL_PROOF": str(folder),
+            "LASTCALL_ENABLED": "1",
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        }
         try:
             self._life = Incarnation(self._options, self._path, registry, self._log, more)
         except OSError as error:
-            settings.fail(f"cannot start {self._path}: {error.strerror}. Check that the interpreter in its first line exists")
+            settings.fail(
+                f"cannot start {self._path}: {error.strerror}. Check that the interpreter in its "
+                "first line exists"
+            )
         return self._life
 
     def _until(self, life: Incarnation, condition: Callable[[], bool], folder: Path) -> bool:
-        """Whether it became true before the command ended. The patience is for one step: every new one restarts it."""
+        """Whether it became true before the command ended. The patience is for one step: every new one
+        restarts it."""
         looked, size, until = 0.0, -1, time.monotonic() + self._options.patience
         while True:
             self._interruptions.check()
@@ -215,7 +237,7 @@ class _Unproved(Exception):
 
 
 # ---- the comparison
-# ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 
 
 def compare(alone: list[Statement], preempted: list[Statement], verdict: Verdict) -> None:
@@ -238,23 +260,32 @@ def compare(alone: list[Statement], preempted: list[Statement], verdict: Verdict
         verdict.compared += bool(known) and said.step > began
         names.update(said.names)
         found = [one for one in differ if one.name not in uncertain]
-        if found and (not verdict.differences or (said.step, said.rank) < (verdict.differences[0].step, verdict.differences[0].rank)):
+        if found and (
+            not verdict.differences
+            or (said.step, said.rank) < (verdict.differences[0].step, verdict.differences[0].rank)
+        ):
             verdict.differences = found
     verdict.names, verdict.uncertain = len(names - uncertain), sorted(uncertain)
     if not verdict.compared and not verdict.differences:
-        raise _Unproved("no step after the resume could be compared with the undisturbed run: they share no step")
+        raise _Unproved(
+            "no step after the resume could be compared with the undisturbed run: they share no step"
+        )
     if verdict.differences:
         verdict.differences.sort(key=lambda one: causes.weight(one.name))
         checkpoint = verdict.resumed[0] if verdict.resumed else None
-        verdict.cause = causes.probable([one.name for one in verdict.differences], checkpoint.because if checkpoint else "")
+        verdict.cause = causes.probable(
+            [one.name for one in verdict.differences], checkpoint.because if checkpoint else ""
+        )
 
 
 def _differing(known: Sequence[Statement], said: Statement, *, fresh: bool) -> list[Difference]:
-    """`fresh`: this is the boundary that was resumed from, at which a run may not yet have reported everything."""
+    """`fresh`: this is the boundary that was resumed from, at which a run may not yet have reported
+    everything."""
     found = []
     for name in sorted({*(name for one in known for name in one.names), *said.names}):
         before, after = [one.names.get(name) for one in known], said.names.get(name)
-        unreported = after is None and name.startswith("report.")  # not available yet after a resume: what is reported occasionally
+        # not available yet after a resume: what is reported occasionally
+        unreported = after is None and name.startswith("report.")
         if after not in before and not unreported and not (fresh and causes.weight(name) >= causes.TOLD):
             found.append(Difference(said.rank, said.step, name, before[-1], after))
     return found
@@ -262,11 +293,14 @@ def _differing(known: Sequence[Statement], said: Statement, *, fresh: bool) -> l
 
 def _unrepeatable(one: Difference) -> str:
     begun = (
-        ". If it starts from a file that the first run left behind (a snapshot of its own), remove that file each time: "
+        ". If it starts from a file that the first run left behind (a snapshot of its own), remove that file "
+        "each time: "
         "-- sh -c 'rm -f FILE; exec COMMAND'"
     )
     return (
         f"the command is not deterministic: at step {one.step}, before any preemption, {one.name} is "
-        f"{causes.shown(one.resumed)} and was {causes.shown(one.undisturbed)} in the first run. Seed everything it draws from "
-        f"(torch, numpy, random), use deterministic algorithms, and prove it again{begun if one.step == 0 else ''}"
+        f"{causes.shown(one.resumed)} and was {causes.shown(one.undisturbed)} in the first run. Seed "
+        "everything it draws from "
+        "(torch, numpy, random), use deterministic algorithms, and prove it "
+        f"again{begun if one.step == 0 else ''}"
     )

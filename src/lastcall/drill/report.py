@@ -11,7 +11,10 @@ from lastcall.drill.evidence import Checkpoint, Start, Traces
 from lastcall.drill.options import Options
 
 _TOLERANCE = 1.0  # seconds by which a run may overestimate its grace before it is reported
-_EXEC = "A shell does not forward the signal: start the training with exec, or the command with: lastcall run -- COMMAND"
+_EXEC = (
+    "A shell does not forward the signal: start the training with exec, or the command with: lastcall run -- "
+    "COMMAND"
+)
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,20 @@ class Part:
         return max(0, self.reached - (self.resumed.step if self.resumed else 0))
 
 
-def part(directory: Path, step: int, last: int, sent: float, traces: Traces, newest: tuple[Checkpoint, float] | None) -> Part:
-    """What is known about a directory before the run restarts. `step` is what the process reported before the notice, `last` its
-    last report; `newest` the newest checkpoint and when it was made."""
+def part(
+    directory: Path,
+    step: int,
+    last: int,
+    sent: float,
+    traces: Traces,
+    newest: tuple[Checkpoint, float] | None,
+) -> Part:
+    """What is known about a directory before the run restarts. `step` is what the process reported before the
+    notice, `last` its last report; `newest` the newest checkpoint and when it was made."""
     saved = newest[0] if newest is not None and newest[1] >= sent else None
     step = step if traces.notice_step is None else traces.notice_step
-    if saved is not None:  # what was done after the copy was taken (half a pass that a rescue interrupts) does not count
+    # what was done after the copy was taken (half a pass that a rescue interrupts) does not count
+    if saved is not None:
         return Part(directory, step, max(step, saved.step), False, traces, saved, False)
     reached = max(step, last, traces.save_step or 0, traces.stop_step or 0)
     return Part(directory, step, reached, traces.stop_step is None, traces, None, False)
@@ -121,10 +132,19 @@ class Round:
     @property
     def seconds(self) -> dict[str, float | None]:
         """The phases. Until `gone` they count from the signal; then from the restart."""
-        marks = {name: [getattr(part.traces, name) for part in self.parts] for name in ("noticed", "save_begins", "committed")}
+        marks = {
+            name: [getattr(part.traces, name) for part in self.parts]
+            for name in ("noticed", "save_begins", "committed")
+        }
         times = {name: [at - self.gone.sent for at in all_ if at is not None] for name, all_ in marks.items()}
-        resumed = [part.start.at - self.gone.sent - self.restarted for part in self.parts if part.start is not None]
-        restored = [part.start.seconds for part in self.parts if part.start is not None and part.start.seconds is not None]
+        resumed = [
+            part.start.at - self.gone.sent - self.restarted for part in self.parts if part.start is not None
+        ]
+        restored = [
+            part.start.seconds
+            for part in self.parts
+            if part.start is not None and part.start.seconds is not None
+        ]
         begins = min(times["save_begins"], default=None)
         stopped = self.gone.seconds if begins is None else begins
         stood = None if self.back.first_step is None else self.restarted + self.back.first_step - stopped
@@ -152,49 +172,76 @@ def judged(round: Round, options: Options) -> Round:
         where = f" in {item.directory}" if len(round.parts) > 1 else ""
         if item.elsewhere:
             reasons.append(
-                f"{item.lost} steps, which is all, lost{where}: it restarted in another directory, and so from scratch. "
+                f"{item.lost} steps, which is all, lost{where}: it restarted in another directory, and so "
+                "from scratch. "
                 f"Pass protect() the same directory at every start (no date, no process ID in its name)"
             )
         elif item.lost:
-            count = f"{'at least ' if item.at_least else ''}{item.lost} {'step' if item.lost == 1 else 'steps'}"
+            count = (
+                f"{'at least ' if item.at_least else ''}{item.lost} {'step' if item.lost == 1 else 'steps'}"
+            )
             reasons.append(f"{count} lost{where}: {_why_lost(item, round.gone, options)}")
         elif item.resumed is not None and item.resumed.exact is False:
             what = "not exact" if item.resumed.complete is not False else "partial"
-            reasons.append(f"{item.resumed.name}{where}, which it resumed from, is {what}: {item.resumed.because}")
+            reasons.append(
+                f"{item.resumed.name}{where}, which it resumed from, is {what}: {item.resumed.because}"
+            )
     return dataclasses.replace(round, reasons=tuple(reasons), notes=tuple(_notes(round, options)))
 
 
 def _why_lost(item: Part, gone: Gone, options: Options) -> str:
     if item.saved is not None:
         origin = item.resumed.name if item.resumed else "scratch"
-        return f"{item.saved.name} was saved, but it resumed from {origin}. Check with: lastcall verify {item.directory}"
+        return (
+            f"{item.saved.name} was saved, but it resumed from {origin}. Check with: lastcall verify "
+            f"{item.directory}"
+        )
     if item.traces.committed is not None:
-        return f"a checkpoint was committed, but is no longer in {item.directory}. Check what deletes files there"
+        return (
+            f"a checkpoint was committed, but is no longer in {item.directory}. Check what deletes files "
+            "there"
+        )
     if gone.orphans:
         pids = ", ".join(map(str, gone.orphans))
-        return f"the command ended, and its container with it, while the training (process {pids}) got no notice. {_EXEC}"
+        return (
+            f"the command ended, and its container with it, while the training (process {pids}) got no "
+            f"notice. {_EXEC}"
+        )
     if gone.killed:
         if item.traces.noticed is None:
-            return f"the training never got the notice, and was killed when the grace of {options.grace:g} s ended. {_EXEC}"
+            return (
+                f"the training never got the notice, and was killed when the grace of {options.grace:g} s "
+                f"ended. {_EXEC}"
+            )
         return f"no checkpoint was committed in the grace of {options.grace:g} s, and it was killed"
     if item.traces.not_saved:
         return f"it could not save: {item.traces.not_saved}"
     if options.signum == signal.SIGKILL:
-        return "SIGKILL leaves no time to save. Periodic checkpoints and lastcall run --guard limit the damage"
+        return (
+            "SIGKILL leaves no time to save. Periodic checkpoints and lastcall run --guard limit the damage"
+        )
     if item.traces.noticed is None:
-        return f"{options.signal_name} is no notice to this run, which died of it. Set LASTCALL_SIGNALS={options.signal_name}"
+        return (
+            f"{options.signal_name} is no notice to this run, which died of it. Set "
+            f"LASTCALL_SIGNALS={options.signal_name}"
+        )
     return f"it ended with exit code {gone.exit} before a checkpoint was committed"
 
 
 def _notes(round: Round, options: Options) -> list[str]:
     notes = []
-    believed = max((item.traces.believed for item in round.parts if item.traces.believed is not None), default=None)
+    believed = max(
+        (item.traces.believed for item in round.parts if item.traces.believed is not None), default=None
+    )
     if believed is not None and believed > options.grace + _TOLERANCE:
         notes.append(
-            f"the run assumed a grace of {believed:.0f} s, but it is {options.grace:g} s. Set LASTCALL_GRACE_SECONDS={options.grace:g}"
+            f"the run assumed a grace of {believed:.0f} s, but it is {options.grace:g} s. Set "
+            f"LASTCALL_GRACE_SECONDS={options.grace:g}"
         )
     if round.gone.status == 0:
-        notes.append("exit code 0 means that training has finished: many platforms would not have restarted it")
+        notes.append(
+            "exit code 0 means that training has finished: many platforms would not have restarted it"
+        )
     return notes
 
 
@@ -202,7 +249,9 @@ def _notes(round: Round, options: Options) -> list[str]:
 class End:
     """How the run ended after the last round."""
 
-    how: str  # "finished" | "stopped": by the drill | "killed": by the drill, when the grace ended | "left": it exited on its own
+    # "finished" | "stopped": by the drill | "killed": by the drill, when the grace ended | "left": it exited
+    # on its own
+    how: str
     exit: int
     saved: bool  # whether it left everything in a checkpoint
 

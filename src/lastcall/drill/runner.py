@@ -1,4 +1,5 @@
-"""The drill from beginning to end: start, wait for the moment, preempt, restart, and check what was resumed."""
+"""The drill from beginning to end: start, wait for the moment, preempt, restart, and check what was
+resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Problem(Exception):
 
 
 class Drill:
-    def __init__(self, options: Options, say: Callable[[str], None], dice: random.Random | None = None) -> None:
+    def __init__(
+        self, options: Options, say: Callable[[str], None], dice: random.Random | None = None
+    ) -> None:
         self._options = options
         self._say = say
         self._dice = dice or random.Random()
@@ -43,7 +46,8 @@ class Drill:
         self._lives = 0
 
     def run(self) -> Report:
-        """ConfigError if the command cannot start. When this returns or raises, no process of the run is left."""
+        """ConfigError if the command cannot start. When this returns or raises, no process of the run is
+        left."""
         try:
             self._path = launching.locate(self._options.command[0], os.environ)
         except launching.CannotStart as error:
@@ -88,7 +92,7 @@ class Drill:
         for path in self._folder.glob("life-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    # ---- the order of things ---------------------------------------------------------------------------------------------------
+    # ---- the order of things -------------------------------------------------------------------------------
 
     def _rounds(self) -> None:
         life = self._start()
@@ -120,7 +124,9 @@ class Drill:
         restarted = again.began_wall - gone.sent
         back = self._first_step(again, wanted=tuple(steps))
         parts = [_returned(item, again) if back.came else item for item in parts]
-        self._report.rounds.append(report.judged(Round(number, waited, gone, back, restarted, tuple(parts)), self._options))
+        self._report.rounds.append(
+            report.judged(Round(number, waited, gone, back, restarted, tuple(parts)), self._options)
+        )
         self._say(f"{name}: {sentences.back(self._report.rounds[-1])}")
         return again
 
@@ -133,7 +139,10 @@ class Drill:
             code = life.process.wait()
             self._report.end = _left(life)
             if code != 0:
-                raise Problem(f"the run was allowed to finish, and exited with {processes.described(code)}{sentences.last_words(life)}")
+                raise Problem(
+                    "the run was allowed to finish, and exited with "
+                    f"{processes.described(code)}{sentences.last_words(life)}"
+                )
             return
         self._stop("All rounds are done")
 
@@ -151,11 +160,13 @@ class Drill:
         gone = self._preempt(life, f"{why}: ", last=True)
         parts = [self._part(root, 0, life, gone) for root in life.roots]
         how = "killed" if gone.killed else "finished" if life.finished else "stopped"
-        saved = bool(parts) and all(item.saved is not None or item.traces.outcome == "saved" for item in parts)
+        saved = bool(parts) and all(
+            item.saved is not None or item.traces.outcome == "saved" for item in parts
+        )
         self._report.end = End(how, gone.exit, saved or how == "finished")
         self._say(f"The end: {sentences.ending(gone, parts)}")
 
-    # ---- phases ----------------------------------------------------------------------------------------------------------------
+    # ---- phases --------------------------------------------------------------------------------------------
 
     def _start(self) -> Incarnation:
         self._lives += 1
@@ -164,9 +175,13 @@ class Drill:
         try:
             self._life = Incarnation(self._options, self._path, folder, self._log)
         except OSError as error:
-            settings.fail(f"cannot start {self._path}: {error.strerror}. Check that the interpreter in its first line exists")
+            settings.fail(
+                f"cannot start {self._path}: {error.strerror}. Check that the interpreter in its "
+                "first line exists"
+            )
         self._say(
-            f"Started {'again ' if self._lives > 1 else ''}as process {self._life.process.pid}: {' '.join(self._options.command)}"
+            f"Started {'again ' if self._lives > 1 else ''}as process {self._life.process.pid}: "
+            f"{' '.join(self._options.command)}"
         )
         return self._life
 
@@ -184,7 +199,9 @@ class Drill:
             note("first_step", life.stepping)
             if not life.stepping:
                 return False
-            return set(wanted) <= set(life.roots) or time.monotonic() - life.began > times["first_step"] + _LATE
+            return (
+                set(wanted) <= set(life.roots) or time.monotonic() - life.began > times["first_step"] + _LATE
+            )
 
         came = self._until(life, stepping, self._options.patience)
         note("first_step", life.stepping)
@@ -198,10 +215,16 @@ class Drill:
         began = time.monotonic()
         if self._options.at is not None:
             step = self._options.at * number
-            self._say(f"Round {number} of {self._options.times}: waiting for step {step}; it is at {life.step()}")
+            self._say(
+                f"Round {number} of {self._options.times}: waiting for step {step}; it is at {life.step()}"
+            )
             self._reach(life, number, step)
         else:
-            after = self._options.after if self._options.after is not None else self._dice.uniform(EARLIEST, LATEST)
+            after = (
+                self._options.after
+                if self._options.after is not None
+                else self._dice.uniform(EARLIEST, LATEST)
+            )
             self._say(f"Round {number} of {self._options.times}: the notice comes in {after:.1f} s")
             self._until(life, lambda: life.finished, after)
         if life.finished:
@@ -217,19 +240,25 @@ class Drill:
                 return
             if not moved:
                 raise Problem(
-                    f"no step was completed in {self._options.patience:g} s: the run stands at step {at}, and round {number} waits"
+                    f"no step was completed in {self._options.patience:g} s: the run stands at step {at}, "
+                    f"and round {number} waits"
                 )
 
     def _preempt(self, life: Incarnation, why: str, last: bool = False) -> Gone:
-        """The signal, the grace, the kill. `last`: the drill itself is ending, and a further Ctrl-C cuts the grace short."""
+        """The signal, the grace, the kill. `last`: the drill itself is ending, and a further Ctrl-C cuts the
+        grace short."""
         options = self._options
         heard = len(self._interruptions.heard)
-        signum = signal.SIGTERM if last and options.signum == signal.SIGKILL else options.signum  # at the end it may save
+        # at the end it may save
+        signum = signal.SIGTERM if last and options.signum == signal.SIGKILL else options.signum
         sent, began, told = life.tell(signum, options.to)
-        self._say(f"{why}{signal.Signals(signum).name} to {processes.names(told)}; {options.grace:g} s of grace")
+        self._say(
+            f"{why}{signal.Signals(signum).name} to {processes.names(told)}; {options.grace:g} s of grace"
+        )
 
         def over() -> bool:
-            # A container ends with its first process. Where the platform signals more processes, it also waits for more.
+            # A container ends with its first process. Where the platform signals more processes, it also
+            # waits for more.
             return life.process.poll() is not None and (options.to == "child" or not life.unaware)
 
         while not over() and time.monotonic() < began + options.grace:
@@ -253,7 +282,7 @@ class Drill:
         made = None if newest is None else (newest[0], newest[1].created)
         return report.part(root, step, last, gone.sent, evidence.traces(root, gone.sent), made)
 
-    # ---- waiting ---------------------------------------------------------------------------------------------------------------
+    # ---- waiting -------------------------------------------------------------------------------------------
 
     def _until(self, life: Incarnation, condition: Callable[[], bool], seconds: float) -> bool:
         """Whether it became true before the time was over or the command ended."""
@@ -280,7 +309,8 @@ def _returned(item: Part, life: Incarnation) -> Part:
     if steps:
         name = start.name if start is not None and start.name is not None else f"checkpoint-{min(steps)}"
         resumed = evidence.named(item.directory, name, min(steps))
-    reached = max(item.reached, min(steps, default=0))  # a report that is a second old may be behind the checkpoint
+    # a report that is a second old may be behind the checkpoint
+    reached = max(item.reached, min(steps, default=0))
     return dataclasses.replace(item, returned=True, resumed=resumed, start=start, reached=reached)
 
 

@@ -9,8 +9,8 @@ from lastcall.types import Extent, FileLayout, Source
 
 
 class Pieces:
-    """The pieces of a file, in order. Neighbouring bytes become one extent: a zip of 5,000 tensors has 15,000 small
-    headers, and each extent costs the writer a call. Empty sources get none."""
+    """The pieces of a file, in order. Neighbouring bytes become one extent: a zip of 5,000 tensors has 15,000
+    small headers, and each extent costs the writer a call. Empty sources get none."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -42,7 +42,9 @@ def check(layout: FileLayout) -> None:
     """Assert that the extents cover the file from 0 to its size, each byte once."""
     end = 0
     for index, extent in enumerate(layout.extents):
-        assert extent.offset == end, f"{layout.name}: extent {index} begins at {extent.offset}, the one before ends at {end}"
+        assert extent.offset == end, (
+            f"{layout.name}: extent {index} begins at {extent.offset}, the one before ends at {end}"
+        )
         end += extent.source.nbytes
     assert end == layout.size, f"{layout.name}: the extents end at {end}, the file at {layout.size}"
 

@@ -1,10 +1,12 @@
-"""The manifest of a checkpoint of many ranks: which piece of which tensor lies in which file. JSON, and read as if hostile.
+"""The manifest of a checkpoint of many ranks: which piece of which tensor lies in which file. JSON, and read
+as if hostile.
 
     {"format": 1, "tensors": {GROUP: {NAME: {"dtype": "F32", "shape": [8, 4], "pieces": [
-        {"file": "model-00001.safetensors", "key": "layer.weight@4,0", "offset": [4, 0], "shape": [4, 4]}, ...]}}}}
+        {"file": "model-00001.safetensors", "key": "layer.weight@4,0", "offset": [4, 0], "shape": [4, 4]},
+        ...]}}}}
 
-The pieces of a tensor cover it and do not overlap, and have elements if it has. A tensor in a rank's files but not in the manifest
-belongs to that rank.
+The pieces of a tensor cover it and do not overlap, and have elements if it has. A tensor in a rank's files
+but not in the manifest belongs to that rank.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _LARGEST = 2**63 - 1
 _TENSOR = frozenset({"dtype", "shape", "pieces"})
 _PIECE = frozenset({"file", "key", "offset", "shape"})
-_DEPTH = 16  # the maximum number of recursive cuts; what the ranks write needs one per dimension, and one for the writers of a replica
+# the maximum number of recursive cuts; what the ranks write needs one per dimension, and one for the writers
+# of a replica
+_DEPTH = 16
 
-Description = dict[str, dict[str, Any]]  # what one rank wrote, as recorded in the manifest: GROUP -> NAME -> tensor
+# what one rank wrote, as recorded in the manifest: GROUP -> NAME -> tensor
+Description = dict[str, dict[str, Any]]
 
 
 class Piece(NamedTuple):
@@ -72,7 +77,8 @@ def name_of(found: str) -> str:
 
 
 def describe(rank: int, groups: Iterable[Group]) -> Description:
-    """What a rank writes of shared tensors (ranks.partition), for its receipt; its own tensors are not in it."""
+    """What a rank writes of shared tensors (ranks.partition), for its receipt; its own tensors are not in
+    it."""
     found: Description = {}
     for group in groups:
         for entry in group.entries:
@@ -92,8 +98,9 @@ def describe(rank: int, groups: Iterable[Group]) -> Description:
 
 
 def merge(descriptions: Iterable[Description]) -> bytes:
-    """The manifest of what all ranks wrote. SaveError if the pieces do not form whole tensors. Each description is checked as it
-    arrives, so little is left to do after the last one: pass an iterator that waits for them."""
+    """The manifest of what all ranks wrote. SaveError if the pieces do not form whole tensors. Each
+    description is checked as it arrives, so little is left to do after the last one: pass an iterator that
+    waits for them."""
     merged: Description = {}
     wholes: dict[tuple[str, str], Tensor] = {}
     pieces: dict[tuple[str, str], list[Piece]] = {}
@@ -110,8 +117,12 @@ def merge(descriptions: Iterable[Description]) -> bytes:
         for (group, name), whole in wholes.items():
             _check_cover(whole, pieces[group, name])
     except CheckpointError as error:
-        raise SaveError(f"the ranks' pieces do not form a whole, so nothing is committed: {group}/{name}: {error}") from error
-    return json.dumps({"format": FORMAT, "tensors": merged}, ensure_ascii=False, separators=(",", ":")).encode()
+        raise SaveError(
+            f"the ranks' pieces do not form a whole, so nothing is committed: {group}/{name}: {error}"
+        ) from error
+    return json.dumps(
+        {"format": FORMAT, "tensors": merged}, ensure_ascii=False, separators=(",", ":")
+    ).encode()
 
 
 def parse(data: bytes) -> Manifest:
@@ -122,10 +133,15 @@ def parse(data: bytes) -> Manifest:
         raise CheckpointError(f"{NAME} is not JSON: {error}") from None
     if isinstance(document, dict) and type(document.get("format")) is int and document["format"] != FORMAT:
         raise FormatError(
-            f"{NAME} has another format ({document['format']}) than {FORMAT}. Was it written by a newer lastcall? "
+            f"{NAME} has another format ({document['format']}) than {FORMAT}. Was it written by a newer "
+            "lastcall? "
             "Then: pip install --upgrade lastcall"
         )
-    if not isinstance(document, dict) or document.keys() != {"format", "tensors"} or document["format"] != FORMAT:
+    if (
+        not isinstance(document, dict)
+        or document.keys() != {"format", "tensors"}
+        or document["format"] != FORMAT
+    ):
         raise CheckpointError(f"{NAME} is not an object of format and tensors")
     manifest: dict[str, dict[str, Tensor]] = {}
     for group, name, tensor in _tensors(document["tensors"]):
@@ -153,7 +169,9 @@ def _object(found: object, what: str) -> dict[str, Any]:
 def _tensor(found: object, known: Tensor | None = None) -> Tensor:
     """`known`: what another rank wrote of the same tensor."""
     if not isinstance(found, dict) or found.keys() != _TENSOR or not isinstance(found["pieces"], list):
-        raise CheckpointError(f"expected an object with dtype, shape and a list of pieces, found {_show(found)}")
+        raise CheckpointError(
+            f"expected an object with dtype, shape and a list of pieces, found {_show(found)}"
+        )
     dtype, shape = found["dtype"], _numbers(found["shape"], "shape")
     if known is None:
         if not isinstance(dtype, str) or dtype not in safetensors.DTYPES:
@@ -162,7 +180,8 @@ def _tensor(found: object, known: Tensor | None = None) -> Tensor:
             raise CheckpointError(f"the product of shape {_show(shape)} overflows")
     elif (known.dtype, known.shape) != (dtype, shape):
         raise CheckpointError(
-            f"it is {known.dtype} {_show(known.shape)} on one rank and {_show(dtype)} {_show(shape)} on another. "
+            f"it is {known.dtype} {_show(known.shape)} on one rank and {_show(dtype)} {_show(shape)} on "
+            "another. "
             "Build the same model on every rank"
         )
     return Tensor(dtype, shape, tuple([_piece(piece, shape) for piece in found["pieces"]]))
@@ -178,7 +197,9 @@ def _piece(found: object, whole: tuple[int, ...]) -> Piece:
         raise CheckpointError(f"the key {_show(name)} is not text")
     offset, shape = _numbers(found["offset"], "offset"), _numbers(found["shape"], "shape")
     if len(offset) != len(whole) or len(shape) != len(whole):
-        raise CheckpointError(f"the piece {_show(name)} has another number of dimensions than the whole, which has {len(whole)}")
+        raise CheckpointError(
+            f"the piece {_show(name)} has another number of dimensions than the whole, which has {len(whole)}"
+        )
     for begin, size, limit in zip(offset, shape, whole, strict=True):
         if begin + size > limit or (size == 0 and 0 not in whole):
             where = f"{_show(shape)} at {_show(offset)} of {_show(whole)}"
@@ -211,14 +232,15 @@ def _check_cover(tensor: Tensor, found: Sequence[Piece]) -> None:
         parts = _cut(pieces, len(tensor.shape)) if depth < _DEPTH else None
         if parts is None:
             raise CheckpointError(
-                f"pieces overlap, or are arranged as no ranks would write them: {_show(pieces[0].key)} and {_show(pieces[1].key)}"
+                f"pieces overlap, or are arranged as no ranks would write them: {_show(pieces[0].key)} and "
+                f"{_show(pieces[1].key)}"
             )
         todo += [(part, depth + 1) for part in parts if len(part) > 1]
 
 
 def _cut(pieces: Sequence[Piece], dimensions: int) -> list[list[Piece]] | None:
-    """Split the pieces recursively where a cut separates them. Shards are cut like that, so comparing every piece with every other,
-    which takes minutes for thousands, is not needed."""
+    """Split the pieces recursively where a cut separates them. Shards are cut like that, so comparing every
+    piece with every other, which takes minutes for thousands, is not needed."""
     for dim in range(dimensions):
         ordered = sorted(pieces, key=lambda piece: piece.offset[dim])
         parts: list[list[Piece]] = [[]]

@@ -1,8 +1,8 @@
-"""Reads the output of Python's `marshal.dumps(value, 2)` as untrusted data: numbers, text, bytes, tuples, lists and dicts, and nothing
-else.
+"""Reads the output of Python's `marshal.dumps(value, 2)` as untrusted data: numbers, text, bytes, tuples,
+lists and dicts, and nothing else.
 
-marshal is the fastest way to write small state at every step, but its own reader trusts its bytes: a crafted one can crash the
-interpreter. This one is slow, and only used when a rank has died.
+marshal is the fastest way to write small state at every step, but its own reader trusts its bytes: a crafted
+one can crash the interpreter. This one is slow, and only used when a rank has died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The safetensors format: eight bytes of header length, a JSON header, then the tensors without gaps.
 
-Written here rather than with the safetensors library, which needs all tensors in host memory at once and writes with
-one thread; the writer needs extents. Read here too, because a header is untrusted: all of it is checked before an offset is used.
+Written here rather than with the safetensors library, which needs all tensors in host memory at once and
+writes with one thread; the writer needs extents. Read here too, because a header is untrusted: all of it is
+checked before an offset is used.
 """
 
 from __future__ import annotations
@@ -21,17 +22,34 @@ from lastcall.errors import CheckpointError
 from lastcall.formats import layouts
 from lastcall.types import FileLayout, TensorEntry
 
-# What safetensors 0.8 reads into torch, of the types whose elements are whole bytes. It also knows F4, F6_E2M3 and
-# F6_E3M2, but several of their elements share a byte; it knows no C128.
-# fmt: off
+# What safetensors 0.8 reads into torch, of the types whose elements are whole bytes. It also knows F4,
+# F6_E2M3 and F6_E3M2, but several of their elements share a byte; it knows no C128. fmt: off
 DTYPES: dict[str, int] = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8,
-    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
 }
 # fmt: on
 PAGE = 4096
-PHASE = 64  # the data starts this far into a page, like large tensors in torch's allocator, so that they can be written in place
+# the data starts this far into a page, like large tensors in torch's allocator, so that they can be written
+# in place
+PHASE = 64
 SECTOR = 512
 MAX_HEADER = 100_000_000  # the safetensors library refuses a longer one
 _METADATA = "__metadata__"
@@ -49,13 +67,19 @@ class Stored:
     end: int
 
 
-def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None) -> FileLayout:
-    """The file that holds these tensors. Those of whole sectors come first, since the ones behind them then lie on the same phase; then
-    wide types first, so that each tensor lies at a multiple of its element size."""
+def layout(
+    name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None
+) -> FileLayout:
+    """The file that holds these tensors. Those of whole sectors come first, since the ones behind them then
+    lie on the same phase; then wide types first, so that each tensor lies at a multiple of its element
+    size."""
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     for entry in entries:
         if entry.dtype not in DTYPES:
-            raise ValueError(f"{entry.name!r} has dtype {entry.dtype!r}, which safetensors lacks; it has {', '.join(DTYPES)}")
+            raise ValueError(
+                f"{entry.name!r} has dtype {entry.dtype!r}, which safetensors lacks; it has "
+                f"{', '.join(DTYPES)}"
+            )
     ordered = sorted(entries, key=lambda entry: (entry.source.nbytes % SECTOR != 0, -DTYPES[entry.dtype]))
     end = 0
     for entry in ordered:
@@ -63,7 +87,9 @@ def layout(name: str, entries: Sequence[TensorEntry], metadata: Mapping[str, str
             raise ValueError(f"the name {entry.name!r} is taken: give each tensor of {name} a unique name")
         begin, end = end, end + entry.source.nbytes
         expected = math.prod(entry.shape) * DTYPES[entry.dtype]
-        assert end - begin == expected, f"{entry.name}: {end - begin} bytes, but {entry.dtype}{list(entry.shape)} takes {expected}"
+        assert end - begin == expected, (
+            f"{entry.name}: {end - begin} bytes, but {entry.dtype}{list(entry.shape)} takes {expected}"
+        )
         header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (begin, end)}
     pieces = layouts.Pieces()
     pieces.write(_encode(name, header))
@@ -77,25 +103,30 @@ def _encode(name: str, header: Mapping[str, object]) -> bytes:
         data = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"a tensor name or metadata of {name} is not valid Unicode: {error.object[error.start : error.end]!r}"
+            f"a tensor name or metadata of {name} is not valid Unicode: "
+            f"{error.object[error.start : error.end]!r}"
         ) from None
     data += b" " * ((PHASE - 8 - len(data)) % PAGE)
     if len(data) > MAX_HEADER:
         raise ValueError(
-            f"the header of {name} takes {len(data)} bytes, more than the {MAX_HEADER} that safetensors allows: "
+            f"the header of {name} takes {len(data)} bytes, more than the {MAX_HEADER} that safetensors "
+            "allows: "
             "shorten the names, or split the file"
         )
     return struct.pack("<Q", len(data)) + data
 
 
 def read_header(path: Path) -> bytes:
-    """The length and the JSON, as parse() takes them. Refuses links and pipes; a missing file is an OSError."""
+    """The length and the JSON, as parse() takes them. Refuses links and pipes; a missing file is an
+    OSError."""
     try:
         # O_NONBLOCK: opening a pipe in place of the file would hang.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise CheckpointError(f"{path}: not a regular file but a {_kind(os.lstat(path).st_mode)}") from None
+            raise CheckpointError(
+                f"{path}: not a regular file but a {_kind(os.lstat(path).st_mode)}"
+            ) from None
         raise
     try:
         status = os.fstat(fd)
@@ -110,7 +141,12 @@ def read_header(path: Path) -> bytes:
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_IFLNK: "symbolic link", stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    kinds = {
+        stat.S_IFLNK: "symbolic link",
+        stat.S_IFDIR: "directory",
+        stat.S_IFIFO: "pipe",
+        stat.S_IFSOCK: "socket",
+    }
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
@@ -124,7 +160,8 @@ def _read(fd: int, offset: int, nbytes: int) -> bytes:
 def _length(header: bytes, file_size: int) -> int:
     if len(header) < 8 or file_size < 8:
         raise CheckpointError(
-            f"the file is truncated after {min(len(header), file_size)} bytes, safetensors starts with 8 bytes of header length"
+            f"the file is truncated after {min(len(header), file_size)} bytes, safetensors starts with 8 "
+            "bytes of header length"
         )
     length: int = struct.unpack_from("<Q", header)[0]
     if length == 0:
@@ -132,12 +169,15 @@ def _length(header: bytes, file_size: int) -> int:
     if length > MAX_HEADER:
         raise CheckpointError(f"the header claims {length} bytes, more than the {MAX_HEADER} allowed")
     if length > file_size - 8:
-        raise CheckpointError(f"the header claims {length} bytes, but the file has only {file_size - 8} after the length")
+        raise CheckpointError(
+            f"the header claims {length} bytes, but the file has only {file_size - 8} after the length"
+        )
     return length
 
 
 def parse(header: bytes, file_size: int) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors and the metadata of a file, from its size and its first bytes; those after the header are ignored.
+    """The tensors and the metadata of a file, from its size and its first bytes; those after the header are
+    ignored.
 
     Accepts nothing that the safetensors library refuses. Every problem is a CheckpointError.
     """
@@ -158,7 +198,9 @@ def _decode(data: bytes) -> dict[str, object]:
     try:
         document = json.loads(data.decode(), object_pairs_hook=_unique, parse_int=_integer)
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"the header is not UTF-8: byte {data[error.start]:#04x} at {error.start}") from None
+        raise CheckpointError(
+            f"the header is not UTF-8: byte {data[error.start]:#04x} at {error.start}"
+        ) from None
     except RecursionError:
         raise CheckpointError("the header is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -168,8 +210,8 @@ def _decode(data: bytes) -> dict[str, object]:
 
 
 def _integer(text: str) -> int | float:
-    """int() reads -0 as 0, which the safetensors library refuses, and fails on thousands of digits before the tensor is
-    known; as floats both are refused with the tensor's name."""
+    """int() reads -0 as 0, which the safetensors library refuses, and fails on thousands of digits before the
+    tensor is known; as floats both are refused with the tensor's name."""
     return float(text) if text == "-0" or len(text) > 40 else int(text)
 
 
@@ -187,7 +229,9 @@ def _metadata(found: object) -> dict[str, str]:
         raise CheckpointError(f"{_METADATA} must map strings to strings, not be {_show(found)}")
     for key, value in found.items():
         if not isinstance(value, str) or not _is_text(key) or not _is_text(value):
-            raise CheckpointError(f"{_METADATA} must map strings to strings, but {_show(key)} is {_show(value)}")
+            raise CheckpointError(
+                f"{_METADATA} must map strings to strings, but {_show(key)} is {_show(value)}"
+            )
     return found
 
 
@@ -201,7 +245,9 @@ def _tensor(name: str, info: object, start: int, file_size: int) -> Stored:
     if not _is_text(name):
         raise CheckpointError(f"{what}: the name is not valid Unicode")
     if not isinstance(info, dict) or info.keys() != _FIELDS:
-        raise CheckpointError(f"{what}: expected an object with dtype, shape and data_offsets, found {_show(info)}")
+        raise CheckpointError(
+            f"{what}: expected an object with dtype, shape and data_offsets, found {_show(info)}"
+        )
     dtype = info["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(f"{what}: unknown dtype {_show(dtype)}")
@@ -213,10 +259,15 @@ def _tensor(name: str, info: object, start: int, file_size: int) -> Stored:
     if begin > end:
         raise CheckpointError(f"{what}: data_offsets are reversed: {_show(offsets)}")
     if end > file_size - start:
-        raise CheckpointError(f"{what}: data_offsets {_show(offsets)} are out of range, the data has {file_size - start} bytes")
+        raise CheckpointError(
+            f"{what}: data_offsets {_show(offsets)} are out of range, the data has {file_size - start} bytes"
+        )
     expected = _elements(shape, what) * DTYPES[dtype]
     if end - begin != expected:
-        raise CheckpointError(f"{what}: data_offsets hold {end - begin} bytes, but {dtype} of shape {_show(shape)} takes {expected}")
+        raise CheckpointError(
+            f"{what}: data_offsets hold {end - begin} bytes, but {dtype} of shape "
+            f"{_show(shape)} takes {expected}"
+        )
     return Stored(dtype, shape, start + begin, start + end)
 
 
@@ -230,7 +281,8 @@ def _integers(found: object, what: str) -> tuple[int, ...]:
 
 
 def _elements(shape: tuple[int, ...], what: str) -> int:
-    """The product. One that overflows is refused even where a dimension is 0: the strides of such a tensor overflow."""
+    """The product. One that overflows is refused even where a dimension is 0: the strides of such a tensor
+    overflow."""
     product = 1
     for size in shape:
         product *= size or 1
@@ -248,10 +300,15 @@ def _check_cover(tensors: Mapping[str, Stored], start: int, file_size: int) -> N
                 if stored.begin < end
                 else "leaves a gap after the data before it, which ends"
             )
-            raise CheckpointError(f"tensor {_show(name)}: begins at byte {stored.begin} of the file and {wrong} at {end}")
+            raise CheckpointError(
+                f"tensor {_show(name)}: begins at byte {stored.begin} of the file and {wrong} at {end}"
+            )
         end = stored.end
     if end != file_size:
-        raise CheckpointError(f"the tensors end at byte {end} of the file, but it has {file_size}: {file_size - end} belong to none")
+        raise CheckpointError(
+            f"the tensors end at byte {end} of the file, but it has {file_size}: "
+            f"{file_size - end} belong to none"
+        )
 
 
 def _show(value: object) -> str:

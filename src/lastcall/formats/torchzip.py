@@ -1,9 +1,9 @@
 """A `.pt` file that torch.load opens (weights_only and mmap included), made without torch.
 
-The pickle and the zip are byte for byte what torch.save writes (a test compares them), the serialization id apart:
-torch's zip reader can be told to compute the offsets of records instead of reading them, and relies on torch's layout.
-Discarded: the standard library's pickler, which must import what it names, and its zipfile, which cannot align records
-and wants their bytes before it can say where they lie.
+The pickle and the zip are byte for byte what torch.save writes (a test compares them), the serialization id
+apart: torch's zip reader can be told to compute the offsets of records instead of reading them, and relies on
+torch's layout. Discarded: the standard library's pickler, which must import what it names, and its zipfile,
+which cannot align records and wants their bytes before it can say where they lie.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ class Tensor:
 
 
 def layout(name: str, tree: object, *, crc: bool = True) -> FileLayout:
-    """The file that holds a tree of dict, OrderedDict (attributes such as a state dict's _metadata included), list,
-    tuple, set, str, int, float, bool, None, bytes and Tensor. Anything else is a StateError that names its path.
+    """The file that holds a tree of dict, OrderedDict (attributes such as a state dict's _metadata included),
+    list, tuple, set, str, int, float, bool, None, bytes and Tensor. Anything else is a StateError that names
+    its path.
 
-    With `crc` every source is read once now, and must not change until the file is written; torch.load does not look at
-    the checksums, zip tools do. weights_only refuses integers of more than 255 bytes.
+    With `crc` every source is read once now, and must not change until the file is written; torch.load does
+    not look at the checksums, zip tools do. weights_only refuses integers of more than 255 bytes.
     """
     pickled = _Pickler()
     try:
@@ -119,7 +120,8 @@ class _Pickler:
         self.out = bytearray(pickle.PROTO + b"\x02")
         self.storages: list[Source] = []  # their indices are their keys
         self._keys: dict[int, tuple[str, str]] = {}  # id of a source: its key and its storage class
-        self._memo: dict[int | str, int] = {}  # id of an object, or name of a global: its index in the reader's memo
+        # id of an object, or name of a global: its index in the reader's memo
+        self._memo: dict[int | str, int] = {}
         self._slots = 0
         self._alive: list[object] = []  # the id of a freed object may be reused
 
@@ -131,7 +133,8 @@ class _Pickler:
             # Exact types only: a subclass (a numpy float64 is a float) would come back as something else.
             if kind not in _SAVERS:
                 raise StateError(
-                    f"{path or 'the root'} is a {kind.__module__}.{kind.__qualname__}, which a .pt file cannot hold "
+                    f"{path or 'the root'} is a {kind.__module__}.{kind.__qualname__}, which a .pt file "
+                    "cannot hold "
                     "without code: turn it into tensors, numbers, strings, lists or dicts"
                 )
             _SAVERS[kind](self, value, path)
@@ -238,8 +241,9 @@ class _Pickler:
         self.out += pickle.REDUCE
 
     def _storage_class(self, tensor: Tensor) -> str:
-        """Untyped where the dtype has no class, and for a second dtype over one storage (torch.save refuses those): the
-        reader keeps the storage it made first, and a tensor over an untyped one names its own dtype."""
+        """Untyped where the dtype has no class, and for a second dtype over one storage (torch.save refuses
+        those): the reader keeps the storage it made first, and a tensor over an untyped one names its own
+        dtype."""
         own = _STORAGES.get(tensor.dtype)
         storage = _UNTYPED if own is None or tensor.source.nbytes % DTYPES[tensor.dtype] else f"torch {own}"
         if id(tensor.source) not in self._keys:
@@ -278,19 +282,25 @@ class _Pickler:
     def _recall(self, key: int | str) -> bool:
         slot = self._memo.get(key)
         if slot is not None:
-            self.out += pickle.BINGET + bytes((slot,)) if slot < 256 else pickle.LONG_BINGET + struct.pack("<I", slot)
+            self.out += (
+                pickle.BINGET + bytes((slot,)) if slot < 256 else pickle.LONG_BINGET + struct.pack("<I", slot)
+            )
         return slot is not None
 
     def _remember(self, value: object, path: str) -> None:
         if id(value) in self._memo:
-            raise StateError(f"{path or 'the root'} is a {type(value).__name__} that contains itself and cannot be saved")
+            raise StateError(
+                f"{path or 'the root'} is a {type(value).__name__} that contains itself and cannot be saved"
+            )
         self._memo[id(value)] = self._slots
         self._alive.append(value)
         self._slot()
 
     def _slot(self) -> None:
         slot = self._slots
-        self.out += pickle.BINPUT + bytes((slot,)) if slot < 256 else pickle.LONG_BINPUT + struct.pack("<I", slot)
+        self.out += (
+            pickle.BINPUT + bytes((slot,)) if slot < 256 else pickle.LONG_BINPUT + struct.pack("<I", slot)
+        )
         self._slots += 1
 
 
@@ -342,13 +352,19 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _check_bounds(tensor: Tensor, path: str) -> None:
     if tensor.dtype not in DTYPES:
-        raise StateError(f"{path or 'the root'} has dtype {tensor.dtype!r}, a .pt file holds one of {', '.join(DTYPES)}")
+        raise StateError(
+            f"{path or 'the root'} has dtype {tensor.dtype!r}, a .pt file holds one of {', '.join(DTYPES)}"
+        )
     strides = _contiguous(tensor.shape) if tensor.strides is None else tensor.strides
     assert len(strides) == len(tensor.shape), f"{path}: shape {tensor.shape} with strides {strides}"
     if 0 not in tensor.shape:
-        last = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+        last = tensor.offset + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)
+        )
         needed = (last + 1) * DTYPES[tensor.dtype]
-        assert tensor.source.nbytes >= needed, f"{path}: {tensor.source.nbytes} bytes, the tensor reaches to {needed}"
+        assert tensor.source.nbytes >= needed, (
+            f"{path}: {tensor.source.nbytes} bytes, the tensor reaches to {needed}"
+        )
 
 
 _LIMIT = 0xFFFFFFFF  # from here on a number is in the zip64 fields
@@ -356,7 +372,8 @@ _UTF8, _DESCRIPTOR = 0x0800, 0x0008
 
 
 class _Archive:
-    """A zip as torch writes it: stored, sizes and CRC after the data, the data aligned through the extra field."""
+    """A zip as torch writes it: stored, sizes and CRC after the data, the data aligned through the extra
+    field."""
 
     def __init__(self, crc: bool) -> None:
         self._buffer = PageBuffer(_PIECE) if crc else None
@@ -368,7 +385,8 @@ class _Archive:
         path = f"archive/{record}".encode()
         start, size, crc = self._pieces.size, source.nbytes, self._crc(source)
         flags = _UTF8 | _DESCRIPTOR if size else _UTF8
-        # As in torch: before the data the compressed size is 0, and the offset is there though zip has no use for it.
+        # As in torch: before the data the compressed size is 0, and the offset is there though zip has no use
+        # for it.
         extra = _zip64(*((size, 0) if size >= _LIMIT else ()), *((start,) if start >= _LIMIT else ()))
         begin = start + 30 + len(path) + len(extra) + 4
         padding = -begin % _ALIGNMENT
@@ -380,12 +398,15 @@ class _Archive:
             self._pieces.write(struct.pack("<4sI2Q" if extra else "<4sI2I", b"PK\7\10", crc, size, size))
         extra = _zip64(*((size, size) if size >= _LIMIT else ()), *((start,) if start >= _LIMIT else ()))
         stored = min(size, _LIMIT)
-        self._directory += struct.pack("<4s6H3I2H", b"PK\1\2", 0, 0, flags, 0, 0, 0, crc, stored, stored, len(path), len(extra))
+        self._directory += struct.pack(
+            "<4s6H3I2H", b"PK\1\2", 0, 0, flags, 0, 0, 0, crc, stored, stored, len(path), len(extra)
+        )
         self._directory += struct.pack("<3H2I", 0, 0, 0, 0, min(start, _LIMIT)) + path + extra
         self._count += 1
 
     def identity(self) -> bytes:
-        """40 digits over the names, sizes and CRCs so far. torch only logs them; equal states give equal files."""
+        """40 digits over the names, sizes and CRCs so far. torch only logs them; equal states give equal
+        files."""
         digest = hashlib.blake2b(self._directory, digest_size=16).digest()
         return b"%040d" % int.from_bytes(digest)
 
@@ -393,7 +414,9 @@ class _Archive:
         start, size, count = self._pieces.size, len(self._directory), self._count
         self._pieces.write(self._directory)
         end = self._pieces.size
-        self._pieces.write(struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 0x031E, 45, 0, 0, count, count, size, start))
+        self._pieces.write(
+            struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 0x031E, 45, 0, 0, count, count, size, start)
+        )
         self._pieces.write(struct.pack("<4sIQI", b"PK\6\7", 0, end, 1))
         short = min(count, 0xFFFF)
         sizes = min(size, _LIMIT), min(start, _LIMIT)

@@ -1,12 +1,14 @@
 """JSON-like values with their exact types, as a JSON document and back; and a fast copy of them.
 
-What JSON supports stays unchanged; all else becomes an object with the key "$", which names its type: `(1, 2)` is
-`{"$": "tuple", "items": [1, 2]}`. A document survives any JSON writer that keeps the order of keys. Types are compared
-exactly: a subclass may hold more than its parent, so it goes to `foreign`, as does everything not named here. Values
-form a tree: a value that is referenced twice is restored as two equal values, and a cycle is refused.
+What JSON supports stays unchanged; all else becomes an object with the key "$", which names its type: `(1,
+2)` is `{"$": "tuple", "items": [1, 2]}`. A document survives any JSON writer that keeps the order of keys.
+Types are compared exactly: a subclass may hold more than its parent, so it goes to `foreign`, as does
+everything not named here. Values form a tree: a value that is referenced twice is restored as two equal
+values, and a cycle is refused.
 
-Discarded: pickle (runs code when loaded), JSON's own NaN and long integers (most readers refuse or round them, and
-Python refuses more than 4300 digits), lone surrogates in JSON text (two of them merge into one character when read).
+Discarded: pickle (runs code when loaded), JSON's own NaN and long integers (most readers refuse or round
+them, and Python refuses more than 4300 digits), lone surrogates in JSON text (two of them merge into one
+character when read).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from typing import Any, NoReturn
 from lastcall import errors
 
 TAG = "$"
-MAX_DEPTH = 100  # json.loads stops at 1000; a level here can be three levels there, and the caller needs some as well
+# json.loads stops at 1000; a level here can be three levels there, and the caller needs some as well
+MAX_DEPTH = 100
 
 Foreign = Callable[[object, str], object]
 ForeignTag = Callable[[dict[str, object]], object]
@@ -41,7 +44,8 @@ _FACTORIES: dict[str, type] = {"int": int, "list": list, "dict": dict, "set": se
 
 
 def encode(value: object, path: str, foreign: Foreign) -> object:
-    """The JSON document of a value. Errors call it `path`; `foreign` encodes or refuses what is not native."""
+    """The JSON document of a value. Errors call it `path`; `foreign` encodes or refuses what is not
+    native."""
     try:
         return _Encoder(foreign).value(value, path)
     except RecursionError:
@@ -49,7 +53,8 @@ def encode(value: object, path: str, foreign: Foreign) -> object:
 
 
 def decode(document: object, foreign: ForeignTag) -> object:
-    """The value of a document. Runs no code but `foreign`, which gets every object whose tag is not native."""
+    """The value of a document. Runs no code but `foreign`, which gets every object whose tag is not
+    native."""
     try:
         return _Decoder(foreign).value(document)
     except RecursionError:
@@ -71,14 +76,17 @@ def copy(value: Any, leaf: Leaf | None = None) -> Any:
 
 
 def refuse(value: object, path: str) -> NoReturn:
-    """The `foreign` of encode() that accepts nothing: says what cannot be saved, where it is, and what to do."""
+    """The `foreign` of encode() that accepts nothing: says what cannot be saved, where it is, and what to
+    do."""
     what, remedy = _describe(value)
     raise errors.StateError(f"{path}: {what} cannot be saved. {remedy}")
 
 
 def refuse_tag(document: dict[str, object]) -> NoReturn:
     """The `foreign` of decode() that accepts nothing."""
-    raise errors.CheckpointError(f"the state document holds a value of the unknown kind {reprlib.repr(document.get(TAG))}")
+    raise errors.CheckpointError(
+        f"the state document holds a value of the unknown kind {reprlib.repr(document.get(TAG))}"
+    )
 
 
 def _describe(value: object) -> tuple[str, str]:
@@ -92,7 +100,10 @@ def _describe(value: object) -> tuple[str, str]:
     if isinstance(value, io.IOBase):  # before iterators: a file is one, of its lines
         return f"a file ({name})", "Save its content (bytes or text), or its path."
     if isinstance(value, Iterator):
-        return f"an iterator ({name})", "Its position is not visible in Python. Save a number to restart from."
+        return (
+            f"an iterator ({name})",
+            "Its position is not visible in Python. Save a number to restart from.",
+        )
     if isinstance(value, enum.Enum):
         return f"an enum member ({name})", "Save its .value, and look the member up again after the restore."
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -102,12 +113,15 @@ def _describe(value: object) -> tuple[str, str]:
         return f"a subclass of {base.__name__} ({name})", f"Save {base.__name__}(value) instead."
     return (
         f"a value of type {name}",
-        "Give it state_dict() and load_state_dict(), or save the numbers, text, lists and dicts that it consists of.",
+        "Give it state_dict() and load_state_dict(), or save the numbers, text, lists and dicts that it "
+        "consists of.",
     )
 
 
 def _too_deep(path: str) -> str:
-    return f"{path}: nested more than {MAX_DEPTH} levels deep, which cannot be saved. Use a flatter structure."
+    return (
+        f"{path}: nested more than {MAX_DEPTH} levels deep, which cannot be saved. Use a flatter structure."
+    )
 
 
 class _Encoder:
@@ -123,7 +137,9 @@ class _Encoder:
         if branch is None:
             return self.foreign(value, path)
         if id(value) in self.ancestors:
-            raise errors.StateError(f"{path}: contains itself, which cannot be saved. Remove the reference back to it.")
+            raise errors.StateError(
+                f"{path}: contains itself, which cannot be saved. Remove the reference back to it."
+            )
         if len(self.ancestors) >= MAX_DEPTH:
             raise errors.StateError(_too_deep(path))
         self.ancestors.add(id(value))
@@ -146,7 +162,8 @@ class _Encoder:
 
     def pairs(self, value: dict[object, object], path: str) -> list[object]:
         return [
-            [self.value(key, f"{path} key {_shown(key)}"), self.value(item, f"{path}[{_shown(key)}]")] for key, item in value.items()
+            [self.value(key, f"{path} key {_shown(key)}"), self.value(item, f"{path}[{_shown(key)}]")]
+            for key, item in value.items()
         ]
 
     def mapping(self, value: dict[object, object], path: str) -> object:
@@ -155,13 +172,18 @@ class _Encoder:
         return {TAG: "dict", "pairs": self.pairs(value, path)}
 
     def attributed(self, value: dict[object, object], path: str) -> object:
-        """OrderedDict and Counter can carry attributes; torch keeps a module's versions in `_metadata` of its state."""
+        """OrderedDict and Counter can carry attributes; torch keeps a module's versions in `_metadata` of its
+        state."""
         for name in vars(value):
             if hasattr(type(value), name):
-                raise errors.StateError(f"{path}.{name}: hides a method and cannot be saved. Use another name.")
+                raise errors.StateError(
+                    f"{path}.{name}: hides a method and cannot be saved. Use another name."
+                )
         document: dict[str, object] = {TAG: type(value).__name__, "pairs": self.pairs(value, path)}
         if vars(value):
-            document["attributes"] = {name: self.value(item, f"{path}.{name}") for name, item in vars(value).items()}
+            document["attributes"] = {
+                name: self.value(item, f"{path}.{name}") for name, item in vars(value).items()
+            }
         return document
 
     def defaulting(self, value: collections.defaultdict[object, object], path: str) -> object:
@@ -217,7 +239,8 @@ def _encode_int(value: int) -> object:
 
 
 def _encode_float(value: float) -> object:
-    return value if math.isfinite(value) else {TAG: "float", "hex": struct.pack(">d", value).hex()}  # a nan's bits, too
+    # a nan's bits, too
+    return value if math.isfinite(value) else {TAG: "float", "hex": struct.pack(">d", value).hex()}
 
 
 def _encode_complex(value: complex) -> object:
@@ -225,7 +248,10 @@ def _encode_complex(value: complex) -> object:
 
 
 def _encode_range(value: range) -> object:
-    return {TAG: "range", "items": [_encode_int(value.start), _encode_int(value.stop), _encode_int(value.step)]}
+    return {
+        TAG: "range",
+        "items": [_encode_int(value.start), _encode_int(value.stop), _encode_int(value.step)],
+    }
 
 
 def _encode_timedelta(value: datetime.timedelta) -> object:
@@ -282,11 +308,15 @@ class _Decoder:
                 return self.tagged(document) if TAG in document else self.mapping(document)
         finally:
             self.depth -= 1
-        raise errors.CheckpointError(f"the state document holds a {type(document).__name__}, which JSON does not have")
+        raise errors.CheckpointError(
+            f"the state document holds a {type(document).__name__}, which JSON does not have"
+        )
 
     def mapping(self, document: dict[str, object]) -> object:
         if any(type(key) is not str or key.startswith(TAG) for key in document):
-            raise errors.CheckpointError(f"the state document holds a wrong key among {reprlib.repr(list(document))}")
+            raise errors.CheckpointError(
+                f"the state document holds a wrong key among {reprlib.repr(list(document))}"
+            )
         return {key: self.value(item) for key, item in document.items()}
 
     def tagged(self, document: dict[str, object]) -> object:
@@ -302,7 +332,9 @@ class _Decoder:
         except (ValueError, TypeError, OverflowError, struct.error) as error:
             raise errors.CheckpointError(f"the state document holds a broken {tag}: {error}") from error
         if parts:
-            raise errors.CheckpointError(f"the state document holds a {tag} with unknown parts {reprlib.repr(parts)}")
+            raise errors.CheckpointError(
+                f"the state document holds a {tag} with unknown parts {reprlib.repr(parts)}"
+            )
         return value
 
     def items(self, parts: dict[str, object]) -> list[object]:
@@ -335,7 +367,8 @@ class _Decoder:
     def attributed(self, value: object, parts: dict[str, object]) -> object:
         if "attributes" in parts:
             for name, item in _take(parts, "attributes", dict).items():
-                if type(name) is not str or hasattr(type(value), name):  # must not hide a method such as items()
+                # must not hide a method such as items()
+                if type(name) is not str or hasattr(type(value), name):
                     raise ValueError(f"it has no place for the attribute {name!r}")
                 vars(value)[name] = self.value(item)
         return value
@@ -409,13 +442,29 @@ _TAG_DECODERS: dict[str, Callable[[_Decoder, dict[str, object]], object]] = {
     "path": lambda decoder, parts: decoder.path(parts, pathlib.Path),
     "purepath": lambda decoder, parts: decoder.path(parts, pathlib.PurePosixPath),
     "date": lambda _, parts: datetime.date.fromisoformat(_take(parts, "v", str)),
-    "datetime": lambda _, parts: datetime.datetime.fromisoformat(_take(parts, "v", str)).replace(fold=_take(parts, "fold", int)),
+    "datetime": lambda _, parts: datetime.datetime.fromisoformat(_take(parts, "v", str)).replace(
+        fold=_take(parts, "fold", int)
+    ),
     "timedelta": lambda decoder, parts: datetime.timedelta(*decoder.exactly(parts, 3, int)),
 }
 
 
 _IMMUTABLE = frozenset(
-    {type(None), bool, int, float, str, bytes, complex, range, slice, datetime.date, datetime.datetime, datetime.timedelta, *_PATHS}
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        str,
+        bytes,
+        complex,
+        range,
+        slice,
+        datetime.date,
+        datetime.datetime,
+        datetime.timedelta,
+        *_PATHS,
+    }
 )
 LEAVES = _IMMUTABLE  # values without mutable parts
 _flat = _IMMUTABLE.issuperset  # one call in C for a whole container
@@ -456,7 +505,9 @@ def _copy_deque(value: collections.deque[Any], leaf: Leaf | None) -> collections
     return value.copy() if _flat(map(type, value)) else collections.deque(_copies(value, leaf), value.maxlen)
 
 
-def _copy_ordered(value: collections.OrderedDict[Any, Any], leaf: Leaf | None) -> collections.OrderedDict[Any, Any]:
+def _copy_ordered(
+    value: collections.OrderedDict[Any, Any], leaf: Leaf | None
+) -> collections.OrderedDict[Any, Any]:
     result = collections.OrderedDict(_pairs(value, leaf))
     if vars(value):
         vars(result).update(_copy_dict(vars(value), leaf))
@@ -471,7 +522,9 @@ def _copy_counter(value: collections.Counter[Any], leaf: Leaf | None) -> collect
     return result
 
 
-def _copy_defaulting(value: collections.defaultdict[Any, Any], leaf: Leaf | None) -> collections.defaultdict[Any, Any]:
+def _copy_defaulting(
+    value: collections.defaultdict[Any, Any], leaf: Leaf | None
+) -> collections.defaultdict[Any, Any]:
     return collections.defaultdict(value.default_factory, _pairs(value, leaf))
 
 

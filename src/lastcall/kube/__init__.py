@@ -1,1 +1,2 @@
-"""Kubernetes: annotations become variables, grace and a mount (the webhook, `lastcall kube`), and jobs are paused and resumed."""
+"""Kubernetes: annotations become variables, grace and a mount (the webhook, `lastcall kube`), and jobs are
+paused and resumed."""

@@ -59,10 +59,16 @@ def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Sourc
             sys.stderr.write(f"lastcall: {error}\n")
         return error.code
     config = settings.JITCheckpointConfig(environ=environ)
-    signals = {signal.SIGTERM, *(signal.Signals[name] for name in config.signals)}  # those that are notices; SIGTERM always is one here
-    # Before the first thread: a thread that has not blocked the signals would be killed by them, and this process with it.
+    # those that are notices; SIGTERM always is one here
+    signals = {signal.SIGTERM, *(signal.Signals[name] for name in config.signals)}
+    # Before the first thread: a thread that has not blocked the signals would be killed by them, and this
+    # process with it.
     inbox = SignalInbox(signals)
-    opened = store.served(everywhere=machines.several(options.command, environ)) if config.enabled else store.unserved()
+    opened = (
+        store.served(everywhere=machines.several(options.command, environ))
+        if config.enabled
+        else store.unserved()
+    )
     with logs.Visible(options.log_level), _registry() as book, opened as serving:
         log.debug("Platform %s: %s; a saved run exits with code %d", platform.name, why, exit_code)
         child = environment.build(options, exit_code, book.folder, environ, serving.told)
@@ -98,10 +104,16 @@ class Launcher:
         self._book = book
         self._signals = signals
         if not processes.become_subreaper() and os.getpid() != 1:
-            log.warning("Could not become a subreaper: if an intermediate shell dies, lastcall loses track of the training process")
+            log.warning(
+                "Could not become a subreaper: if an intermediate shell dies, lastcall loses track "
+                "of the training process"
+            )
         self._roots: set[str] = set()  # the directories that the training processes have saved to so far
-        # A shell that ended in `exec lastcall run` leaves its children to this process: they are not ours to signal.
-        self._strangers = [(process.pid, process.started) for process in processes.below(os.getpid()).values()]
+        # A shell that ended in `exec lastcall run` leaves its children to this process: they are not ours to
+        # signal.
+        self._strangers = [
+            (process.pid, process.started) for process in processes.below(os.getpid()).values()
+        ]
 
     def run(self, path: str, environ: Mapping[str, str]) -> Verdict:
         policy = restarts.Policy(self._options)
@@ -114,7 +126,9 @@ class Launcher:
             if not decision.again:
                 return self._no_more(decision, ending, verdict)
             log.info(
-                "%s: %s", "Waiting for `lastcall resume`" if decision.because == restarts.PAUSED else "Starting again", decision.because
+                "%s: %s",
+                "Waiting for `lastcall resume`" if decision.because == restarts.PAUSED else "Starting again",
+                decision.because,
             )
             if (instead := self._rest(decision, ending, verdict)) is not None:
                 return instead
@@ -127,7 +141,8 @@ class Launcher:
         log.log(logging.ERROR if decision.hopeless else logging.INFO, "No restart: %s", decision.because)
         own = outcome.shell_code(ending.status)
         if decision.hopeless and verdict.result is Result.SAVED and own != 0:
-            return Verdict(Result.FAILED, own, decision.because)  # the code of a saved run would make the platform retry forever
+            # the code of a saved run would make the platform retry forever
+            return Verdict(Result.FAILED, own, decision.because)
         return verdict
 
     def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
@@ -136,14 +151,18 @@ class Launcher:
             supervisor.start(path, environ, self._handed_over())
         except OSError as error:
             hint = ": it has no #! line" if error.errno == errno.ENOEXEC else ""
-            missing = error.errno == errno.ENOENT  # the program exists: the interpreter in its first line does not
-            raise CannotStart(f"cannot start {path}: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE) from error
+            # the program exists: the interpreter in its first line does not
+            missing = error.errno == errno.ENOENT
+            raise CannotStart(
+                f"cannot start {path}: {error.strerror}{hint}", NOT_FOUND if missing else NOT_EXECUTABLE
+            ) from error
         ending = supervisor.run()
         self._roots |= {member.root for member in ending.members if member.checkpoint}
         return ending
 
     def _handed_over(self) -> list[str]:
-        """What --resume-args makes of the newest checkpoint: of this launcher's runs, or in a folder that the command names."""
+        """What --resume-args makes of the newest checkpoint: of this launcher's runs, or in a folder that the
+        command names."""
         if self._options.resume_args is None:
             return []
         found = handover.newest([*map(Path, sorted(self._roots)), *handover.named(self._options.command)])
@@ -155,26 +174,36 @@ class Launcher:
         return more
 
     def _judge(self, ending: Ending) -> Verdict:
-        rescued = self._recover(ending) if self._options.guard or any(member.area for member in ending.members) else []
+        rescued = (
+            self._recover(ending)
+            if self._options.guard or any(member.area for member in ending.members)
+            else []
+        )
         verdict = outcome.decide(ending, self._exit_code, rescued)
-        plain = not ending.members and ending.notice is None and verdict.code == outcome.shell_code(ending.status)
+        plain = (
+            not ending.members and ending.notice is None and verdict.code == outcome.shell_code(ending.status)
+        )
         log.log(logging.DEBUG if plain else logging.INFO, "Exit code %d: %s", verdict.code, verdict.because)
         return verdict
 
     def _recover(self, ending: Ending) -> list[str]:
-        """What the guardian could save of the runs that did not end well. It checks all of them: a run that had time for only a
-        part left the rest in shared memory."""
+        """What the guardian could save of the runs that did not end well. It checks all of them: a run that
+        had time for only a part left the rest in shared memory."""
         from lastcall.launch import guardian
 
         lost = outcome.unsaved(ending.members)
-        status = next((ending.statuses[member.pid] for member in lost if member.pid in ending.statuses), ending.status)
-        how = processes.described(128 - status if status > 128 else status)  # an intermediate shell reports SIGKILL as 137
+        status = next(
+            (ending.statuses[member.pid] for member in lost if member.pid in ending.statuses), ending.status
+        )
+        # an intermediate shell reports SIGKILL as 137
+        how = processes.described(128 - status if status > 128 else status)
         found = guardian.recover(ending.members, how)
         roots = {member.root for member in lost}
         return [f"{rescued.root.name}/{rescued.path.name}" for rescued in found if str(rescued.root) in roots]
 
     def _rest(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict | None:
-        """Between two incarnations: the back-off, or a pause. Returns the verdict that applies if the launcher is asked to stop."""
+        """Between two incarnations: the back-off, or a pause. Returns the verdict that applies if the
+        launcher is asked to stop."""
         until = time.monotonic() + decision.delay
         while (left := until - time.monotonic()) > 0 or restarts.paused(ending.members):
             heard = self._inbox.wait(min(left, _PAUSE_TICK) if left > 0 else _PAUSE_TICK)
@@ -193,11 +222,14 @@ class Launcher:
         return None
 
     def linger(self) -> None:
-        """Slurm kills a job that it requeues. A job that exits before that may count as completed and not be requeued."""
+        """Slurm kills a job that it requeues. A job that exits before that may count as completed and not be
+        requeued."""
         until = time.monotonic() + self._options.linger
         while (left := until - time.monotonic()) > 0:
             heard = self._inbox.wait(left)
-            if heard is not None and (isinstance(heard, Notice) or heard.signum in (signal.SIGTERM, signal.SIGINT)):
+            if heard is not None and (
+                isinstance(heard, Notice) or heard.signum in (signal.SIGTERM, signal.SIGINT)
+            ):
                 return
         log.warning("Slurm has not ended this job after %.0f s: exiting", self._options.linger)
 
@@ -207,7 +239,10 @@ def locate(command: str, environ: Mapping[str, str]) -> str:
     if os.sep in command:
         tried = [command]
     else:
-        tried = [os.path.join(folder or ".", command) for folder in environ.get("PATH", os.defpath).split(os.pathsep)]
+        tried = [
+            os.path.join(folder or ".", command)
+            for folder in environ.get("PATH", os.defpath).split(os.pathsep)
+        ]
     there = [path for path in tried if os.path.exists(path)]
     for path in there:
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -248,7 +283,9 @@ def _registry() -> Iterator[registry.Registry]:
         book.sign(dataclasses.asdict(identity.Process.own()))
     except OSError as error:  # a full TMPDIR: then the processes below cannot detect that this one was killed
         log.warning(
-            "Could not record the launcher's process ID (%s): if the launcher is killed, the training below it continues", error
+            "Could not record the launcher's process ID (%s): if the launcher is killed, the training below "
+            "it continues",
+            error,
         )
     try:
         yield book

@@ -1,4 +1,5 @@
-"""The environment of the command: the user's own, plus variables that tell its processes about the launcher."""
+"""The environment of the command: the user's own, plus variables that tell its processes about the
+launcher."""
 
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ _AGENT_MARGIN = 60.0  # seconds: torchrun must not kill a save that takes slight
 _SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")  # the bootstrap reads only the first
 
 
-def build(options: Options, exit_code: int, folder: Path, environ: Mapping[str, str], told: str | None = None) -> dict[str, str]:
+def build(
+    options: Options, exit_code: int, folder: Path, environ: Mapping[str, str], told: str | None = None
+) -> dict[str, str]:
     """`told`: how the store of this launcher is reached, if it has one."""
     built = {**environ, "LASTCALL_REGISTRY": str(folder)}
-    built.pop(store.VARIABLE, None)  # from a launcher above this one: it clears its store without regard to our incarnations
+    # from a launcher above this one: it clears its store without regard to our incarnations
+    built.pop(store.VARIABLE, None)
     if told is not None:
         built[store.VARIABLE] = told
     built["LASTCALL_ENABLED"] = _enabled(environ)

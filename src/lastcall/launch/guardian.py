@@ -1,4 +1,5 @@
-"""The guardian: after an incarnation, turns what a killed process left in shared memory into a committed checkpoint."""
+"""The guardian: after an incarnation, turns what a killed process left in shared memory into a committed
+checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ log = logging.getLogger("lastcall")
 
 
 def recover(members: Sequence[registry.Member], how: str) -> list[Rescued]:
-    """Save what the dead among these left behind; `how` says what ended them. Never raises: the launcher continues in any case."""
+    """Save what the dead among these left behind; `how` says what ended them. Never raises: the launcher
+    continues in any case."""
     rescued = []
     for root in sorted({member.root for member in members if not registry.alive(member)}):
         try:

@@ -1,4 +1,5 @@
-"""Whether a command may have ranks on other machines: only then does the launcher's store listen to more than this one."""
+"""Whether a command may have ranks on other machines: only then does the launcher's store listen to more than
+this one."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 _OPTION = re.compile(r"--?(?:nnodes|nnode|num[-_]machines|num[-_]nodes|hostfile|nodes)(?:=(.*))?")
-_ELSEWHERE = ("srun", "mpirun", "mpiexec", "deepspeed", "pdsh", "ssh")  # these start processes on other machines
+# these start processes on other machines
+_ELSEWHERE = ("srun", "mpirun", "mpiexec", "deepspeed", "pdsh", "ssh")
 _COUNTS = ("PET_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "NUM_NODES")
 
 
 def several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """True where anything indicates it: a script may start torchrun itself, so the platform's variables count as well."""
+    """True where anything indicates it: a script may start torchrun itself, so the platform's variables count
+    as well."""
     for word, after in zip(command, [*command[1:], ""], strict=True):
         found = _OPTION.fullmatch(word)
         if found and (found[1] if found[1] is not None else after).strip() != "1":

@@ -17,8 +17,8 @@ class Options:
     grace_given: bool = False
     """Whether the user set it. A guessed grace must not kill a program that is not known to train."""
     kill_after: float | None = None
-    """Seconds after a notice until everything left is killed, training processes that are still saving included; None spares
-    these."""
+    """Seconds after a notice until everything left is killed, training processes that are still saving
+    included; None spares these."""
     stop_file: Path | None = None
     cloud: str = "auto"
     platform: str = "auto"
@@ -31,7 +31,8 @@ class Options:
     linger: float = 60.0
     """Slurm: seconds to wait for the kill after a successful requeue."""
     resume_args: str | None = None
-    """Arguments that a restart gets, with {path} for the checkpoint: for scripts that resume from a path only."""
+    """Arguments that a restart gets, with {path} for the checkpoint: for scripts that resume from a path
+    only."""
     guard: bool = False
     guard_steps: int | None = None
     guard_seconds: float | None = None

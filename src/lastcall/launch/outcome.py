@@ -1,8 +1,8 @@
 """The one exit code that tells the platform what happened, with the reason for it.
 
-Programs between the training and the launcher have exit codes of their own: torchrun turns every code into 1, a shell returns that
-of its last command. So the outcomes recorded by the training processes come first, and the command's code counts only where there
-is none.
+Programs between the training and the launcher have exit codes of their own: torchrun turns every code into 1,
+a shell returns that of its last command. So the outcomes recorded by the training processes come first, and
+the command's code counts only where there is none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Result(enum.Enum):
 
     ENDED = "ended"  # finished, or an unprotected command that exits with 0
     SAVED = "saved"  # stopped with everything committed: run it again
-    STOPPED = "stopped"  # by a person, by a notice without a checkpoint, or by a wrong setting: running it again here does not help
+    # by a person, by a notice without a checkpoint, or by a wrong setting: running it again here does not
+    # help
+    STOPPED = "stopped"
     FAILED = "failed"
 
 
@@ -42,7 +44,8 @@ class Verdict:
 
 
 def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdict:
-    """`exit_code` is the platform's code of a saved run; `rescued` are the checkpoints that the guardian has committed since."""
+    """`exit_code` is the platform's code of a saved run; `rescued` are the checkpoints that the guardian has
+    committed since."""
     ending = dataclasses.replace(ending, members=tuple(last_word(ending.members)))
     own = shell_code(ending.status)
     said = processes.described(ending.status)
@@ -60,20 +63,29 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     if saved and failed and ending.notice is None and own != 0:
         # A rank raised, and all saved: still an error, which would happen again.
         who = processes.names([member.pid for member in failed])
-        return Verdict(Result.FAILED, own, f"training {who} failed; the run is saved (command: {said})", crashed=True)
+        return Verdict(
+            Result.FAILED, own, f"training {who} failed; the run is saved (command: {said})", crashed=True
+        )
     if saved and not taken:
         if ending.interrupted:
             return Verdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")
         if stays := next((member.stays for member in saved if member.stays), ""):
             notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
             return Verdict(Result.STOPPED, exits.code(notice, False, 0), f"stopped and saved, but {stays}")
-        what = ", ".join(sorted({f"{os.path.basename(m.root)}/{m.checkpoint}" if m.checkpoint else m.root for m in saved}))
+        what = ", ".join(
+            sorted({f"{os.path.basename(m.root)}/{m.checkpoint}" if m.checkpoint else m.root for m in saved})
+        )
         return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (command: {said})")
     if taken and (ending.notice is not None or any(member.outcome is not None for member in taken)):
         return _not_saved(ending, taken)
     if own != 0 and ending.notice is not None and ending.members and not lost:
-        # The notice came after training had finished and ended the rest of the command: everything is committed.
-        return Verdict(Result.SAVED, exit_code, f"training had finished, but {ending.notice.reason} ended the command ({said})")
+        # The notice came after training had finished and ended the rest of the command: everything is
+        # committed.
+        return Verdict(
+            Result.SAVED,
+            exit_code,
+            f"training had finished, but {ending.notice.reason} ended the command ({said})",
+        )
     if ending.notice is not None and not (ending.members or ending.elsewhere) and (own == 0 or ending.agents):
         # No training process responded. A 0 would mean that training finished, and torchrun always returns 1.
         code = 128 + (ending.notice.signum or signal.SIGTERM)
@@ -83,14 +95,20 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
         return Verdict(Result.STOPPED, errors.EXIT_CONFIG, f"{_refused(ending)} (command: {said})")
     if own != 0:
         crashed = ending.notice is None and not ending.interrupted
-        return Verdict(Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed)
+        return Verdict(
+            Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed
+        )
     return _masked(ending, lost)
 
 
 def _refused(ending: Ending) -> str:
     """Why training could not start, where a process reported a reason."""
     began = any(member.step > (member.resumed or 0) for member in ending.members)
-    return f"training cannot start, and a retry would not help: {ending.refused[0]}" if ending.refused and not began else ""
+    return (
+        f"training cannot start, and a retry would not help: {ending.refused[0]}"
+        if ending.refused and not began
+        else ""
+    )
 
 
 def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
@@ -101,7 +119,8 @@ def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
 
 
 def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
-    """The command exited with 0. A failed training process overrides that: exit code 0 means that training finished."""
+    """The command exited with 0. A failed training process overrides that: exit code 0 means that training
+    finished."""
     masked = [member for member in lost if member.pid != ending.pid and member.outcome != Outcome.LEFT.value]
     unjoined = {pid: code for pid, code in ending.left.items() if code != 0}
     if unjoined and not ending.members:
@@ -111,19 +130,33 @@ def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
     left = [member for member in ending.members if member.outcome == Outcome.LEFT.value]
     if left and not masked:
         steps = ", ".join(sorted({str(member.step) for member in left}))
-        return Verdict(Result.ENDED, 0, f"the script exited on its own at step {steps}; training is not known to have finished")
+        return Verdict(
+            Result.ENDED,
+            0,
+            f"the script exited on its own at step {steps}; training is not known to have finished",
+        )
     if not masked:
-        return Verdict(Result.ENDED, 0, "training finished" if ending.members else "the command ended with exit code 0")
+        return Verdict(
+            Result.ENDED, 0, "training finished" if ending.members else "the command ended with exit code 0"
+        )
     codes = [shell_code(code) for member in masked if (code := ending.statuses.get(member.pid, 0)) != 0]
     who = processes.names([member.pid for member in masked])
     how = "failed" if all(member.outcome for member in masked) else "was killed"
-    return Verdict(Result.FAILED, codes[0] if codes else 1, f"the command ended with exit code 0, but training {who} {how}", True)
+    return Verdict(
+        Result.FAILED,
+        codes[0] if codes else 1,
+        f"the command ended with exit code 0, but training {who} {how}",
+        True,
+    )
 
 
 def last_word(members: Sequence[Member]) -> list[Member]:
     """Leaves out those whose run others have finished since: torchrun restarts its workers on its own."""
     finished = [member for member in members if member.outcome == Outcome.FINISHED.value]
-    ends = {root: max(member.started for member in finished if member.root == root) for root in {member.root for member in finished}}
+    ends = {
+        root: max(member.started for member in finished if member.root == root)
+        for root in {member.root for member in finished}
+    }
     return [
         member
         for member in members
@@ -132,9 +165,12 @@ def last_word(members: Sequence[Member]) -> list[Member]:
 
 
 def unsaved(members: Sequence[Member]) -> list[Member]:
-    """The training processes whose run did not end well. Of those that share a directory (ranks, or successive processes), one good
-    end is enough, because a checkpoint holds the whole run or does not exist."""
-    good = {member.root for member in members if member.outcome in (Outcome.SAVED.value, Outcome.FINISHED.value)}
+    """The training processes whose run did not end well. Of those that share a directory (ranks, or
+    successive processes), one good end is enough, because a checkpoint holds the whole run or does not
+    exist."""
+    good = {
+        member.root for member in members if member.outcome in (Outcome.SAVED.value, Outcome.FINISHED.value)
+    }
     return [member for member in members if member.root not in good]
 
 

@@ -1,4 +1,5 @@
-"""The platforms that restart a run, each with the exit code that it needs, and Slurm, where the job must be requeued explicitly."""
+"""The platforms that restart a run, each with the exit code that it needs, and Slurm, where the job must be
+requeued explicitly."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ class Platform:
 
 # In the order of detection: Run:ai runs on Kubernetes, so Kubernetes' variables are set as well.
 PLATFORMS = (
-    Platform("runai", 1, prefix="RUNAI_"),  # its training workloads are retried after any failure; 75 has no meaning of its own there
+    # its training workloads are retried after any failure; 75 has no meaning of its own there
+    Platform("runai", 1, prefix="RUNAI_"),
     Platform("kubernetes", 75, ("KUBERNETES_SERVICE_HOST",)),
     Platform("slurm", 75, ("SLURM_JOB_ID",)),
-    Platform("htcondor", 85, ("_CONDOR_JOB_AD", "_CONDOR_SCRATCH_DIR")),  # checkpoint_exit_code of its self-checkpointing jobs
+    # checkpoint_exit_code of its self-checkpointing jobs
+    Platform("htcondor", 85, ("_CONDOR_JOB_AD", "_CONDOR_SCRATCH_DIR")),
     Platform("plain", 75),
 )
 NAMES = tuple(platform.name for platform in PLATFORMS)
@@ -60,11 +63,13 @@ def job(environ: Mapping[str, str]) -> str | None:
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
-    """Ask Slurm to run the job again. True if its kill is still to come; False if there is nothing to wait for: Slurm could not be
-    asked (then a request file says so), or it is already ending the job."""
+    """Ask Slurm to run the job again. True if its kill is still to come; False if there is nothing to wait
+    for: Slurm could not be asked (then a request file says so), or it is already ending the job."""
     name = job(environ)
     if name is None:
-        log.warning("No requeue: SLURM_JOB_ID is not set. Run inside a Slurm job, or choose another --platform")
+        log.warning(
+            "No requeue: SLURM_JOB_ID is not set. Run inside a Slurm job, or choose another --platform"
+        )
         return False
     if environ.get("SLURM_PROCID", "0") != "0":
         log.info("The first task requeues job %s", name)
@@ -78,7 +83,9 @@ def requeue(environ: Mapping[str, str]) -> bool:
         return False
     failure = _requeue(name, environ)
     if failure is None:
-        log.info("Requeued job %s; %s", name, "leaving" if standing is Standing.ENDING else "waiting for the kill")
+        log.info(
+            "Requeued job %s; %s", name, "leaving" if standing is Standing.ENDING else "waiting for the kill"
+        )
         return standing is not Standing.ENDING
     _write_request(name, failure, environ)
     return False
@@ -89,8 +96,10 @@ class Standing(enum.Enum):
 
     RUNNING = "running"  # nothing, or unknown
     ENDING = "ending"  # its time is over, or it is preempted and would not be requeued automatically
-    REQUEUED = "requeued"  # end it and run it again: a preemption with PreemptMode=REQUEUE, or a person's `scontrol requeue`
-    CANCELLED = "cancelled"  # end it: a person's `scancel`. Slurm would run it again if we asked, and it could never be cancelled
+    # end it and run it again: a preemption with PreemptMode=REQUEUE, or a person's `scontrol requeue`
+    REQUEUED = "requeued"
+    # end it: a person's `scancel`. Slurm would run it again if we asked, and it could never be cancelled
+    CANCELLED = "cancelled"
 
 
 def standing(text: str, restarts: int) -> Standing:
@@ -98,7 +107,8 @@ def standing(text: str, restarts: int) -> Standing:
     fields = dict(re.findall(r"(\w+)=(\S*)", text))
     if fields.get("Restarts", "").isdigit() and int(fields["Restarts"]) > restarts:
         return Standing.REQUEUED
-    if fields.get("JobState") not in ("COMPLETING", "CANCELLED"):  # the first hides every other state: CANCELLED, TIMEOUT, PREEMPTED
+    # the first hides every other state: CANCELLED, TIMEOUT, PREEMPTED
+    if fields.get("JobState") not in ("COMPLETING", "CANCELLED"):
         return Standing.RUNNING
     if fields.get("Reason") == "TimeLimit" or fields.get("PreemptTime", "None") != "None":
         return Standing.ENDING
@@ -108,7 +118,11 @@ def standing(text: str, restarts: int) -> Standing:
 def _standing(name: str, environ: Mapping[str, str]) -> Standing:
     done = _scontrol(environ, "show", "job", name, "-o")
     count = environ.get("SLURM_RESTART_COUNT", "")
-    return Standing.RUNNING if isinstance(done, str) else standing(done.stdout, int(count) if count.isdigit() else 0)
+    return (
+        Standing.RUNNING
+        if isinstance(done, str)
+        else standing(done.stdout, int(count) if count.isdigit() else 0)
+    )
 
 
 def _requeue(name: str, environ: Mapping[str, str]) -> str | None:
@@ -116,7 +130,11 @@ def _requeue(name: str, environ: Mapping[str, str]) -> str | None:
     done = _scontrol(environ, "requeue", name)
     if isinstance(done, str):
         return done
-    return None if done.returncode == 0 else f"scontrol: {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"
+    return (
+        None
+        if done.returncode == 0
+        else f"scontrol: {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'!r}"
+    )
 
 
 def _scontrol(environ: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str] | str:
@@ -126,7 +144,12 @@ def _scontrol(environ: Mapping[str, str], *words: str) -> subprocess.CompletedPr
         return "scontrol is not in PATH"
     try:
         return subprocess.run(
-            [program, *words], capture_output=True, text=True, timeout=_SCONTROL_SECONDS, env=dict(environ), check=False
+            [program, *words],
+            capture_output=True,
+            text=True,
+            timeout=_SCONTROL_SECONDS,
+            env=dict(environ),
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"scontrol did not answer: {error}"
@@ -136,15 +159,34 @@ def _write_request(name: str, failure: str, environ: Mapping[str, str]) -> None:
     path = request_file(name, environ)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"job": name, "command": f"scontrol requeue {name}", "at": time.time(), "because": failure}) + "\n")
+        path.write_text(
+            json.dumps(
+                {"job": name, "command": f"scontrol requeue {name}", "at": time.time(), "because": failure}
+            )
+            + "\n"
+        )
     except OSError as error:
         log.error(
-            "Job %s is not requeued: %s; and the request could not be written: %s. Run: scontrol requeue %s", name, failure, error, name
+            "Job %s is not requeued: %s; and the request could not be written: %s. Run: scontrol requeue %s",
+            name,
+            failure,
+            error,
+            name,
         )
     else:
-        log.warning("Job %s is not requeued: %s. The request is in %s; run: scontrol requeue %s", name, failure, path, name)
+        log.warning(
+            "Job %s is not requeued: %s. The request is in %s; run: scontrol requeue %s",
+            name,
+            failure,
+            path,
+            name,
+        )
 
 
 def request_file(name: str, environ: Mapping[str, str]) -> Path:
     chosen = environ.get(REQUEUE_FILE)
-    return Path(chosen) if chosen else Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd()) / f"lastcall-requeue-{name}"
+    return (
+        Path(chosen)
+        if chosen
+        else Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd()) / f"lastcall-requeue-{name}"
+    )

@@ -14,11 +14,13 @@ from lastcall.core.process import registry
 
 _PR_SET_CHILD_SUBREAPER = 36
 _AGENTS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-# Programs whose processes are not below them, or have a launcher of their own: what is protected there is unknown here.
+# Programs whose processes are not below them, or have a launcher of their own: what is protected there is
+# unknown here.
 _ELSEWHERE = {"lastcall", "srun", "ssh", "docker", "podman", "kubectl", "ray", "raylet"}
 # Python's own helper processes; each is ended by the process that it serves.
 _SERVANT = re.compile(r"\bmultiprocessing\.(spawn|forkserver|resource_tracker|semaphore_tracker)\b")
-_VALUED = ("-W", "-X", "--check-hash-based-pycs")  # options of the interpreter whose value is a word of its own
+# options of the interpreter whose value is a word of its own
+_VALUED = ("-W", "-X", "--check-hash-based-pycs")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,10 @@ class Process:
 
     @property
     def is_python(self) -> bool:
-        return bool(self.argv) and re.fullmatch(r"(python|pypy)[\d.]*", os.path.basename(self.argv[0])) is not None
+        return (
+            bool(self.argv)
+            and re.fullmatch(r"(python|pypy)[\d.]*", os.path.basename(self.argv[0])) is not None
+        )
 
     @property
     def is_agent(self) -> bool:
@@ -40,8 +45,8 @@ class Process:
 
 
 def become_subreaper() -> bool:
-    """Become a subreaper: orphans get this process as their parent instead of PID 1, so training survives the death of an
-    intermediate shell."""
+    """Become a subreaper: orphans get this process as their parent instead of PID 1, so training survives the
+    death of an intermediate shell."""
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
@@ -49,7 +54,8 @@ def become_subreaper() -> bool:
 
 
 def below(pid: int) -> dict[int, Process]:
-    """The living descendants of a process, zombies left out. A zombie has no children: they were reparented when it died."""
+    """The living descendants of a process, zombies left out. A zombie has no children: they were reparented
+    when it died."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (known := _family(int(entry.name))) is not None:
@@ -57,7 +63,11 @@ def below(pid: int) -> dict[int, Process]:
     found: dict[int, Process] = {}
     generation = {pid}
     while generation:
-        children = {child for child, (parent, _) in parents.items() if parent in generation and child not in found and child != pid}
+        children = {
+            child
+            for child, (parent, _) in parents.items()
+            if parent in generation and child not in found and child != pid
+        }
         for child in children:
             parent, started = parents[child]
             found[child] = Process(child, parent, started, _argv(child))
@@ -66,8 +76,8 @@ def below(pid: int) -> dict[int, Process]:
 
 
 def is_servant(process: Process, tree: Mapping[int, Process]) -> bool:
-    """Whether a Python process works for another one: a DataLoader worker, a multiprocessing helper. A signal of ours would take it
-    away from a parent that still needs it; when the parent goes, it goes too.
+    """Whether a Python process works for another one: a DataLoader worker, a multiprocessing helper. A signal
+    of ours would take it away from a parent that still needs it; when the parent goes, it goes too.
 
     A forked one has its parent's command line; nothing else tells it from its parent.
     """
@@ -86,15 +96,20 @@ def has_agent_above(pid: int, tree: Mapping[int, Process]) -> bool:
 
 
 def is_elsewhere(process: Process) -> bool:
-    """Whether what it runs is out of sight: on other machines, in other containers, in a Ray cluster, below a launcher of its
-    own."""
-    return program_of(process.argv)[0] in _ELSEWHERE or (process.is_python and has_loaded(process.pid, "_raylet"))
+    """Whether what it runs is out of sight: on other machines, in other containers, in a Ray cluster, below a
+    launcher of its own."""
+    return program_of(process.argv)[0] in _ELSEWHERE or (
+        process.is_python and has_loaded(process.pid, "_raylet")
+    )
 
 
 def has_loaded(pid: int, library: str) -> bool:
     """Whether a shared library whose name contains this is in its memory."""
     try:
-        return any(library in line.rpartition("/")[2] for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines())
+        return any(
+            library in line.rpartition("/")[2]
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        )
     except OSError:
         return False
 
@@ -118,8 +133,9 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def send(processes: Iterable[Process], signum: int) -> list[int]:
-    """Signal these, the oldest first: a shell whose child gets the signal before it would continue with the next command of its
-    script. Returns the processes that got it; one that has ended meanwhile is not an error."""
+    """Signal these, the oldest first: a shell whose child gets the signal before it would continue with the
+    next command of its script. Returns the processes that got it; one that has ended meanwhile is not an
+    error."""
     reached = []
     for process in sorted(processes, key=lambda process: process.started):
         if registry.process_start(process.pid) != process.started:
@@ -127,14 +143,15 @@ def send(processes: Iterable[Process], signum: int) -> list[int]:
         try:
             os.kill(process.pid, signum)
             reached.append(process.pid)
-        except (ProcessLookupError, PermissionError):  # the latter: a set-uid program, which this user may not signal
+        except (ProcessLookupError, PermissionError):
+            # the latter: a set-uid program, which this user may not signal
             continue
     return reached
 
 
 def program_of(argv: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """What runs, and its arguments: of `python -u -m torch.distributed.run x.py`, the module; of `python /bin/torchrun`, the
-    script."""
+    """What runs, and its arguments: of `python -u -m torch.distributed.run x.py`, the module; of `python
+    /bin/torchrun`, the script."""
     if not argv:
         return "", ()
     first = os.path.basename(argv[0])
@@ -191,6 +208,9 @@ def _argv(pid: int) -> tuple[str, ...]:
 def is_stopped(pid: int) -> bool:
     """Whether it was stopped (SIGSTOP, a debugger, a frozen container) and not continued."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in (
+            "T",
+            "t",
+        )
     except (OSError, IndexError):
         return False

@@ -35,8 +35,8 @@ class Policy:
         self._without_progress = 0  # consecutive incarnations without progress
 
     def after(self, verdict: Verdict, members: Sequence[Member], notice: Notice | None) -> Decision:
-        """An incarnation has ended. `notice` is what the launcher itself got: this machine is going away, or a person stopped
-        it."""
+        """An incarnation has ended. `notice` is what the launcher itself got: this machine is going away, or
+        a person stopped it."""
         progress = self._progress(members)
         self._without_progress = 0 if progress else self._without_progress + 1
         if notice is not None:
@@ -47,7 +47,8 @@ class Policy:
             steps = sorted({member.step for member in members})
             return Decision(
                 False,
-                f"{_SAME} incarnations have failed at step {', '.join(map(str, steps))} without any progress in "
+                f"{_SAME} incarnations have failed at step {', '.join(map(str, steps))} without any progress "
+                "in "
                 "between: restarting it would not help. See the error above",
                 hopeless=True,
             )
@@ -57,7 +58,9 @@ class Policy:
             return Decision(False, f"--max-restarts {self._options.max_restarts} is used up")
         self._restarts += 1
         delay = min(_LONGEST, self._options.backoff * 2.0 ** min(self._without_progress, 16))
-        return Decision(True, f"restart {self._restarts} of at most {self._options.max_restarts}, in {delay:g} s", delay)
+        return Decision(
+            True, f"restart {self._restarts} of at most {self._options.max_restarts}, in {delay:g} s", delay
+        )
 
     def _wanted(self, result: Result) -> bool:
         if self._options.restart == "on-failure":
@@ -65,21 +68,26 @@ class Policy:
         return self._options.restart == "on-preempt" and result is Result.SAVED
 
     def _progress(self, members: Sequence[Member]) -> bool:
-        """Whether this incarnation came further than all before it: to a later step, or to a checkpoint that is new. A command
-        without training processes shows none."""
+        """Whether this incarnation came further than all before it: to a later step, or to a checkpoint that
+        is new. A command without training processes shows none."""
         step = max((member.step for member in members), default=0)
-        checkpoints = frozenset(f"{member.root}/{member.checkpoint}" for member in members if member.checkpoint)
+        checkpoints = frozenset(
+            f"{member.root}/{member.checkpoint}" for member in members if member.checkpoint
+        )
         before, self._furthest = self._furthest, _further(self._furthest, step, checkpoints)
         if before is None:
             return True
         return step > before[0] or not checkpoints <= before[1]
 
 
-def _further(before: tuple[int, frozenset[str]] | None, step: int, checkpoints: frozenset[str]) -> tuple[int, frozenset[str]]:
+def _further(
+    before: tuple[int, frozenset[str]] | None, step: int, checkpoints: frozenset[str]
+) -> tuple[int, frozenset[str]]:
     return (step, checkpoints) if before is None else (max(step, before[0]), before[1] | checkpoints)
 
 
 def paused(members: Sequence[Member]) -> list[Path]:
     """The requests of `lastcall pause` for the runs of these."""
     wishes = {Path(member.root) / ".lastcall" / "pause.json" for member in members}
-    return sorted(wish for wish in wishes if os.path.exists(wish))  # Path.exists raises where it has no permission
+    # Path.exists raises where it has no permission
+    return sorted(wish for wish in wishes if os.path.exists(wish))

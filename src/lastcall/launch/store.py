@@ -1,4 +1,5 @@
-"""The store through which the ranks agree, for as long as `lastcall run` lives: it outlasts every training process."""
+"""The store through which the ranks agree, for as long as `lastcall run` lives: it outlasts every training
+process."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ class Served:
 
     def __init__(self, told: str | None = None, clear: Callable[[], None] = lambda: None) -> None:
         self.told = told
-        """PORT:SECRET, or None without a store. The host is not in it: rank 0, which runs on this one, knows the name that others
-        reach it by."""
+        """PORT:SECRET, or None without a store. The host is not in it: rank 0, which runs on this one, knows
+        the name that others reach it by."""
         self.clear = clear
         """Before the next incarnation: no rank may read what a rank of the former one has written."""
 
 
 @contextlib.contextmanager
 def served(*, everywhere: bool = True) -> Iterator[Served]:
-    """Called once the signals are blocked (signal_inbox.py), so they cannot kill the server thread. A run without a store is a run
-    all the same, so nothing here is fatal. `everywhere`: whether ranks on other machines may come; otherwise only this one is
-    listened to."""
+    """Called once the signals are blocked (signal_inbox.py), so they cannot kill the server thread. A run
+    without a store is a run all the same, so nothing here is fatal. `everywhere`: whether ranks on other
+    machines may come; otherwise only this one is listened to."""
     from lastcall.core.store import server
 
     secret = os.urandom(16).hex()
@@ -35,7 +36,8 @@ def served(*, everywhere: bool = True) -> Iterator[Served]:
         store.start()
     except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
         log.warning(
-            "Could not start a store for the ranks of this run: %s. They will agree through torch's store, which "
+            "Could not start a store for the ranks of this run: %s. They will agree through torch's store, "
+            "which "
             "rank 0 or torchrun hosts",
             error,
         )

@@ -1,8 +1,9 @@
-"""One incarnation: start the command, receive signals and notices, reap children, and return when training has ended.
+"""One incarnation: start the command, receive signals and notices, reap children, and return when training
+has ended.
 
-The command's own process does not decide. A shell between the launcher and the training may be killed, or continue with its next
-line; the launcher stays as long as the command or a training process below it lives. It adopts orphans, being a subreaper (or PID
-1).
+The command's own process does not decide. A shell between the launcher and the training may be killed, or
+continue with its next line; the launcher stays as long as the command or a training process below it lives.
+It adopts orphans, being a subreaper (or PID 1).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _NOT_OF_THREADS = 0x20000000  # __WNOTHREAD
 _LOOK = 0.02  # seconds until a second check
 _SWEEP = 2.0  # seconds for what the command has left behind
 _REMARK = 60.0  # seconds after which a command without a joined training process is reported
-_JOIN = 15.0  # seconds that a Python program which an ordinary end has left behind has to join, or to load torch
+# seconds that a Python program which an ordinary end has left behind has to join, or to load torch
+_JOIN = 15.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Ending:
     notice: Notice | None = None  # the launcher's notice; a training process may have had one of its own
     interrupted: bool = False  # SIGINT came, and nothing after it
     statuses: Mapping[int, int] = field(default_factory=dict)  # the known return codes of training processes
-    left: Mapping[int, int] = field(default_factory=dict)  # ... and of those that were waited for and ended without joining
+    # ... and of those that were waited for and ended without joining
+    left: Mapping[int, int] = field(default_factory=dict)
     refused: tuple[str, ...] = ()  # why programs could not start, as reported by them
     agents: bool = False  # torchrun, or the like, got the signal
     elsewhere: bool = False  # what the command runs cannot be seen from here
@@ -73,11 +76,13 @@ class Supervisor:
 
     def start(self, path: str, environ: Mapping[str, str], more: Sequence[str] = ()) -> None:
         """`more`: extra arguments of this incarnation. OSError if the command cannot start."""
-        # Not subprocess: it would close file descriptors that the command was given, and unblocking signals needs code between fork
-        # and exec there.
+        # Not subprocess: it would close file descriptors that the command was given, and unblocking signals
+        # needs code between fork and exec there.
         self._remarked = environ.get("LASTCALL_ENABLED", "1").strip().lower() in ("0", "false", "no", "off")
         self._began = time.monotonic()
-        self._pid = os.posix_spawn(path, (*self._options.command, *more), environ, setsigmask=self._inbox.mask, setsigdef=RESET)
+        self._pid = os.posix_spawn(
+            path, (*self._options.command, *more), environ, setsigmask=self._inbox.mask, setsigdef=RESET
+        )
 
     def run(self) -> Ending:
         """From the start to the end."""
@@ -88,7 +93,9 @@ class Supervisor:
             self._shutdown.tick()
             self._remark()
         assert self._status is not None
-        again = self._options.restart != "never" and (self._status != 0 or any(m.outcome == "saved" for m in self._book.members()))
+        again = self._options.restart != "never" and (
+            self._status != 0 or any(m.outcome == "saved" for m in self._book.members())
+        )
         if self._shutdown.notice is not None or again:
             self._sweep()
         return Ending(
@@ -132,8 +139,10 @@ class Supervisor:
             self._told = True
             log.warning(
                 "The command has ended (%s), but %s below it still %s: waiting for the end",
-                processes.described(self._status), processes.names(alive), "runs" if len(alive) == 1 else "run",
-            )  # fmt: skip
+                processes.described(self._status),
+                processes.names(alive),
+                "runs" if len(alive) == 1 else "run",
+            )
         if not alive:
             self._reap()  # those that ended between the two checks
         return not alive
@@ -142,14 +151,15 @@ class Supervisor:
         return [member.pid for member in self._shutdown.members()] or self._unjoined()
 
     def _may_have_left_some(self) -> bool:
-        """Whether the command ended, on its own or by a kill, in a way that leaves programs behind which may be about to train."""
+        """Whether the command ended, on its own or by a kill, in a way that leaves programs behind which may
+        be about to train."""
         killed = self._status is not None and self._status < 0
         return self._shutdown.notice is None and (killed or (self._status == 0 and not self._book.members()))
 
     def _unjoined(self) -> list[int]:
-        """Python programs below the command that may be about to train, if it was killed or exited with 0 before a process joined
-        (`python train.py & exit 0`). In the latter case those that neither join nor load torch are daemons, and meant to be
-        left."""
+        """Python programs below the command that may be about to train, if it was killed or exited with 0
+        before a process joined (`python train.py & exit 0`). In the latter case those that neither join nor
+        load torch are daemons, and meant to be left."""
         if not self._may_have_left_some():
             return []
         killed = self._status != 0
@@ -168,8 +178,8 @@ class Supervisor:
         return found
 
     def _reap(self) -> None:
-        """Reaps every zombie, including adopted ones. Orphans become children of the main thread; what a source of notices starts on a
-        thread of its own (scontrol) is its own to wait for."""
+        """Reaps every zombie, including adopted ones. Orphans become children of the main thread; what a
+        source of notices starts on a thread of its own (scontrol) is its own to wait for."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | _NOT_OF_THREADS)
@@ -201,7 +211,8 @@ class Supervisor:
                 processes.send(self._shutdown.tree().values(), signal.SIGTSTP)
         elif heard.signum == signal.SIGINT:
             self._interrupted = self._shutdown.notice is None
-            if not heard.from_kernel:  # otherwise the terminal has signalled every process, and a second one means "exit at once"
+            # otherwise the terminal has signalled every process, and a second one means "exit at once"
+            if not heard.from_kernel:
                 self._shutdown.forward(heard.signum, self._pid)
         elif (notice := as_notice(heard, self._signals, self._options.grace)) is not None:
             self._interrupted = False
@@ -210,7 +221,8 @@ class Supervisor:
             self._shutdown.forward(heard.signum, self._pid)
 
     def _sweep(self) -> None:
-        """Processes that the command left behind must not outlive a notice or overlap with the next incarnation."""
+        """Processes that the command left behind must not outlive a notice or overlap with the next
+        incarnation."""
         left = self._shutdown.tree()
         if not left:
             return
@@ -221,7 +233,8 @@ class Supervisor:
             if time.monotonic() > began + _SWEEP:
                 processes.send(left.values(), signal.SIGKILL)
             heard = self._inbox.wait(_TICK / 2)
-            if heard is not None and self._shutdown.notice is None:  # too late for this incarnation, in time to prevent the next
+            # too late for this incarnation, in time to prevent the next
+            if heard is not None and self._shutdown.notice is None:
                 self._shutdown.notice = as_notice(heard, self._signals, self._options.grace)
             self._reap()
 

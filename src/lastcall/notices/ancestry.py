@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def began_with(variable: str, value: str) -> float:
-    """The start time, in seconds since 1970, of the oldest ancestor that was started with the variable: in a container whose
-    specification sets it, the container's first process. If there is none, that of this process."""
+    """The start time, in seconds since 1970, of the oldest ancestor that was started with the variable: in a
+    container whose specification sets it, the container's first process. If there is none, that of this
+    process."""
     pid = os.getpid()
     while (above := parent_of(pid)) > 0 and carries(above, f"{variable}={value}"):
         pid = above

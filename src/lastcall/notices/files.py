@@ -2,10 +2,11 @@
 
 It is polled, since inotify does not see changes by another machine on a network file system.
 
-A file that already exists at the start is a leftover of an earlier stop: treating it as a notice would stop every incarnation at its
-first step. It counts once it is touched, written or created again. If the environment names the file (LASTCALL_STOP_FILE), it is a
-leftover if it is older than the first process with that environment: a container's first process. So a hook that runs while Python is
-still importing counts, and a container that is restarted in its pod ignores the file that ended the one before.
+A file that already exists at the start is a leftover of an earlier stop: treating it as a notice would stop
+every incarnation at its first step. It counts once it is touched, written or created again. If the
+environment names the file (LASTCALL_STOP_FILE), it is a leftover if it is older than the first process with
+that environment: a container's first process. So a hook that runs while Python is still importing counts, and
+a container that is restarted in its pod ignores the file that ended the one before.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class StopFile(polling.Poller):
     most = 1.0
 
     def __init__(self, path: Path, clock: clocks.Clock | None = None, since: float = math.inf) -> None:
-        """`since`: in seconds since 1970; a file that was written then or later is a notice, even if it exists at the start."""
+        """`since`: in seconds since 1970; a file that was written then or later is a notice, even if it
+        exists at the start."""
         super().__init__(clock)
         self.path = path.absolute()
         self._since = since
@@ -64,9 +66,11 @@ class StopFile(polling.Poller):
             self._known = None
         elif self._known is not None:
             log.warning(
-                "The stop file %s existed before this run: it counts once it is touched or created again. To remove it: rm '%s'",
-                self.path, self.path,
-            )  # fmt: skip
+                "The stop file %s existed before this run: it counts once it is touched or created again. To "
+                "remove it: rm '%s'",
+                self.path,
+                self.path,
+            )
 
     def look(self) -> float:
         version = self._version()
@@ -86,9 +90,11 @@ class StopFile(polling.Poller):
         at, self._seen, self._known = self._seen, None, version
         if content.wrong:
             log.warning(
-                "The stop file %s %s: a notice without a deadline. Leave it empty, or write seconds or {\"grace\": 30} into it",
-                self.path, content.wrong,
-            )  # fmt: skip
+                "The stop file %s %s: a notice without a deadline. Leave it empty, or write seconds or "
+                '{"grace": 30} into it',
+                self.path,
+                content.wrong,
+            )
         reason = f"stop file {self.path}" + (f" ({content.reason})" if content.reason else "")
         self.tell(reason, None if content.grace is None else at + content.grace, at)
 

@@ -1,19 +1,24 @@
 """Runs a small task in the main thread on behalf of another thread: `signal.signal` is allowed nowhere else.
 
-Trainings run in side threads under Ray Train, in notebooks and in servers, while the main thread runs Python, waits or is
-in a C call. What makes it run the task, and why all three are needed:
+Trainings run in side threads under Ray Train, in notebooks and in servers, while the main thread runs Python,
+waits or is in a C call. What makes it run the task, and why all three are needed:
 
 1. `Py_AddPendingCall`: the main thread runs the work between two bytecodes.
-2. Waiting for a lock (`join`, `Event.wait`, `Queue.get`) it comes to no bytecode, but it runs pending calls when a signal
+2. Waiting for a lock (`join`, `Event.wait`, `Queue.get`) it comes to no bytecode, but it runs pending calls
+   when a signal
    interrupts the wait. So it gets a harmless one, which is ignored by default: SIGURG or SIGWINCH.
-3. `sleep`, `select`, `waitpid` and `read` begin again after a signal (PEP 475), and look only for signals that CPython's own
-   C handler has noted. So for that moment the signal gets this handler. CPython then finds no Python function to call and
-   reports that to `sys.unraisablehook`, in the main thread: our hook suppresses it, and being Python, it is bytecode.
+3. `sleep`, `select`, `waitpid` and `read` begin again after a signal (PEP 475), and look only for signals
+   that CPython's own
+   C handler has noted. So for that moment the signal gets this handler. CPython then finds no Python function
+   to call and reports that to `sys.unraisablehook`, in the main thread: our hook suppresses it, and being
+   Python, it is bytecode.
 
-No signal ends a C call that ignores it: then the caller gets Unreachable, and the task is not run later either.
+No signal ends a C call that ignores it: then the caller gets Unreachable, and the task is not run later
+either.
 
-Discarded: a Python function as the C handler (it would take the GIL inside a signal handler: a deadlock if the main thread was
-just taking it, or in malloc); `PyThreadState_SetAsyncExc` (an exception in the middle of foreign code).
+Discarded: a Python function as the C handler (it would take the GIL inside a signal handler: a deadlock if
+the main thread was just taking it, or in malloc); `PyThreadState_SetAsyncExc` (an exception in the middle of
+foreign code).
 """
 
 from __future__ import annotations
@@ -30,13 +35,16 @@ from collections.abc import Callable
 from typing import Any
 
 _QUIET = (signal.SIGURG, signal.SIGWINCH)  # ignored by default, so that a late one does no harm
-_LIKELY = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")  # signals that may have CPython's C handler
+# signals that may have CPython's C handler
+_LIKELY = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
 _BYTECODE_SECONDS = 0.02  # a main thread that runs Python has responded by then
 _REMOVAL_SECONDS = 1.0  # how long a forked child waits, where the parent's removal never happens
 _SETTLE_SECONDS = 0.01
-_FIRST_PAUSE, _LAST_PAUSE = 0.002, 0.1  # between two signals: one that comes just before the main thread begins to wait is lost
+# between two signals: one that comes just before the main thread begins to wait is lost
+_FIRST_PAUSE, _LAST_PAUSE = 0.002, 0.1
 
-_tasks: deque[_Task] = deque()  # taking a task out means running or dropping it: the other side then finds it gone
+# taking a task out means running or dropping it: the other side then finds it gone
+_tasks: deque[_Task] = deque()
 _waking = threading.Lock()
 _last_hook: _Hook | None = None
 
@@ -44,7 +52,10 @@ _api = ctypes.pythonapi
 _api.PyOS_getsig.argtypes, _api.PyOS_getsig.restype = [ctypes.c_int], ctypes.c_void_p
 _api.PyOS_setsig.argtypes, _api.PyOS_setsig.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 _api.PyInterpreterState_Get.argtypes, _api.PyInterpreterState_Get.restype = [], ctypes.c_void_p
-_api.PyInterpreterState_GetID.argtypes, _api.PyInterpreterState_GetID.restype = [ctypes.c_void_p], ctypes.c_int64
+_api.PyInterpreterState_GetID.argtypes, _api.PyInterpreterState_GetID.restype = (
+    [ctypes.c_void_p],
+    ctypes.c_int64,
+)
 _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
@@ -66,7 +77,8 @@ class _Task:
             self._work()
         except Exception as error:
             self.error = error
-        except BaseException as error:  # Ctrl-C at this moment: it belongs to the main thread, which gets it again
+        except BaseException as error:
+            # Ctrl-C at this moment: it belongs to the main thread, which gets it again
             self.error = RuntimeError(f"interrupted by {error!r}")
             _thread.interrupt_main()
         finally:
@@ -74,12 +86,14 @@ class _Task:
 
 
 def is_deaf(signum: int) -> bool:
-    """Whether a signal is ignored or kills the process, including what C libraries have set, which Python does not see."""
+    """Whether a signal is ignored or kills the process, including what C libraries have set, which Python
+    does not see."""
     return (_api.PyOS_getsig(signum) or 0) in (int(signal.SIG_DFL), int(signal.SIG_IGN))
 
 
 def call(work: Callable[[], object], seconds: float) -> None:
-    """Run `work` in the main thread and wait for it; its exception is raised here. Unreachable after `seconds`."""
+    """Run `work` in the main thread and wait for it; its exception is raised here. Unreachable after
+    `seconds`."""
     if threading.current_thread() is threading.main_thread():
         work()
         return
@@ -107,7 +121,8 @@ def post(work: Callable[[], object]) -> _Task:
     """Run `work` when the main thread next runs Python, without waiting. From any thread."""
     task = _Task(work)
     _tasks.append(task)
-    _api.Py_AddPendingCall(_serve, None)  # refused if 32 are waiting: then one of ours may be among them, or _wake retries
+    # refused if 32 are waiting: then one of ours may be among them, or _wake retries
+    _api.Py_AddPendingCall(_serve, None)
     return task
 
 
@@ -121,12 +136,15 @@ def _serve_all(_: object) -> int:
     return 0
 
 
-_serve = _PendingCall(_serve_all)  # lives as long as the module: freed while it is being called, it would crash
+# lives as long as the module: freed while it is being called, it would crash
+_serve = _PendingCall(_serve_all)
 
 
 def _wake(task: _Task, deadline: float) -> None:
     """Interrupt the main thread's wait until the task is done, then undo the changes to the process."""
-    signum = next((one for one in _QUIET if signal.getsignal(one) == signal.SIG_DFL and not _api.PyOS_getsig(one)), None)
+    signum = next(
+        (one for one in _QUIET if signal.getsignal(one) == signal.SIG_DFL and not _api.PyOS_getsig(one)), None
+    )
     main = threading.main_thread().ident
     if signum is None or main is None:  # a foreign handler: wait for bytecode
         task.done.wait(max(0.0, deadline - time.monotonic()))
@@ -142,8 +160,8 @@ def _wake(task: _Task, deadline: float) -> None:
             pause = min(2 * pause, _LAST_PAUSE)
     finally:
         _api.PyOS_setsig(signum, None)  # drops one that is still on its way
-        # A garbage collection may run Python, and with it a removal, between CPython's noting that there is no function and its
-        # asking for the hook: a line on stderr that would puzzle people.
+        # A garbage collection may run Python, and with it a removal, between CPython's noting that there is
+        # no function and its asking for the hook: a line on stderr that would puzzle people.
         time.sleep(_SETTLE_SECONDS)
         hook.removal = post(hook.remove)
 
@@ -166,7 +184,8 @@ class _Hook:
 
     def remove(self) -> None:
         """In the main thread, when no more signals come."""
-        _api.PyErr_CheckSignals()  # one may have been noted while the task was running: it is reported now, to our hook
+        # one may have been noted while the task was running: it is reported now, to our hook
+        _api.PyErr_CheckSignals()
         if sys.unraisablehook is self._ours:
             sys.unraisablehook = self._former
 
@@ -193,22 +212,30 @@ def _quiet() -> _Hook:
 class _Place(ctypes.Structure):
     """Dl_info of dladdr(3)."""
 
-    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def _handler_of_cpython() -> int | None:
-    """The address of CPython's C handler, read from a signal that has it; None if there is none (SIGINT of a background job)."""
+    """The address of CPython's C handler, read from a signal that has it; None if there is none (SIGINT of a
+    background job)."""
     home = _library_of(ctypes.cast(_api.PyErr_CheckSignals, ctypes.c_void_p).value)
     for name in _LIKELY:
         if callable(signal.getsignal(signal.Signals[name])):
             address: int | None = _api.PyOS_getsig(signal.Signals[name])
-            if address and home is not None and _library_of(address) == home:  # a C library may have put its own in its place
+            # a C library may have put its own in its place
+            if address and home is not None and _library_of(address) == home:
                 return address
     return None
 
 
 def _harmless() -> int | None:
-    """A C function that may be interrupted anywhere and changes nothing: it ends waiting for locks, at least."""
+    """A C function that may be interrupted anywhere and changes nothing: it ends waiting for locks, at
+    least."""
     return ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
 
 

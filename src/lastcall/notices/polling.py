@@ -15,11 +15,13 @@ from lastcall.types import Notice
 log = logging.getLogger("lastcall")
 
 DONE = math.inf  # what look() returns when there is nothing left to poll for
-_JOIN_SECONDS = 1.0  # a thread may hang in a name look-up, which nothing interrupts; it is a daemon and reports nothing more
+# a thread may hang in a name look-up, which nothing interrupts; it is a daemon and reports nothing more
+_JOIN_SECONDS = 1.0
 
 
 class Trouble(Exception):
-    """Polling failed. Each `kind` is logged once; the message ends the sentence that begins with the source's title."""
+    """Polling failed. Each `kind` is logged once; the message ends the sentence that begins with the source's
+    title."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -29,14 +31,15 @@ class Trouble(Exception):
 class Poller:
     """Calls look() on a daemon thread until stop(). Nothing that look() does can raise into the process.
 
-    May be started again after stop(): `lastcall run` does so when it restarts a command in place, and an announcement that is still
-    valid is then reported again.
+    May be started again after stop(): `lastcall run` does so when it restarts a command in place, and an
+    announcement that is still valid is then reported again.
     """
 
     name = ""  # Notice.source
     title = ""  # its name in log lines
     interval = 1.0  # seconds between two polls, and before the first poll after a failure
-    most = 15.0  # seconds between two polls after many failures: half of the shortest notice a cloud gives (30 s)
+    # seconds between two polls after many failures: half of the shortest notice a cloud gives (30 s)
+    most = 15.0
 
     def __init__(self, clock: clocks.Clock | None = None) -> None:
         self.clock = clock or clocks.Clock()
@@ -46,7 +49,7 @@ class Poller:
         self._notify: Callable[[Notice], None] = _ignore
         self._kinds: set[str] = set()  # the kinds of failures that were logged as warnings
 
-    # ---- for a source to fill in -----------------------------------------------------------------------------------------------
+    # ---- for a source to fill in ---------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Before the thread starts: forget what was reported before."""
@@ -58,7 +61,7 @@ class Poller:
     def interrupt(self) -> None:
         """Make a look() that waits on another thread return."""
 
-    # ---- for all sources ---------------------------------------------------------------------------------------------------------
+    # ---- for all sources -----------------------------------------------------------------------------------
 
     def start(self, notify: Callable[[Notice], None]) -> None:
         with self._starting:
@@ -67,7 +70,9 @@ class Poller:
             self._notify = notify
             self._stopping = threading.Event()  # a new one: the previous thread may not have ended yet
             self.begin()
-            self._thread = threading.Thread(target=self._run, args=[self._stopping], name=f"lastcall-{self.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=[self._stopping], name=f"lastcall-{self.name}", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> None:
@@ -117,7 +122,12 @@ class Poller:
         if isinstance(error, Trouble):
             self.warn(error.kind, "%s %s. Training continues; retrying", self.title, error)
         else:  # a bug of ours: it must not end the training
-            self.warn(type(error).__name__, "%s: watching for notices failed with %r. Training continues; retrying", self.title, error)
+            self.warn(
+                type(error).__name__,
+                "%s: watching for notices failed with %r. Training continues; retrying",
+                self.title,
+                error,
+            )
 
 
 def _ignore(notice: Notice) -> None:
@@ -130,7 +140,8 @@ def monotonic(clock: clocks.Clock, wall: float) -> float:
 
 
 def instant(text: object) -> float | None:
-    """Seconds since 1970 of "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT"; None for anything else."""
+    """Seconds since 1970 of "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT"; None for anything
+    else."""
     if not isinstance(text, str):
         return None
     for parse in (datetime.datetime.fromisoformat, email.utils.parsedate_to_datetime):

@@ -2,17 +2,20 @@
 
 Discarded, with what was measured (research/perf-detail.md, part D):
 
-- A plain Python handler that sets a flag: it runs when the main thread comes back to bytecode, 3 s late inside a 3 s C
+- A plain Python handler that sets a flag: it runs when the main thread comes back to bytecode, 3 s late
+  inside a 3 s C
   call, never inside a hung collective.
-- A thread in `sigwait`, or a signalfd: needs the signal blocked in every thread of the process, but importing torch has
+- A thread in `sigwait`, or a signalfd: needs the signal blocked in every thread of the process, but importing
+  torch has
   started threads already. Killed by SIGTERM 32 times out of 32.
 - Work inside the handler itself: an exception or a lock there lands in the middle of an optimizer step.
 
-So `signal.set_wakeup_fd`: CPython's C handler writes the signal's number to a socket at once, and a thread of ours
-reads it (0.3 ms). The Python handler, whenever it runs, writes to the same socket, which covers a library that has
-taken the wakeup fd away from us (asyncio does).
+So `signal.set_wakeup_fd`: CPython's C handler writes the signal's number to a socket at once, and a thread of
+ours reads it (0.3 ms). The Python handler, whenever it runs, writes to the same socket, which covers a
+library that has taken the wakeup fd away from us (asyncio does).
 
-Handlers and the wakeup fd are the main thread's to change. A listener of another thread has it do so (mainthread.py).
+Handlers and the wakeup fd are the main thread's to change. A listener of another thread has it do so
+(mainthread.py).
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ _log = logging.getLogger("lastcall")
 
 _STOP = 0  # no signal has this number
 _SETTLED = 0x7E  # settle(): everything before this byte has been reported
-_TELL = 0x7F  # a chained handler raised: the thread logs it, since logging inside a signal handler may interrupt itself
-_HANDLED = 0x80  # added to the signal's number by the Python handler, to tell its bytes from those of the C handler
+# a chained handler raised: the thread logs it, since logging inside a signal handler may interrupt itself
+_TELL = 0x7F
+# added to the signal's number by the Python handler, to tell its bytes from those of the C handler
+_HANDLED = 0x80
 _JOIN_SECONDS = 2.0
 _SETTLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.5  # between two checks whether the signals are still ours
@@ -49,12 +54,14 @@ _fork_hook_registered = False
 
 
 class SignalListener:
-    """Calls `on_signal(signum, count)` on a thread of its own for each signal that comes. One may be live in a process.
+    """Calls `on_signal(signum, count)` on a thread of its own for each signal that comes. One may be live in
+    a process.
 
-    Counting: the C handler reports every delivery at once, the Python handler later, and once for several that came
-    while the main thread was in C. So a report of the Python handler counts only if the C handler has not reported
-    since the last one. One signal never counts twice, and a second Ctrl-C counts even while the main thread is stuck;
-    two within microseconds may count as three, which changes nothing: two is when a person is taken at their word.
+    Counting: the C handler reports every delivery at once, the Python handler later, and once for several
+    that came while the main thread was in C. So a report of the Python handler counts only if the C handler
+    has not reported since the last one. One signal never counts twice, and a second Ctrl-C counts even while
+    the main thread is stuck; two within microseconds may count as three, which changes nothing: two is when a
+    person is taken at their word.
     """
 
     def __init__(self, signals: Sequence[str], on_signal: Callable[[int, int], None]) -> None:
@@ -71,16 +78,19 @@ class SignalListener:
         self._pid = -1
         self._state = "new"  # then "live", then "stopped" or "ignoring" (or "dead" in a forked child)
         self._former = -1  # the wakeup fd that was there before us,
-        self._forward = -1  # and a duplicate: its owner may close it, and a checkpoint file may then get the number
+        # and a duplicate: its owner may close it, and a checkpoint file may then get the number
+        self._forward = -1
         self._armed = True
         self._rearming = False
         self._settled = threading.Event()
         self._stopping = False
         self._taken_back: set[int] = set()  # signals that somebody had made us deaf to
-        self._owed: set[int] = set()  # told to on_signal already, but the Python handler has still to run for them
+        # told to on_signal already, but the Python handler has still to run for them
+        self._owed: set[int] = set()
 
     def start(self) -> None:
-        """Start listening. RuntimeError if that is impossible: the caller can continue without notices from signals."""
+        """Start listening. RuntimeError if that is impossible: the caller can continue without notices from
+        signals."""
         global _live
         if _live is not None:
             raise RuntimeError("another SignalListener is live in this process: stop() it first")
@@ -112,9 +122,9 @@ class SignalListener:
     def rearm(self) -> bool:
         """Take the wakeup fd again if it is unset. True if it is ours.
 
-        asyncio clears the fd when it closes a loop that used it; from then on signals are received late, through the Python handler,
-        until this is called. Outside of the main thread it returns the last known answer, and makes the main thread check again when it
-        can.
+        asyncio clears the fd when it closes a loop that used it; from then on signals are received late,
+        through the Python handler, until this is called. Outside of the main thread it returns the last known
+        answer, and makes the main thread check again when it can.
         """
         if self._state != "live" or os.getpid() != self._pid:
             return False
@@ -145,10 +155,11 @@ class SignalListener:
             self._settled.wait(_SETTLE_SECONDS)
 
     def stop(self, *, ignore: bool = False) -> None:
-        """Stop, forward pending signals, and restore everything. With `ignore`, the signals are left ignored: for a
-        process that has saved and is exiting, where a second SIGTERM would only change the exit code.
+        """Stop, forward pending signals, and restore everything. With `ignore`, the signals are left ignored:
+        for a process that has saved and is exiting, where a second SIGTERM would only change the exit code.
 
-        From a side thread while the main thread is in a C call: our handlers stay, and the next signal restores the previous ones.
+        From a side thread while the main thread is in a C call: our handlers stay, and the next signal
+        restores the previous ones.
         """
         global _live
         if self._state != "live":
@@ -265,7 +276,8 @@ class SignalListener:
         return self._state == "live" and signal.getsignal(signum) is self._handler
 
     def _look(self) -> None:
-        """A script or a library may have set one of our signals to be ignored or to kill since: then it would be lost."""
+        """A script or a library may have set one of our signals to be ignored or to kill since: then it would
+        be lost."""
         if self._stopping or self._state != "live":
             return
         if any(mainthread.is_deaf(signum) for signum in self._signums):
@@ -284,7 +296,8 @@ class SignalListener:
             if signum not in self._taken_back:
                 self._taken_back.add(signum)
                 _log.warning(
-                    "%s was set to %s inside the block, so notices would have been lost: lastcall listens to it again. "
+                    "%s was set to %s inside the block, so notices would have been lost: lastcall listens to "
+                    "it again. "
                     "To keep that setting, remove the signal from LASTCALL_SIGNALS",
                     signum.name,
                     "be ignored" if self._previous[signum] is signal.SIG_IGN else "kill the process",
@@ -298,7 +311,8 @@ class SignalListener:
 
     def _pass_on(self, byte: int) -> None:
         if self._forward != -1:
-            with contextlib.suppress(OSError):  # full, or its reader is gone: CPython itself would drop it, too
+            # full, or its reader is gone: CPython itself would drop it, too
+            with contextlib.suppress(OSError):
                 os.write(self._forward, bytes([byte]))
 
     def _log_raised(self) -> None:

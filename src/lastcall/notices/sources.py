@@ -1,4 +1,5 @@
-"""Every source of notices besides signals: a stop file, the clouds' metadata, the end of a Slurm allocation."""
+"""Every source of notices besides signals: a stop file, the clouds' metadata, the end of a Slurm
+allocation."""
 
 from __future__ import annotations
 
@@ -24,15 +25,18 @@ _ENDPOINTS = {
 
 
 class Source(Protocol):
-    """A source of notices on a thread of its own. Nothing here raises, and stop() returns within a second or so."""
+    """A source of notices on a thread of its own. Nothing here raises, and stop() returns within a second or
+    so."""
 
     name: str
 
     def start(self, notify: Callable[[Notice], None]) -> None:
-        """Start watching. `notify` is called from another thread; what it raises is logged. Does nothing if already started."""
+        """Start watching. `notify` is called from another thread; what it raises is logged. Does nothing if
+        already started."""
 
     def stop(self) -> None:
-        """After this, notify is no longer called. May be started again, and then reports again what is still valid."""
+        """After this, notify is no longer called. May be started again, and then reports again what is still
+        valid."""
 
 
 def build(
@@ -44,11 +48,15 @@ def build(
     clock: clocks.Clock | None = None,
     firmware: Path = detect.DMI,
 ) -> list[Source]:
-    """The sources that apply here, none of them started. No network access; ConfigError for a wrong setting."""
+    """The sources that apply here, none of them started. No network access; ConfigError for a wrong
+    setting."""
     environ = os.environ if environ is None else environ
     clock = clock or clocks.Clock()
     if cloud not in CLOUDS:
-        settings.fail(f"cloud={cloud!r} is not one of the choices. Set it to one of {', '.join(CLOUDS)}, for example: --cloud auto")
+        settings.fail(
+            f"cloud={cloud!r} is not one of the choices. Set it to one of {', '.join(CLOUDS)}, for "
+            "example: --cloud auto"
+        )
     found: list[Source] = []
     if stop_file is not None:
         found.append(files.StopFile(stop_file, clock))
@@ -85,7 +93,9 @@ def _switched_off(environ: Mapping[str, str]) -> bool:
     return environ.get("AWS_EC2_METADATA_DISABLED", "").strip().lower() == "true"
 
 
-def _metadata(cloud: str, environ: Mapping[str, str], clock: clocks.Clock, *, probing: bool = False) -> Metadata:
+def _metadata(
+    cloud: str, environ: Mapping[str, str], clock: clocks.Clock, *, probing: bool = False
+) -> Metadata:
     endpoint = environ.get(_ENDPOINTS[cloud], "").strip()
     if cloud == "aws":
         ipv6 = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").strip().lower() == "ipv6"
@@ -107,7 +117,8 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
         number = math.nan
     if not 0 <= number < math.inf:
         settings.fail(
-            f"{variable}={text!r} is not a number of seconds. Set it to a number of at least 0: export {variable}={default:g}"
+            f"{variable}={text!r} is not a number of seconds. Set it to a number of at least 0: export "
+            f"{variable}={default:g}"
         )
     return number
 
@@ -115,5 +126,7 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
 def _flag(environ: Mapping[str, str], variable: str) -> bool:
     text = environ.get(variable, "").strip().lower()
     if text not in ("", "1", "true", "yes", "on", "0", "false", "no", "off"):
-        settings.fail(f"{variable}={text!r} is neither yes nor no. Set it to 1 or 0, for example: export {variable}=1")
+        settings.fail(
+            f"{variable}={text!r} is neither yes nor no. Set it to 1 or 0, for example: export {variable}=1"
+        )
     return text in ("1", "true", "yes", "on")

@@ -1,8 +1,8 @@
-"""The end of a Slurm allocation: known from the start, and not announced by a signal unless the job requested one
-(--signal=B:TERM@120).
+"""The end of a Slurm allocation: known from the start, and not announced by a signal unless the job requested
+one (--signal=B:TERM@120).
 
-At the end Slurm sends SIGTERM and, KillWait seconds later (30 by default, an administrator's choice), SIGKILL. A save that needs longer
-than that has to start before the end: `lead` seconds before.
+At the end Slurm sends SIGTERM and, KillWait seconds later (30 by default, an administrator's choice),
+SIGKILL. A save that needs longer than that has to start before the end: `lead` seconds before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from lastcall.notices import polling
 from lastcall.notices.polling import log
 
 LEAD = 120.0
-_READ_AGAIN = 60.0  # seconds: administrators extend time limits, and a preemption with a GraceTime shows nowhere else
+# seconds: administrators extend time limits, and a preemption with a GraceTime shows nowhere else
+_READ_AGAIN = 60.0
 _SCONTROL_SECONDS = 5.0
 
 
@@ -29,7 +30,13 @@ class Slurm(polling.Poller):
     most = _READ_AGAIN
 
     def __init__(
-        self, job: str, end: float | None, scontrol: str | None, *, lead: float = LEAD, clock: clocks.Clock | None = None
+        self,
+        job: str,
+        end: float | None,
+        scontrol: str | None,
+        *,
+        lead: float = LEAD,
+        clock: clocks.Clock | None = None,
     ) -> None:
         super().__init__(clock)
         self.end = end  # seconds since 1970
@@ -39,7 +46,9 @@ class Slurm(polling.Poller):
         self._lead: float | None = None
 
     @classmethod
-    def of_environment(cls, environ: Mapping[str, str], lead: float = LEAD, clock: clocks.Clock | None = None) -> Slurm | None:
+    def of_environment(
+        cls, environ: Mapping[str, str], lead: float = LEAD, clock: clocks.Clock | None = None
+    ) -> Slurm | None:
         """None outside of an allocation, or if its end is unknown."""
         job = environ.get("SLURM_JOB_ID", "").strip()
         if not job:
@@ -48,7 +57,8 @@ class Slurm(polling.Poller):
         scontrol = shutil.which("scontrol", path=environ.get("PATH"))
         if end is None and scontrol is None:
             log.warning(
-                "The end of Slurm job %s is unknown: neither SLURM_JOB_END_TIME nor scontrol is available. Request a signal before it: "
+                "The end of Slurm job %s is unknown: neither SLURM_JOB_END_TIME nor scontrol is available. "
+                "Request a signal before it: "
                 "#SBATCH --signal=B:TERM@120",
                 job,
             )
@@ -63,7 +73,9 @@ class Slurm(polling.Poller):
         lead = self._affordable(left)
         if left > lead:
             return min(left - lead, _READ_AGAIN)
-        self.tell(f"the allocation ends at {polling.shown(self.end)}", polling.monotonic(self.clock, self.end))
+        self.tell(
+            f"the allocation ends at {polling.shown(self.end)}", polling.monotonic(self.clock, self.end)
+        )
         return polling.DONE
 
     def _affordable(self, left: float) -> float:
@@ -72,9 +84,12 @@ class Slurm(polling.Poller):
             self._lead = max(0.0, min(self._wanted, left / 2))
             if self._lead < self._wanted:
                 log.warning(
-                    "Only %.0f s are left of the Slurm allocation: the notice will come %.0f s before its end instead of %.0f s",
-                    left, self._lead, self._wanted,
-                )  # fmt: skip
+                    "Only %.0f s are left of the Slurm allocation: the notice will come %.0f s before its "
+                    "end instead of %.0f s",
+                    left,
+                    self._lead,
+                    self._wanted,
+                )
         return self._lead
 
     def _read_again(self) -> None:
@@ -97,13 +112,21 @@ class Slurm(polling.Poller):
 
     def _ask(self) -> str:
         command = [str(self._scontrol), "show", "job", self._job, "-o"]
-        # Seconds since 1970 are independent of time zones; an scontrol that does not know the format prints local time.
+        # Seconds since 1970 are independent of time zones; an scontrol that does not know the format prints
+        # local time.
         environ = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
         result = subprocess.run(
-            command, capture_output=True, timeout=_SCONTROL_SECONDS, env=environ, stdin=subprocess.DEVNULL, check=False
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            timeout=_SCONTROL_SECONDS,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
         if result.returncode != 0:
-            raise ValueError(f"exit code {result.returncode}, {result.stderr.decode(errors='replace').strip()[:200]}")
+            raise ValueError(
+                f"exit code {result.returncode}, {result.stderr.decode(errors='replace').strip()[:200]}"
+            )
         return result.stdout.decode(errors="replace")
 
 
@@ -119,7 +142,8 @@ def end_time(text: str) -> tuple[bool, float | None]:
     if number is not None:
         return True, number
     try:
-        return True, datetime.datetime.fromisoformat(value).timestamp()  # local time, as this machine knows it
+        # local time, as this machine knows it
+        return True, datetime.datetime.fromisoformat(value).timestamp()
     except (ValueError, OverflowError):
         raise ValueError(f"EndTime={value} is not a time") from None
 

@@ -24,7 +24,8 @@ def find(frame: FrameType | None, saves: Saves) -> Script:
 
 @dataclass(frozen=True)
 class Spot:
-    """A description of a save point. The point itself refers to the script's variables: keeping it would keep a batch on the GPU."""
+    """A description of a save point. The point itself refers to the script's variables: keeping it would keep
+    a batch on the GPU."""
 
     place: str
     near: bool
@@ -47,7 +48,8 @@ class Script:
 
     @property
     def near(self) -> bool:
-        """Whether a save point is passed at every step: it lies in the same innermost loop as the optimizer's step."""
+        """Whether a save point is passed at every step: it lies in the same innermost loop as the optimizer's
+        step."""
         return any(point.near for point in self.points)
 
     @property
@@ -66,10 +68,10 @@ class Script:
         return " and ".join(f"`{each}`" for each in dict.fromkeys(kept)) if all(kept) else ""
 
     def enter(self, frame: FrameType, after: Callable[[], None], *, wait: bool) -> bool:
-        """In the training thread, from below the script's frame: the next save point that is reached runs as if its condition were
-        true, and `after` is called in the script's frame when it is done. What `after` raises is raised there.
-        `wait`: where a point is not for this process, another one may be; otherwise that is all there was to do. False if the script
-        is not at work in these frames."""
+        """In the training thread, from below the script's frame: the next save point that is reached runs as
+        if its condition were true, and `after` is called in the script's frame when it is done. What `after`
+        raises is raised there. `wait`: where a point is not for this process, another one may be; otherwise
+        that is all there was to do. False if the script is not at work in these frames."""
         self.cancel()
         found = self.look(frame)
         if not found.points:
@@ -85,7 +87,8 @@ class Script:
             self._entry = None
 
     def remember(self, frame: FrameType) -> None:
-        """At every report, from its caller: records the current counts, and the call path if the source does not show it."""
+        """At every report, from its caller: records the current counts, and the call path if the source does
+        not show it."""
         try:
             self._replay.remember(frame)
             if not self.points and self._learned.learn(frame, self._saves):
@@ -94,14 +97,15 @@ class Script:
             log.debug("cannot read the variables of the script", exc_info=True)
 
     def replay(self, frame: FrameType) -> str:
-        """In the training thread, at a completed step: runs the statements that save, here and now. Returns why that failed."""
+        """In the training thread, at a completed step: runs the statements that save, here and now. Returns
+        why that failed."""
         self.cancel()
         found = self.look(frame)
         return self._replay.run(frame, found, self._saves) if found.points else self.because
 
     def look(self, frame: FrameType | None) -> search.Found:
-        """Search again, from a step: there may be new values, and the script may be in another loop. enter() and
-        replay() do so themselves. Takes some 30 ms."""
+        """Search again, from a step: there may be new values, and the script may be in another loop. enter()
+        and replay() do so themselves. Takes some 30 ms."""
         try:
             found = search.look(frame, self._saves, self._learned)
         except Exception as error:
@@ -113,5 +117,7 @@ class Script:
         return found
 
     def _say(self, found: search.Found, frame: FrameType | None) -> None:
-        self.points = [Spot(point.place, point.near, reachability.kept_from(point, frame)) for point in found.points]
+        self.points = [
+            Spot(point.place, point.near, reachability.kept_from(point, frame)) for point in found.points
+        ]
         self.because = found.because

@@ -1,21 +1,24 @@
 """Keeps DataLoader workers and other multiprocessing children alive until the run has saved.
 
-A launcher, a scheduler or Ctrl-C signals the whole process group. torch lets a worker die of a SIGTERM that its parent
-did not send, and then raises RuntimeError in the parent, in the middle of training.
+A launcher, a scheduler or Ctrl-C signals the whole process group. torch lets a worker die of a SIGTERM that
+its parent did not send, and then raises RuntimeError in the parent, in the middle of training.
 
-Discarded: ignoring the signals in the child (torch installs its own handler afterwards, and `Process.terminate()` would
-do nothing); wrapping `_worker_loop` and the iterators' `__init__` (two private names in torch, two more in torchdata,
-and children of other kinds left out). Every child, of whatever loader, pool or executor, comes through `Process.start`,
-so that is the one thing wrapped here: the signals are blocked in the starting thread for as long as it takes (fork and
-spawn both hand the mask on; the other threads of the parent still hear them), and the child finds its Shield with the
-process object that it gets: unpickled when spawned, in multiprocessing's after-fork hook when forked.
+Discarded: ignoring the signals in the child (torch installs its own handler afterwards, and
+`Process.terminate()` would do nothing); wrapping `_worker_loop` and the iterators' `__init__` (two private
+names in torch, two more in torchdata, and children of other kinds left out). Every child, of whatever loader,
+pool or executor, comes through `Process.start`, so that is the one thing wrapped here: the signals are
+blocked in the starting thread for as long as it takes (fork and spawn both hand the mask on; the other
+threads of the parent still hear them), and the child finds its Shield with the process object that it gets:
+unpickled when spawned, in multiprocessing's after-fork hook when forked.
 
 What holds where:
 
 - fork, spawn: no gap; a signal is held back from the first instruction of the child on.
-- forkserver: the same, if the server was started while this is installed. One that was started before is not shielded:
+- forkserver: the same, if the server was started while this is installed. One that was started before is not
+  shielded:
   the group's SIGTERM ends it, and torch's workers follow within five seconds.
-- A plain `os.fork` or a `subprocess` is not touched: lastcall cannot know what it is for, and a program that ignores
+- A plain `os.fork` or a `subprocess` is not touched: lastcall cannot know what it is for, and a program that
+  ignores
   SIGTERM is worse than one that dies of it.
 """
 
@@ -37,7 +40,8 @@ _REQUEST = "_lastcall_shield"
 _KILL_SECONDS = 1.0
 
 _original: Any = process.BaseProcess.start
-_above: Any = None  # another library's wrapper that was around ours at the last uninstall() and still calls it
+# another library's wrapper that was around ours at the last uninstall() and still calls it
+_above: Any = None
 _active: frozenset[int] = frozenset()  # what is shielded now
 _server_mask: frozenset[int] = frozenset()  # what a fork server of ours blocks, and so do all its children
 _hook: Request | None = None  # multiprocessing keeps its after-fork hooks for as long as the object lives
@@ -45,14 +49,15 @@ _dismissal_pid = -1
 
 
 class WorkerShield:
-    """Shields the children that are started between install() and uninstall(). One may be installed in a process: a
-    second install() is refused, since two sets of signals would mean two kinds of children."""
+    """Shields the children that are started between install() and uninstall(). One may be installed in a
+    process: a second install() is refused, since two sets of signals would mean two kinds of children."""
 
     def __init__(self) -> None:
         self._pid = -1
 
     def install(self, signals: Sequence[int]) -> None:
-        """In a process that is itself shielded, that shield is removed first: a protected run needs its notices."""
+        """In a process that is itself shielded, that shield is removed first: a protected run needs its
+        notices."""
         if child_side.lift():
             _uninstall()
         if _active:
@@ -83,7 +88,8 @@ def _install(signals: frozenset[int]) -> None:
     global _active, _hook, _original
     _active = signals
     present: Any = process.BaseProcess.start
-    if present is not _start and present is not _above:  # to wrap _above again would make the two call each other
+    # to wrap _above again would make the two call each other
+    if present is not _start and present is not _above:
         _original = present
         process.BaseProcess.start = _start  # type: ignore[method-assign]
     _hook = Request(signals, frozenset(), False)
@@ -95,8 +101,9 @@ def _register_dismissal() -> None:
     global _dismissal_pid
     if _dismissal_pid != os.getpid():
         _dismissal_pid = os.getpid()
-        # Before multiprocessing ends the daemons and waits for them, and before it unlinks the semaphores of their
-        # queues (priority 0, the newest first): a worker that is still starting would die of that with a traceback.
+        # Before multiprocessing ends the daemons and waits for them, and before it unlinks the semaphores of
+        # their queues (priority 0, the newest first): a worker that is still starting would die of that with
+        # a traceback.
         util.Finalize(None, _dismiss, exitpriority=1)
 
 
@@ -107,7 +114,8 @@ def _uninstall() -> None:
     present: Any = process.BaseProcess.start
     if present is not _start:
         _above = present
-    # Children of a fork server that blocks signals need to be told to unblock them, for as long as that server lives.
+    # Children of a fork server that blocks signals need to be told to unblock them, for as long as that
+    # server lives.
     elif not _server_mask:
         process.BaseProcess.start = _original  # type: ignore[method-assign]
 
@@ -158,16 +166,22 @@ def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, own
 
 
 def _terminate(popen: Any) -> None:
-    """Replaces terminate() of a shielded child. Two SIGTERMs that are pending at once become one, with the sender of
-    the first: ours would be mistaken for the group's, and joining the child would wait forever. Real-time ones queue."""
+    """Replaces terminate() of a shielded child. Two SIGTERMs that are pending at once become one, with the
+    sender of the first: ours would be mistaken for the group's, and joining the child would wait forever.
+    Real-time ones queue."""
     popen._send_signal(signal.SIGTERM)
     popen._send_signal(child_side.OWNERS_WORD)
 
 
 def _dismiss() -> None:
-    """End DataLoader workers at exit, just before multiprocessing does it, and kill those that do not respond (still importing torch,
-    or in a C call that keeps the interpreter lock): multiprocessing would wait for them."""
-    workers = [child for child in process.active_children() if getattr(getattr(child, _REQUEST, None), "quiet", False)]
+    """End DataLoader workers at exit, just before multiprocessing does it, and kill those that do not respond
+    (still importing torch, or in a C call that keeps the interpreter lock): multiprocessing would wait for
+    them."""
+    workers = [
+        child
+        for child in process.active_children()
+        if getattr(getattr(child, _REQUEST, None), "quiet", False)
+    ]
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + _KILL_SECONDS

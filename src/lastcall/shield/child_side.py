@@ -2,8 +2,9 @@
 
 Imports no torch: a spawned child that has nothing to do with torch imports this module as well.
 
-Here, unlike in the training process, a thread in `sigwaitinfo` works: the child was started with the signals blocked,
-so every thread it ever has blocks them too. It is also the only way to learn who sent a signal before it takes effect.
+Here, unlike in the training process, a thread in `sigwaitinfo` works: the child was started with the signals
+blocked, so every thread it ever has blocks them too. It is also the only way to learn who sent a signal
+before it takes effect.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from lastcall.core.process import exits
 
 _POLL_SECONDS = 0.5  # how soon a child that holds a signal back notices that its parent has gone
 
-# Sent by the owner after a SIGTERM of its own. Blocked in the child and, harmlessly, in all that come from it.
+# Sent by the owner after a SIGTERM of its own. Blocked in the child and, harmlessly, in all that come from
+# it.
 OWNERS_WORD = signal.SIGRTMAX - 5
 
 _current: Shield | None = None  # of this process
@@ -30,12 +32,13 @@ _fork_hook_registered = False
 
 
 class Shield:
-    """Holds `signals` back in this process. One that the owner sent, or the process itself, takes effect at once; any other (the
-    group's SIGTERM, a Ctrl-C) is kept, and takes effect when the owner has gone."""
+    """Holds `signals` back in this process. One that the owner sent, or the process itself, takes effect at
+    once; any other (the group's SIGTERM, a Ctrl-C) is kept, and takes effect when the owner has gone."""
 
     def __init__(self, signals: frozenset[int], quiet: bool, owner: int) -> None:
         self.signals = signals
-        self.quiet = quiet  # a DataLoader's worker: exits with 0 when its owner ends it, as with torch's own handler
+        # a DataLoader's worker: exits with 0 when its owner ends it, as with torch's own handler
+        self.quiet = quiet
         self.owner = owner  # its parent, except under a fork server, where the parent is the server
         self._served = os.getppid() != owner
         self._held: int | None = None
@@ -120,8 +123,8 @@ def lift() -> bool:
 
 
 def _make_interruptible() -> bool:
-    """Make sure that SIGURG interrupts a sleeping main thread, so that it runs the handler of a signal that another
-    thread has received. By default it is ignored, without interrupting anything."""
+    """Make sure that SIGURG interrupts a sleeping main thread, so that it runs the handler of a signal that
+    another thread has received. By default it is ignored, without interrupting anything."""
     if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
         return False
     try:
@@ -132,8 +135,9 @@ def _make_interruptible() -> bool:
 
 
 def _keep_out_of_grandchildren() -> None:
-    """Programs that the child starts inherit its blocked signals but no shield: without this, nothing but SIGKILL would
-    end them. multiprocessing children of the child are shielded in their turn (child_shield.py)."""
+    """Programs that the child starts inherit its blocked signals but no shield: without this, nothing but
+    SIGKILL would end them. multiprocessing children of the child are shielded in their turn
+    (child_shield.py)."""
     global _fork_hook_registered
     if _fork_hook_registered:
         return

@@ -1,5 +1,5 @@
-"""What a protected run needs from its process, with any framework: signals, children that outlive the group's SIGTERM, visible log
-lines, and an exit that reports what happened."""
+"""What a protected run needs from its process, with any framework: signals, children that outlive the group's
+SIGTERM, visible log lines, and an exit that reports what happened."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ taken = ""  # set by a framework's adapter that handles this process's notices. 
 
 
 class Guarded:
-    """A process whose signals and stop file are listened to: `on_signal(number, how often it came)` and `on_notice(notice)`, each on a
-    thread of its own."""
+    """A process whose signals and stop file are listened to: `on_signal(number, how often it came)` and
+    `on_notice(notice)`, each on a thread of its own."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Guarded:
             self._visible.__exit__()
             self._listener = None
             raise errors.BusyError(
-                "a run is already protected in this process, and two cannot share its signals. Exit its with block first."
+                "a run is already protected in this process, and two cannot share its signals. Exit its with "
+                "block first."
             ) from error
         try:
             self._listener.start()
@@ -69,7 +70,11 @@ class Guarded:
             self._stop_file.start(self._heard)
 
     def _heard(self, notice: Notice) -> None:
-        self._on_notice(dataclasses.replace(notice, deadline=notice.at + self._jit.grace) if notice.deadline is None else notice)
+        self._on_notice(
+            dataclasses.replace(notice, deadline=notice.at + self._jit.grace)
+            if notice.deadline is None
+            else notice
+        )
 
     @property
     def listening(self) -> bool:
@@ -87,8 +92,8 @@ class Guarded:
             self._listener.settle()
 
     def let_go(self, *, ignore: bool = False) -> None:
-        """Remove the handlers. A process that has saved and is exiting ignores further signals: a second SIGTERM during the
-        interpreter's shutdown must not change its exit code."""
+        """Remove the handlers. A process that has saved and is exiting ignores further signals: a second
+        SIGTERM during the interpreter's shutdown must not change its exit code."""
         if self._stop_file is not None:
             self._stop_file.stop()
         self._shield.uninstall()
@@ -101,24 +106,33 @@ class Protection(Guarded):
     """A listener whose notices go to the inbox of a session."""
 
     def __init__(self, context: RunContext, inbox: Inbox) -> None:
-        super().__init__(context.jit, self._notify, inbox.notify, (*context.jit.signals, *_hangup(context.jit)))
+        super().__init__(
+            context.jit, self._notify, inbox.notify, (*context.jit.signals, *_hangup(context.jit))
+        )
         self._context = context
         self._inbox = inbox
 
     def _notify(self, signum: int, count: int) -> None:
         context = self._context
-        if signum == signal.SIGINT and count > 1:  # what is being written is not committed, and is removed on start
+        # what is being written is not committed, and is removed on start
+        if signum == signal.SIGINT and count > 1:
             log.warning("Got %s again: exiting at once", signal.Signals(signum).name)
             exits.leave(128 + signum)
         if signal.Signals(signum).name not in self._jit.signals and self._jit.on_error != "save":
-            log.warning("Got SIGHUP at step %d, which is not saved because LASTCALL_ON_ERROR is 'leave'", context.subject.step)
+            log.warning(
+                "Got SIGHUP at step %d, which is not saved because LASTCALL_ON_ERROR is 'leave'",
+                context.subject.step,
+            )
             exits.die_of(signum)
         now = context.clock.now()
         self._inbox.notify(Notice("signal", signal.Signals(signum).name, now, now + self._jit.grace, signum))
 
-    def leave(self, left: BaseException | None, preempted: Callable[[], errors.Preempted]) -> BaseException | None:
-        """After everything is closed: the process ends here if it must not continue. Otherwise returns what to raise: `left`, or that
-        the run must be restarted, if it had finished and got a notice before its end was in the mirror."""
+    def leave(
+        self, left: BaseException | None, preempted: Callable[[], errors.Preempted]
+    ) -> BaseException | None:
+        """After everything is closed: the process ends here if it must not continue. Otherwise returns what
+        to raise: `left`, or that the run must be restarted, if it had finished and got a notice before its
+        end was in the mirror."""
         outcome, notice = self._context.outcome.value, self._context.latch.notice
         if left is None and outcome is Outcome.SAVED:
             left = preempted()
@@ -127,22 +141,27 @@ class Protection(Guarded):
                 log.error("Nothing was saved: exiting with %s", notice.reason)
             exits.die_of(notice.signum)
         if isinstance(left, errors.Preempted) and threading.current_thread() is not threading.main_thread():
-            exits.leave(int(left.code or 0))  # a SystemExit ends only its own thread: the process would continue, and exit with 0
+            # a SystemExit ends only its own thread: the process would continue, and exit with 0
+            exits.leave(int(left.code or 0))
         if isinstance(left, errors.Preempted) and notice is not None:
-            exits.see_out(int(left.code or 0), notice.at + self._jit.grace if notice.deadline is None else notice.deadline)
+            exits.see_out(
+                int(left.code or 0),
+                notice.at + self._jit.grace if notice.deadline is None else notice.deadline,
+            )
         return left
 
 
 def _hangup(jit: JITCheckpointConfig) -> tuple[str, ...]:
-    """SIGHUP, unless it is configured: a terminal that hangs up ends the run as an exception would. Under nohup it is ignored, and
-    stays ignored."""
+    """SIGHUP, unless it is configured: a terminal that hangs up ends the run as an exception would. Under
+    nohup it is ignored, and stays ignored."""
     free = jit.signals and "SIGHUP" not in jit.signals and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     return ("SIGHUP",) if free else ()
 
 
 class Afterwards:
-    """Training has finished, and the rest of the script runs (an evaluation, an export) below `lastcall run`. A notice still ends it,
-    as it would without lastcall; but the launcher learns that the same command must be run again, whatever is in between."""
+    """Training has finished, and the rest of the script runs (an evaluation, an export) below `lastcall run`.
+    A notice still ends it, as it would without lastcall; but the launcher learns that the same command must
+    be run again, whatever is in between."""
 
     _listener: SignalListener | None = None
 
@@ -151,7 +170,11 @@ class Afterwards:
         jit = context.jit
         if context.outcome.value is not Outcome.FINISHED or not link.launched:
             return
-        names = [name for name in jit.signals if name != "SIGINT" and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL]
+        names = [
+            name
+            for name in jit.signals
+            if name != "SIGINT" and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL
+        ]
 
         def on_signal(signum: int, count: int) -> None:
             if not listener.hears(signum):
@@ -159,9 +182,13 @@ class Afterwards:
             link.tell(outcome=Outcome.SAVED.value)
             with logs.Visible(jit.log_level):
                 log.warning(
-                    "Got %s after training had finished at step %d, during the rest of the script: it must be run again. "
-            "Exiting with code %d", signal.Signals(signum).name, context.subject.step, jit.exit_code,
-                )  # fmt: skip
+                    "Got %s after training had finished at step %d, during the rest of the script: it must "
+                    "be run again. "
+                    "Exiting with code %d",
+                    signal.Signals(signum).name,
+                    context.subject.step,
+                    jit.exit_code,
+                )
                 exits.leave(jit.exit_code)
 
         listener = SignalListener(names, on_signal)

@@ -1,7 +1,8 @@
 """Threads for work that may never end, such as a request to a store that has stopped answering.
 
-Discarded: concurrent.futures.ThreadPoolExecutor. The interpreter waits for its threads at exit, whatever they do: a process that has
-saved, and has seconds left, would be killed while it waits for an answer that is no longer needed.
+Discarded: concurrent.futures.ThreadPoolExecutor. The interpreter waits for its threads at exit, whatever they
+do: a process that has saved, and has seconds left, would be killed while it waits for an answer that is no
+longer needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Daemons(futures.Executor):
 
     def __init__(self, max_workers: int = 1) -> None:
         self._most = max_workers
-        self._waiting: queue.SimpleQueue[tuple[futures.Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[futures.Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -54,8 +57,8 @@ class Daemons(futures.Executor):
 
 
 def at_once(work: Callable[[T], R], items: Iterable[T], threads: int, check: Callable[[], None]) -> list[R]:
-    """All of it, on so many threads. `check` is called periodically; when it raises, or some work does, this ends without waiting for
-    work in progress."""
+    """All of it, on so many threads. `check` is called periodically; when it raises, or some work does, this
+    ends without waiting for work in progress."""
     pool = Daemons(threads)
     everything = [pool.submit(work, item) for item in items]
     try:

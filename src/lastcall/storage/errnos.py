@@ -1,13 +1,17 @@
-"""What an error of the file system says about a checkpoint that was being read. Every reader of checkpoints asks here, and only here.
+"""What an error of the file system says about a checkpoint that was being read. Every reader of checkpoints
+asks here, and only here.
 
-    damage    a fact about the bytes: they are gone, or the medium does not give them back. The checkpoint is set aside, and the next
+    damage    a fact about the bytes: they are gone, or the medium does not give them back. The checkpoint is
+              set aside, and the next
               older one serves
-    passing   a fact about this moment or this process, and not about the bytes: retried for a few seconds; then the start stops
+    passing   a fact about this moment or this process, and not about the bytes: retried for a few seconds;
+              then the start stops
     fatal     the same, but a retry does not help: the start stops at once
 
-What is not in the table is passing: a start that stops can be repeated, a run that started from scratch beside an intact checkpoint has
-thrown work away. Two mistakes this replaces: every errno of open() was damage (one ESTALE cost the run), and only EIO of read() was (a
-bad sector that says ENODATA ended every start, though an older checkpoint was whole).
+What is not in the table is passing: a start that stops can be repeated, a run that started from scratch
+beside an intact checkpoint has thrown work away. Two mistakes this replaces: every errno of open() was damage
+(one ESTALE cost the run), and only EIO of read() was (a bad sector that says ENODATA ended every start,
+though an older checkpoint was whole).
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from lastcall import errors
 
 log = logging.getLogger("lastcall")
 T = TypeVar("T")
-WAITS = (0.05, 0.15, 0.3, 0.5, 1.0)  # seconds before each further attempt: together as long as a server takes to come back
+# seconds before each further attempt: together as long as a server takes to come back
+WAITS = (0.05, 0.15, 0.3, 0.5, 1.0)
 
 
 class Meaning(enum.Enum):
@@ -65,7 +70,8 @@ TABLE: dict[int, Row] = {
     errno.ELOOP: _gone("a link is where the file was, and links are not followed"),
     errno.ENXIO: _gone("a socket or a pipe is where the file was"),
     errno.ENODEV: _gone("a device is where the file was"),
-    # The medium does not give the bytes back. Retried, since a cable or a controller may have caused it; then it is damage.
+    # The medium does not give the bytes back. Retried, since a cable or a controller may have caused it; then
+    # it is damage.
     errno.EIO: _medium("the disk could not read it"),
     errno.ENODATA: _medium("the disk reports a medium error (as O_DIRECT reads of a bad sector do)"),
     errno.EREMOTEIO: _medium("the disk reports a target error"),
@@ -134,8 +140,9 @@ def named(error: OSError) -> str:
 
 
 def reading(operation: Callable[[], T], said: str) -> T:
-    """Returns the operation's result. CheckpointError if the bytes are damaged, UnreadableError if that is unknown; retried before, if
-    that may help. `said`: what cannot be done with which file, the start of the sentence."""
+    """Returns the operation's result. CheckpointError if the bytes are damaged, UnreadableError if that is
+    unknown; retried before, if that may help. `said`: what cannot be done with which file, the start of the
+    sentence."""
     for attempt, wait in enumerate((*WAITS, None)):
         try:
             return operation()

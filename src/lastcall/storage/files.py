@@ -1,4 +1,5 @@
-"""Every file operation of a save or a start, behind one class, so that tests can make any of them fail (lastcall.testing.FaultyFiles).
+"""Every file operation of a save or a start, behind one class, so that tests can make any of them fail
+(lastcall.testing.FaultyFiles).
 
 `Files` is the real implementation: thin, no policy. It holds no state and may be shared by threads.
 """
@@ -24,8 +25,8 @@ _numbers = itertools.count()
 
 
 def own_name() -> str:
-    """A unique name in a directory: not taken by another thread, a fork, or a process with the same ID in another container or on
-    another machine that shares the directory."""
+    """A unique name in a directory: not taken by another thread, a fork, or a process with the same ID in
+    another container or on another machine that shares the directory."""
     return f"{_PROCESS}-{os.getpid()}-{next(_numbers)}"
 
 
@@ -86,7 +87,8 @@ class Files:
         try:
             self.fsync(fd)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems refuse it and need none
+            # some network file systems refuse it and need none
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             self.close(fd)
@@ -129,8 +131,9 @@ def write_small(files: Files, path: Path, data: bytes) -> None:
 
 
 def replace_small(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a small file and rename it atomically, for concurrent readers. It is written under an unpredictable name, so no other user
-    can have placed a link there. `mode` is subject to the umask, as for any file."""
+    """Write a small file and rename it atomically, for concurrent readers. It is written under an
+    unpredictable name, so no other user can have placed a link there. `mode` is subject to the umask, as for
+    any file."""
     under = path.with_name(f"{path.name}.{own_name()}.tmp")
     fd = os.open(under, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
@@ -146,7 +149,8 @@ def replace_small(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def read_plain(path: Path, largest: int) -> bytes:
-    """A plain file, as if hostile: never through a link, never a pipe or a device, never more than `largest` bytes. OSError if not."""
+    """A plain file, as if hostile: never through a link, never a pipe or a device, never more than `largest`
+    bytes. OSError if not."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = os.fstat(fd)

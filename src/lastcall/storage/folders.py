@@ -1,5 +1,6 @@
-"""Folders that a rename does not move. overlayfs (the root of a container) refuses to rename a folder that comes from a lower layer, an
-image or a read-only base: EXDEV, though both names lie in one directory. Files can be moved there, one by one."""
+"""Folders that a rename does not move. overlayfs (the root of a container) refuses to rename a folder that
+comes from a lower layer, an image or a read-only base: EXDEV, though both names lie in one directory. Files
+can be moved there, one by one."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ def stuck(error: OSError) -> bool:
 
 
 def move(files: Files, old: Path, new: Path) -> None:
-    """Rename, atomically if possible, otherwise piece by piece. Only for folders that are not in use: a kill in the middle leaves two
-    halves."""
+    """Rename, atomically if possible, otherwise piece by piece. Only for folders that are not in use: a kill
+    in the middle leaves two halves."""
     try:
         files.rename(old, new)
         return
@@ -35,8 +36,8 @@ def move(files: Files, old: Path, new: Path) -> None:
 
 
 def remove_in_place(files: Files, folder: Path, sentinel: str, record: str) -> None:
-    """Remove a checkpoint where it is. The sentinel comes first and the record goes first: a kill in the middle leaves a folder that
-    the next start recognizes as incomplete."""
+    """Remove a checkpoint where it is. The sentinel comes first and the record goes first: a kill in the
+    middle leaves a folder that the next start recognizes as incomplete."""
     storage.write_small(files, folder / sentinel, b"lastcall is removing this checkpoint\n")
     files.unlink(folder / record)
     files.sync_directory(folder)

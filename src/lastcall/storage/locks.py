@@ -1,11 +1,13 @@
 """An exclusive lock on a file, for as long as this process lives.
 
-The lock belongs to the open file (F_OFD_SETLK), not to the process: POSIX locks are dropped as soon as *any* descriptor of the file is
-closed in the process, and any copy of the directory (shutil.copytree, push_to_hub, log_artifacts) opens and closes every file in it.
-A forked child shares the open file, and would keep the lock of a killed parent (DataLoader workers outlive it): children close it.
-Where the platform has no such locks, a POSIX lock is used. The two kinds exclude each other.
+The lock belongs to the open file (F_OFD_SETLK), not to the process: POSIX locks are dropped as soon as *any*
+descriptor of the file is closed in the process, and any copy of the directory (shutil.copytree, push_to_hub,
+log_artifacts) opens and closes every file in it. A forked child shares the open file, and would keep the lock
+of a killed parent (DataLoader workers outlive it): children close it. Where the platform has no such locks, a
+POSIX lock is used. The two kinds exclude each other.
 
-Discarded: flock. It is no lock between machines on NFS of old, nor does it keep out the POSIX locks of older versions of lastcall.
+Discarded: flock. It is no lock between machines on NFS of old, nor does it keep out the POSIX locks of older
+versions of lastcall.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Lock:
 
 
 def take(fd: int) -> bool:
-    """Lock the file, which is open for writing. False if another process has locked it; OSError if the file system has no locks."""
+    """Lock the file, which is open for writing. False if another process has locked it; OSError if the file
+    system has no locks."""
     try:
         _set(fd)
     except OSError as error:

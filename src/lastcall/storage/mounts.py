@@ -1,8 +1,8 @@
 """Whether a folder is on the intended disk, as far as can be determined.
 
-An unused mount point is an ordinary folder of the disk below. The intent cannot be known, but three signs reveal a missing disk: the
-folder above does not exist either; fstab names a disk for this place, and it is not mounted; or the folder is on another file system
-than a moment ago.
+An unused mount point is an ordinary folder of the disk below. The intent cannot be known, but three signs
+reveal a missing disk: the folder above does not exist either; fstab names a disk for this place, and it is
+not mounted; or the folder is on another file system than a moment ago.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Missing(Exception):
 
 
 def check(folder: Path, device: int | None) -> int:
-    """Create the folder if needed, and return its device; `device` is what this returned before. Only the folder itself is created, not
-    the one above it. Raises Missing if its disk is missing."""
+    """Create the folder if needed, and return its device; `device` is what this returned before. Only the
+    folder itself is created, not the one above it. Raises Missing if its disk is missing."""
     try:
         found = os.stat(folder).st_dev
     except FileNotFoundError:
@@ -29,7 +29,10 @@ def check(folder: Path, device: int | None) -> int:
     if device is None:
         _check_table(folder)
     elif found != device:
-        raise Missing(f"it is on another file system than before: its disk is no longer mounted. Mount it again (findmnt -T {folder})")
+        raise Missing(
+            "it is on another file system than before: its disk is no longer mounted. Mount it "
+            f"again (findmnt -T {folder})"
+        )
     return found
 
 
@@ -39,7 +42,10 @@ def _make(folder: Path, device: int | None) -> int:
         raise Missing(f"{above} does not exist. Is its disk mounted (findmnt)? If it is: mkdir -p {folder}")
     _check_table(folder)
     if device is not None and os.stat(above).st_dev != device:
-        raise Missing(f"it is gone, and {above} is on another file system than it was. Mount its disk again (findmnt -T {folder})")
+        raise Missing(
+            f"it is gone, and {above} is on another file system than it was. Mount its disk again "
+            f"(findmnt -T {folder})"
+        )
     folder.mkdir(exist_ok=True)
     return os.stat(folder).st_dev
 
@@ -54,7 +60,9 @@ def _check_table(folder: Path) -> None:
         words = line.split("#")[0].split()
         point = _unescaped(words[1]) if len(words) >= 3 else ""
         if point.startswith("/") and point != "/" and point not in mounted and resolved.is_relative_to(point):
-            raise Missing(f"{FSTAB} lists a disk for {point}, but none is mounted there. Mount it: mount {point}")
+            raise Missing(
+                f"{FSTAB} lists a disk for {point}, but none is mounted there. Mount it: mount {point}"
+            )
 
 
 def _lines(path: Path) -> list[str]:

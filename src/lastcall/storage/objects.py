@@ -1,7 +1,9 @@
-"""Storage that keeps files by name and has no rename: a bucket of an object store, or a folder that is treated like one.
+"""Storage that keeps files by name and has no rename: a bucket of an object store, or a folder that is
+treated like one.
 
-`Objects` is all that a mirror (`core.mirror`) needs of them. Names are relative to the place, with slashes; writes are atomic. Failures
-are StorageErrors that name the object; a failure that no retry would fix is a ConfigError.
+`Objects` is all that a mirror (`core.mirror`) needs of them. Names are relative to the place, with slashes;
+writes are atomic. Failures are StorageErrors that name the object; a failure that no retry would fix is a
+ConfigError.
 """
 
 from __future__ import annotations
@@ -138,7 +140,8 @@ class Folder:
                 raise self._failed(name, "removed", error) from error
 
     def _others(self, folder: Path) -> list[str]:
-        """What is left in it. If only unfinished files of killed processes are left, they are removed, too."""
+        """What is left in it. If only unfinished files of killed processes are left, they are removed,
+        too."""
         names = os.listdir(folder)
         if all(name.startswith(_TEMPORARY) for name in names):
             for name in names:
@@ -161,8 +164,8 @@ class Folder:
             now.unlink(missing_ok=True)
 
     def _check(self, name: str, what: str) -> None:
-        """Checks that it is on the intended file system. An unmounted disk must not be replaced by a folder on the disk below: no
-        checkpoint would be found there, and new ones would be lost with the machine."""
+        """Checks that it is on the intended file system. An unmounted disk must not be replaced by a folder
+        on the disk below: no checkpoint would be found there, and new ones would be lost with the machine."""
         try:
             self._device = mounts.check(self._root, self._device)
         except mounts.Missing as error:
@@ -191,7 +194,8 @@ class Folder:
 
 
 def _copied(old: Path, new: Path, moved: Moved) -> None:
-    """The current bytes of a plain file: a link, a pipe or a device is refused, and a growing file is not followed."""
+    """The current bytes of a plain file: a link, a pipe or a device is refused, and a growing file is not
+    followed."""
     fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as source, open(new, "wb") as target:
         info = os.fstat(fd)

@@ -45,15 +45,18 @@ class Asked:
         return (what, self._clock.now() - since) if waiting else None
 
     def say(self, url: str) -> None:
-        """Called periodically by the waiting thread: logs a line every few seconds while there is no answer."""
+        """Called periodically by the waiting thread: logs a line every few seconds while there is no
+        answer."""
         found = self.silent()
         if found is not None and found[1] >= SILENT and self._clock.now() >= self._next:
             self._next = self._clock.now() + SILENT
             log.warning(
-                "Still waiting for %s: no answer to %s for %.0f s. Training starts when it is known what is saved "
-            "there. Check that it can be reached; to start without it: unset LASTCALL_MIRROR",
-                url, *found,
-            )  # fmt: skip
+                "Still waiting for %s: no answer to %s for %.0f s. Training starts when it is known what is "
+                "saved "
+                "there. Check that it can be reached; to start without it: unset LASTCALL_MIRROR",
+                url,
+                *found,
+            )
 
 
 class Patient:

@@ -1,10 +1,11 @@
 """A bucket of S3, or of a compatible store (MinIO, Ceph, R2, GCS with interoperability keys).
 
-Credentials, region and endpoint are found as boto3 finds them: variables, profiles, a service account's token, the machine's role.
-AWS_S3_ENDPOINT, as OpenShift AI's data connections call it, counts as AWS_ENDPOINT_URL does.
+Credentials, region and endpoint are found as boto3 finds them: variables, profiles, a service account's
+token, the machine's role. AWS_S3_ENDPOINT, as OpenShift AI's data connections call it, counts as
+AWS_ENDPOINT_URL does.
 
-Discarded: the checksums that boto3 adds automatically, since many stores other than AWS's refuse them; every byte has our own digest,
-which is checked when it is downloaded.
+Discarded: the checksums that boto3 adds automatically, since many stores other than AWS's refuse them; every
+byte has our own digest, which is checked when it is downloaded.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Bucket:
             from s3transfer.manager import TransferManager  # type: ignore[import-untyped]
         except ImportError as error:
             settings.fail(f"{self.url}: boto3 is missing ({error}). Install it: pip install 'lastcall[s3]'")
-        self._errors: tuple[type[Exception], ...] = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Boto3Error)
+        self._errors: tuple[type[Exception], ...] = (
+            botocore.exceptions.BotoCoreError,
+            botocore.exceptions.ClientError,
+            Boto3Error,
+        )
         self._never = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
         self._invalid = (
             botocore.exceptions.ParamValidationError
@@ -60,12 +65,18 @@ class Bucket:
 
         def manager(part: int, *, threads: bool = True) -> Any:
             """boto3's own starts threads that the interpreter waits for at exit."""
-            config = TransferConfig(multipart_threshold=part, multipart_chunksize=part, max_concurrency=_AT_ONCE)
-            return TransferManager(self._client, config, executor_cls=Daemons if threads else NonThreadedExecutor)
+            config = TransferConfig(
+                multipart_threshold=part, multipart_chunksize=part, max_concurrency=_AT_ONCE
+            )
+            return TransferManager(
+                self._client, config, executor_cls=Daemons if threads else NonThreadedExecutor
+            )
 
         self._manager = manager
         said = settings.s3_connection(keys)
-        endpoint = said.get("AWS_S3_ENDPOINT") or said.get("AWS_ENDPOINT_URL_S3") or said.get("AWS_ENDPOINT_URL")
+        endpoint = (
+            said.get("AWS_S3_ENDPOINT") or said.get("AWS_ENDPOINT_URL_S3") or said.get("AWS_ENDPOINT_URL")
+        )
         config = botocore.config.Config(
             retries={"mode": "standard", "max_attempts": 4},
             connect_timeout=10,
@@ -84,7 +95,8 @@ class Bucket:
             )
             region = session.region_name or ("us-east-1" if endpoint else None)
             self._client: Any = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
-        except (*self._errors, ValueError) as error:  # nothing was sent yet: an invalid profile, region or address
+        except (*self._errors, ValueError) as error:
+            # nothing was sent yet: an invalid profile, region or address
             raise errors.StorageRefused(f"{self.url}: {error}") from error
 
     @property
@@ -94,7 +106,9 @@ class Bucket:
     def names(self, prefix: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
         with self._translated("cannot be listed"):
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._key(prefix)):
+            for page in self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=self._key(prefix)
+            ):
                 for item in page.get("Contents", ()):
                     found[item["Key"].removeprefix(self._key(""))] = item["Size"]
         return found
@@ -117,22 +131,29 @@ class Bucket:
         with self._translated(f"{name} cannot be written"):
             part = max(_PART, -(-path.stat().st_size // _MOST_PARTS))
             with self._manager(part, threads=threads) as manager:
-                self._transfer(manager=manager).upload_file(str(path), self.bucket, self._key(name), callback=moved)
+                self._transfer(manager=manager).upload_file(
+                    str(path), self.bucket, self._key(name), callback=moved
+                )
 
     def fetch(self, name: str, path: Path, moved: Moved = nothing) -> None:
         with self._translated(f"{name} cannot be read"), self._manager(_PART) as manager:
-            self._transfer(manager=manager).download_file(self.bucket, self._key(name), str(path), callback=moved)
+            self._transfer(manager=manager).download_file(
+                self.bucket, self._key(name), str(path), callback=moved
+            )
         with open(path, "rb") as file:
             os.fsync(file.fileno())
 
     def copy(self, old: str, new: str) -> None:
         with self._translated(f"{old} cannot be copied"):
             with self._manager(_LARGEST_COPY) as manager:
-                manager.copy({"Bucket": self.bucket, "Key": self._key(old)}, self.bucket, self._key(new)).result()
+                manager.copy(
+                    {"Bucket": self.bucket, "Key": self._key(old)}, self.bucket, self._key(new)
+                ).result()
 
     def remove(self, names: Iterable[str]) -> None:
         with self._translated("cannot be deleted from"):
-            for name in names:  # one by one: not every store supports the batch request, and some require a checksum for it
+            # one by one: not every store supports the batch request, and some require a checksum for it
+            for name in names:
                 self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
 
     def age(self, name: str) -> float | None:
@@ -165,8 +186,12 @@ class Bucket:
             if isinstance(error, self._invalid):
                 why = str(error)
             if isinstance(error, self._never):
-                why = "no credentials found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another source that boto3 supports"
-            # Without the cause: boto3's and urllib3's own are 140 lines, and say no more than the last of them.
+                why = (
+                    "no credentials found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another "
+                    "source that boto3 supports"
+                )
+            # Without the cause: boto3's and urllib3's own are 140 lines, and say no more than the last of
+            # them.
             if why is not None:
                 raise errors.StorageRefused(f"{self.url}: {what}: {why}") from None
             raise errors.StorageError(f"{self.url}: {what}: {error}") from None
@@ -175,5 +200,9 @@ class Bucket:
 
 
 def _code(error: Exception) -> str:
-    answer = getattr(error, "response", None) or getattr(error.__cause__ or error.__context__, "response", None) or {}
+    answer = (
+        getattr(error, "response", None)
+        or getattr(error.__cause__ or error.__context__, "response", None)
+        or {}
+    )
     return str(answer.get("Error", {}).get("Code", ""))

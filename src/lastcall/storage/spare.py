@@ -1,7 +1,8 @@
 """Space kept ready: files whose blocks are already written, so that the next checkpoint need not allocate.
 
-Overwriting written blocks is 1.5 to 1.8 times as fast as new ones (ext4 converts unwritten extents as it goes), and space that is
-already allocated cannot run out at the worst moment. A spare is always a file that nothing else links to or has open.
+Overwriting written blocks is 1.5 to 1.8 times as fast as new ones (ext4 converts unwritten extents as it
+goes), and space that is already allocated cannot run out at the worst moment. A spare is always a file that
+nothing else links to or has open.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class SparePool:
         return sorted(size for _, size in self._all())
 
     def take(self, size: int, to: Path) -> bool:
-        """Move the best fitting spare to `to`. It still contains old bytes: the caller overwrites them and truncates the rest."""
+        """Move the best fitting spare to `to`. It still contains old bytes: the caller overwrites them and
+        truncates the rest."""
         # The smallest that is large enough; failing that, the largest.
         by_fit = sorted(self._all(), key=lambda spare: (spare[1] < size, abs(spare[1] - size)))
         for path, _ in by_fit:
@@ -44,9 +46,9 @@ class SparePool:
         return False
 
     def give(self, path: Path, *, fresh: bool = False) -> bool:
-        """Keep a file that is no longer needed as a spare. False (and the file stays) if something else links to or reads it, or may do
-        so unseen, unless the file is `fresh`: created for this, never a part of a checkpoint. The caller must have made sure that no
-        process can still open it by name."""
+        """Keep a file that is no longer needed as a spare. False (and the file stays) if something else links
+        to or reads it, or may do so unseen, unless the file is `fresh`: created for this, never a part of a
+        checkpoint. The caller must have made sure that no process can still open it by name."""
         try:
             if not os.path.lexists(self._folder):
                 self._files.mkdir(self._folder)
@@ -88,13 +90,15 @@ class SparePool:
 
 
 def free(path: Path) -> bool:
-    """Whether this name is the only link to the file: overwriting it changes nothing that another process can see."""
+    """Whether this name is the only link to the file: overwriting it changes nothing that another process can
+    see."""
     return os.lstat(path).st_nlink == 1 and unread(path)
 
 
 def sees_all_readers(path: Path) -> bool:
-    """Whether this file's file system tracks every reader in its leases. An overlay loses track of a process that has mapped a file and
-    closed it (as safetensors and torch.load(mmap=True) do), a network file system of other machines."""
+    """Whether this file's file system tracks every reader in its leases. An overlay loses track of a process
+    that has mapped a file and closed it (as safetensors and torch.load(mmap=True) do), a network file system
+    of other machines."""
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -110,14 +114,15 @@ def sees_all_readers(path: Path) -> bool:
 
 
 def unread(path: Path) -> bool:
-    """Whether no process has this file open or mapped. A write lease is only granted then; a file system without leases counts as
-    no."""
+    """Whether no process has this file open or mapped. A write lease is only granted then; a file system
+    without leases counts as no."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        # A process that opens the file while we hold the lease makes the kernel signal us: with SIGIO, which kills a process.
+        # A process that opens the file while we hold the lease makes the kernel signal us: with SIGIO, which
+        # kills a process.
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_UNLCK)

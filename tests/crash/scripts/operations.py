@@ -2,16 +2,16 @@
 
     python operations.py FOLDER SHARD SHARDS KIND [KIND ...]
 
-A life: a start that resumes, a periodic save, a SIGTERM, a just-in-time save, the pruning of what is old. KIND is what
-goes wrong:
+A life: a start that resumes, a periodic save, a SIGTERM, a just-in-time save, the pruning of what is old.
+KIND is what goes wrong:
 
     kill            SIGKILL at each file operation in turn
     ENOSPC, EIO     each operation in turn answers with that error, once; `mixed`: with one of the two
     fsync, short    each fsync fails, each write is short
     lasting         from one operation on, every sixth in turn, all of them answer that the disk is full
 
-After each life another one starts, without faults, and checks that it gets a state that belongs together. Several of
-these scripts can share the work: each does every SHARDS-th fault.
+After each life another one starts, without faults, and checks that it gets a state that belongs together.
+Several of these scripts can share the work: each does every SHARDS-th fault.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def live(directory: Path, files: Files, until: int) -> None:
     weights, optimizer = fresh()
     config = lastcall.JITCheckpointConfig(kill_wait=0, threads=2)
     periodic = lastcall.PeriodicCheckpointConfig(save_steps=2, save_total_limit=2)
-    with lastcall.protect(directory, config=config, periodic=periodic, files=files, weights=weights, optimizer=optimizer) as run:
+    with lastcall.protect(
+        directory, config=config, periodic=periodic, files=files, weights=weights, optimizer=optimizer
+    ) as run:
         for step in run.steps(100):
             settle()
             train(weights, optimizer, step)
@@ -80,7 +82,10 @@ def check(directory: Path, at_least: int, answer: Path) -> None:
             train(expected, reference, step)
         assert torch.equal(weights, expected), f"step {resumed} is torn"
         if resumed:
-            moments = [optimizer.state[weights]["momentum_buffer"], reference.state[expected]["momentum_buffer"]]
+            moments = [
+                optimizer.state[weights]["momentum_buffer"],
+                reference.state[expected]["momentum_buffer"],
+            ]
             assert torch.equal(*moments), f"the moments of step {resumed} are torn"
         assert resumed >= at_least, f"resumed at {resumed}, but {at_least} was committed"
         answer.write_text(str(resumed))
@@ -149,7 +154,13 @@ def main(folder: Path, shard: int, shards: int, kinds: list[str]) -> None:
             answer.unlink(missing_ok=True)
             checked = forked(log, check, work, committed, answer)
             resumed = int(answer.read_text()) if answer.exists() else None
-            result = {"kind": kind, "number": fault.number, "code": code, "resumed": resumed, "checked": checked}
+            result = {
+                "kind": kind,
+                "number": fault.number,
+                "code": code,
+                "resumed": resumed,
+                "checked": checked,
+            }
             wrong = {} if checked == 0 else {"log": said + log.read_text()}
             print(json.dumps({**result, **wrong}), flush=True)
 

@@ -1,4 +1,5 @@
-"""A loop around an Accelerator, interrupted and started again, ends with the very bits of one never interrupted."""
+"""A loop around an Accelerator, interrupted and started again, ends with the very bits of one never
+interrupted."""
 
 from __future__ import annotations
 
@@ -30,12 +31,16 @@ def test_interruptions_leave_no_trace(accelerated: Nursery, tmp_path: Path, loop
     assert history.interruptions == 5, history.codes
 
 
-@pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "stateful", "stream", "dispatched"])
+@pytest.mark.parametrize(
+    "loader", [pytest.param("workers", marks=pytest.mark.slow), "stateful", "stream", "dispatched"]
+)
 def test_other_loaders_leave_no_trace(accelerated: Nursery, tmp_path: Path, loader: str) -> None:
     history = compare(accelerated, tmp_path, chain.blows(7, 3, 30), LOADER=loader)
     assert history.interruptions == 3, history.codes
 
 
-def test_an_interruption_at_every_single_boundary_leaves_no_trace(accelerated: Nursery, tmp_path: Path) -> None:
+def test_an_interruption_at_every_single_boundary_leaves_no_trace(
+    accelerated: Nursery, tmp_path: Path
+) -> None:
     history = compare(accelerated, tmp_path, [], INTERRUPT="1")
     assert history.codes.count(chain.SAVED) >= 18, history.codes  # six steps in each of three epochs

@@ -26,9 +26,16 @@ def test_accelerate_loads_a_finished_run_without_lastcall(accelerated: Nursery, 
     assert digests(tmp_path / "opened") == wanted
 
 
-def test_a_pass_that_takes_too_long_is_rescued_and_leaves_no_trace(accelerated: Nursery, tmp_path: Path) -> None:
+def test_a_pass_that_takes_too_long_is_rescued_and_leaves_no_trace(
+    accelerated: Nursery, tmp_path: Path
+) -> None:
     script = SCRIPTS / "loop.py"
-    assert accelerated.run(tmp_path, script, tmp_path / "unused", tmp_path / "reference", LASTCALL_ENABLED="0").code == 0
+    assert (
+        accelerated.run(
+            tmp_path, script, tmp_path / "unused", tmp_path / "reference", LASTCALL_ENABLED="0"
+        ).code
+        == 0
+    )
     quick = {"LASTCALL_KILL_WAIT_SECONDS": "0", "LASTCALL_GRACE_SECONDS": "2"}
     child = accelerated.start(tmp_path, script, tmp_path / "run", tmp_path / "result", **quick, STUCK="9")
     until(lambda: "stuck" in child.lines(), "the long pass")

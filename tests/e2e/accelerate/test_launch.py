@@ -13,7 +13,14 @@ from helpers.ranks_jobs import LASTCALL_RUN
 
 PLAIN = Path(__file__).parent / "scripts" / "plain.py"
 FINETUNE = ROOT / "examples" / "finetune.py"
-LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_machines", "1", "--mixed_precision", "no"]
+LAUNCH = [
+    str(Path(sys.executable).with_name("accelerate")),
+    "launch",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+]
 
 
 def struck(folder: Path, options: list[str], script: list[str], moment: str, **env: str) -> str:
@@ -35,13 +42,16 @@ def struck(folder: Path, options: list[str], script: list[str], moment: str, **e
 
 
 def test_two_processes_that_save_by_themselves(accelerated: Nursery, tmp_path: Path) -> None:
-    """--multi_gpu is how Accelerate starts more than one process on a machine; the script asks for the CPU."""
+    """--multi_gpu is how Accelerate starts more than one process on a machine; the script asks for the
+    CPU."""
     options = ["--multi_gpu", "--num_processes", "2", "--main_process_port", str(free_port())]
     out = tmp_path / "out"
     said = struck(tmp_path, options, [str(PLAIN), str(out), str(tmp_path / "result")], "at 6", EPOCHS="60")
     (folder,) = out.iterdir()
     assert f"stopped and saved in out/{folder.name}" in said
-    assert {"random_states_0.pkl", "random_states_1.pkl", "lastcall.json"} <= {path.name for path in folder.iterdir()}
+    assert {"random_states_0.pkl", "random_states_1.pkl", "lastcall.json"} <= {
+        path.name for path in folder.iterdir()
+    }
 
 
 def test_one_process_with_a_trainer(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Two ranks around an Accelerator: one is told to stop, both save the same step, and go on as if nothing had happened."""
+"""Two ranks around an Accelerator: one is told to stop, both save the same step, and go on as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -17,9 +18,13 @@ SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
 def start(nursery: Nursery, folder: Path, run: str, result: str, **env: str) -> list[Child]:
     """`run`: the directory of both, or with {rank} in it one for each."""
     world = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo", "LASTCALL_KILL_WAIT_SECONDS": "0",
-    }  # fmt: skip
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "LASTCALL_KILL_WAIT_SECONDS": "0",
+    }
     return [
         nursery.start(
             folder,
@@ -50,13 +55,26 @@ def test_a_notice_to_one_of_two_ranks_leaves_no_trace(accelerated: Nursery, tmp_
     last = start(accelerated, tmp_path, "run", "result")
     assert ended(last) == [0, 0], last[0].log() + last[1].log()
     for rank in range(2):
-        assert (tmp_path / f"result-{rank}").read_text() == (tmp_path / f"reference-{rank}").read_text(), last[rank].log()
-    newest = max((tmp_path / "run").glob("checkpoint-*"), key=lambda path: json.loads((path / "lastcall.json").read_text())["sequence"])
+        assert (tmp_path / f"result-{rank}").read_text() == (tmp_path / f"reference-{rank}").read_text(), (
+            last[rank].log()
+        )
+    newest = max(
+        (tmp_path / "run").glob("checkpoint-*"),
+        key=lambda path: json.loads((path / "lastcall.json").read_text())["sequence"],
+    )
     names = {path.name for path in newest.iterdir()}
-    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "random_states_1.pkl"} <= names, names
+    assert {
+        "model.safetensors",
+        "optimizer.bin",
+        "scheduler.bin",
+        "random_states_0.pkl",
+        "random_states_1.pkl",
+    } <= names, names
 
 
-def test_ranks_that_share_no_directory_lose_theirs_and_go_on_from_the_mirror(accelerated: Nursery, tmp_path: Path) -> None:
+def test_ranks_that_share_no_directory_lose_theirs_and_go_on_from_the_mirror(
+    accelerated: Nursery, tmp_path: Path
+) -> None:
     plain = start(accelerated, tmp_path, "unused", "reference", LASTCALL_ENABLED="0")
     assert ended(plain) == [0, 0], plain[0].log()
     mirror = {"LASTCALL_MIRROR": f"file://{tmp_path}/mirror"}
@@ -70,4 +88,6 @@ def test_ranks_that_share_no_directory_lose_theirs_and_go_on_from_the_mirror(acc
     last = start(accelerated, tmp_path, "run-{rank}", "result", **mirror)
     assert ended(last) == [0, 0], last[0].log() + last[1].log()
     for rank in range(2):
-        assert (tmp_path / f"result-{rank}").read_text() == (tmp_path / f"reference-{rank}").read_text(), last[rank].log()
+        assert (tmp_path / f"result-{rank}").read_text() == (tmp_path / f"reference-{rank}").read_text(), (
+            last[rank].log()
+        )

@@ -1,5 +1,5 @@
-"""B3: scripts that resume from a path that they are given: never 75 where the same command would begin anew, and `lastcall run
---resume-args` gives the path to the restart."""
+"""B3: scripts that resume from a path that they are given: never 75 where the same command would begin anew,
+and `lastcall run --resume-args` gives the path to the restart."""
 
 from __future__ import annotations
 
@@ -24,23 +24,32 @@ def saved(out: Path) -> Path:
     return found.path
 
 
-def test_b3_without_a_path_the_code_is_the_signals_own_and_the_log_says_what_to_add(accelerated: Nursery, tmp_path: Path) -> None:
-    """B3: saved, but the same command starts at 0: said at the first step, at the end, and at the next start."""
+def test_b3_without_a_path_the_code_is_the_signals_own_and_the_log_says_what_to_add(
+    accelerated: Nursery, tmp_path: Path
+) -> None:
+    """B3: saved, but the same command starts at 0: said at the first step, at the end, and at the next
+    start."""
     out = tmp_path / "out"
     first = accelerated.start(tmp_path, SCRIPT, "--output_dir", out, **ON)
     chain.strike(first, chain.Blow(5, 0.0))
     assert first.wait() == TOLD, first.log()
     assert "`args.resume_from_checkpoint` keeps it from load_state() (no_trainer.py:" in first.log()
-    assert first.log().count("lastcall run --resume-args '--resume_from_checkpoint {path}' -- COMMAND") == 2, first.log()
+    assert (
+        first.log().count("lastcall run --resume-args '--resume_from_checkpoint {path}' -- COMMAND") == 2
+    ), first.log()
     path = saved(out)
     # The same command again: it begins anew, and says so. In the same job it does not even do that.
     again = accelerated.start(tmp_path, SCRIPT, "--output_dir", out, **ON)
     again.expect_log(f"{path} was saved for a restart")
     again.end()
-    other = accelerated.run(tmp_path, SCRIPT, "--output_dir", tmp_path / "other", **ON, PAUSE="0", SLURM_JOB_ID="1")
+    other = accelerated.run(
+        tmp_path, SCRIPT, "--output_dir", tmp_path / "other", **ON, PAUSE="0", SLURM_JOB_ID="1"
+    )
     assert other.code == 0 and "saved for a restart" not in other.log(), other.log()
     # With the path it goes on; to be told to stop then leads back to this path, not to what is saved.
-    third = accelerated.start(tmp_path, SCRIPT, "--output_dir", out, "--resume_from_checkpoint", path, **ON, SLURM_JOB_ID="7")
+    third = accelerated.start(
+        tmp_path, SCRIPT, "--output_dir", out, "--resume_from_checkpoint", path, **ON, SLURM_JOB_ID="7"
+    )
     third.expect("resumed")
     assert f"resumed {path.name.removeprefix('step_')}" in third.lines()
     chain.strike(third, chain.Blow(25, 0.0))
@@ -53,16 +62,39 @@ def test_b3_without_a_path_the_code_is_the_signals_own_and_the_log_says_what_to_
 def test_b3_lastcall_run_gives_the_path_to_every_restart(accelerated: Nursery, tmp_path: Path) -> None:
     """B3: also to the first start of a new launcher, as on another machine."""
     out, result, reference = tmp_path / "out", tmp_path / "result", tmp_path / "reference"
-    plain = accelerated.run(tmp_path, SCRIPT, "--output_dir", tmp_path / "peace", "--result", reference, PAUSE="0")
+    plain = accelerated.run(
+        tmp_path, SCRIPT, "--output_dir", tmp_path / "peace", "--result", reference, PAUSE="0"
+    )
     assert plain.code == 0, plain.log()
     out.mkdir()
 
     def launch(*more: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "lastcall", "run", "--cloud", "none", "--platform", "plain", *more, "--resume-args",
-             "--resume_from_checkpoint {path}", "--", sys.executable, str(SCRIPT), "--output_dir", str(out), "--result", str(result)],
-            env=environment(LASTCALL_KILL_WAIT_SECONDS="0", **env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "lastcall",
+                "run",
+                "--cloud",
+                "none",
+                "--platform",
+                "plain",
+                *more,
+                "--resume-args",
+                "--resume_from_checkpoint {path}",
+                "--",
+                sys.executable,
+                str(SCRIPT),
+                "--output_dir",
+                str(out),
+                "--result",
+                str(result),
+            ],
+            env=environment(LASTCALL_KILL_WAIT_SECONDS="0", **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     first = launch()
     assert first.stdout is not None

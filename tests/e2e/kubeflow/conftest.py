@@ -16,5 +16,6 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture
 def jobs(wheels: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kubeflow_local.Jobs:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a job that fails leaves its virtual environment behind
+    # a job that fails leaves its virtual environment behind
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return kubeflow_local.Jobs(*wheels)

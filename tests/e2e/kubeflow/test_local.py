@@ -1,4 +1,5 @@
-"""TransformersTrainer on the SDK's own local process backend: a virtual environment, pip, torchrun, a function that knows nothing."""
+"""TransformersTrainer on the SDK's own local process backend: a virtual environment, pip, torchrun, a
+function that knows nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from helpers.ports import free_port
 
 STEPS = 24  # of three epochs
 pytestmark = pytest.mark.timeout(400)
-SAID = ("[Kubeflow] JIT checkpoint signal handler registered for SIGTERM", "[Kubeflow] JIT checkpointing enabled")
+SAID = (
+    "[Kubeflow] JIT checkpoint signal handler registered for SIGTERM",
+    "[Kubeflow] JIT checkpointing enabled",
+)
 
 
 def processes(words: str) -> list[int]:
@@ -43,11 +47,21 @@ def until_said(jobs: Jobs, name: str, words: str) -> None:
         time.sleep(0.2)
 
 
-def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same_bits(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     (tmp_path / "token").write_text("secret")
     with Controller() as controller:
-        asked = {"KUBEFLOW_TRAINER_SERVER_URL": controller.url, "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token")}
-        said = {"grace_seconds": 60, "enable_progress_tracking": True, "metrics_port": free_port(), "env": asked}
+        asked = {
+            "KUBEFLOW_TRAINER_SERVER_URL": controller.url,
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+        }
+        said = {
+            "grace_seconds": 60,
+            "enable_progress_tracking": True,
+            "metrics_port": free_port(),
+            "env": asked,
+        }
         first = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3, "pause": 0.2}, **said)
         until_said(jobs, first, "step 5")
         assert all(line in jobs.log(first) for line in (*SAID, f"[Kubeflow] output_dir: {tmp_path / 'run'}"))
@@ -57,17 +71,27 @@ def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same
         os.kill(torchrun, signal.SIGTERM)
         assert jobs.wait(first) == "Failed", jobs.log(first)  # not finished: Kubeflow would call it complete
         (record,) = chain.records(tmp_path / "run")
-        assert metrics(controller.told[-1])["state"] == "saved" and controller.told[-1]["progressPercentage"] < 100
+        assert (
+            metrics(controller.told[-1])["state"] == "saved"
+            and controller.told[-1]["progressPercentage"] < 100
+        )
 
         second = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3}, **said)
         assert jobs.wait(second) == "Complete", jobs.log(second)
         assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
         last = controller.told[-1]
-        assert (last["progressPercentage"], metrics(last)["resumed_from"]) == (100, f"checkpoint-{record['step']}")
-    assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", 3)
+        assert (last["progressPercentage"], metrics(last)["resumed_from"]) == (
+            100,
+            f"checkpoint-{record['step']}",
+        )
+    assert (tmp_path / "run" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(
+        tmp_path / "plain", 3
+    )
 
 
-def test_a_bucket_is_all_that_is_needed_from_one_job_to_the_next(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_all_that_is_needed_from_one_job_to_the_next(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with s3_server.served(tmp_path / "buckets") as server:
         bucket = server.bucket("runs")
@@ -83,7 +107,9 @@ def test_a_bucket_is_all_that_is_needed_from_one_job_to_the_next(jobs: Jobs, tmp
         second = jobs.submit("s3://runs/exp1", kubeflow_functions.train, {"epochs": 3}, **said)
         assert jobs.wait(second) == "Complete", jobs.log(second)
         assert f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}" in jobs.log(second)
-        assert (bucket / "exp1/final/model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", 3)
+        assert (bucket / "exp1/final/model.safetensors").read_bytes() == kubeflow_plain.weights(
+            tmp_path / "plain", 3
+        )
 
 
 def poll(port: int) -> dict[str, Any]:

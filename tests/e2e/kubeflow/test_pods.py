@@ -1,5 +1,5 @@
-"""The two pods of a TrainJob without a cluster: the command that the SDK wrote, run by two bashes as two kubelets would, with the
-variables that Kubeflow's torch plugin adds."""
+"""The two pods of a TrainJob without a cluster: the command that the SDK wrote, run by two bashes as two
+kubelets would, with the variables that Kubeflow's torch plugin adds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ class Pods:
         (folder / "torchrun").chmod(0o755)
         (container,) = kubeflow_objects.pod_template(job)["spec"]["containers"]
         said = {variable["name"]: variable["value"] for variable in container["env"]}
-        plugin = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+        plugin = {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(free_port()),
+        }
         self._folders = [folder / "0", folder / "1"]
         self.processes = []
         for rank, place in enumerate(self._folders):
@@ -37,7 +42,9 @@ class Pods:
             environ = {"PATH": f"{folder}:{os.environ['PATH']}", **said, **plugin, "PET_NODE_RANK": str(rank)}
             with (place / "log").open("w") as log:
                 command = kubeflow_objects.expanded(container["command"], environ)
-                self.processes.append(subprocess.Popen(command, cwd=place, env=environ, stdout=log, stderr=log))
+                self.processes.append(
+                    subprocess.Popen(command, cwd=place, env=environ, stdout=log, stderr=log)
+                )
 
     def log(self) -> str:
         return "\n".join((folder / "log").read_text() for folder in self._folders)
@@ -45,7 +52,9 @@ class Pods:
     def expect(self, words: str) -> None:
         deadline = time.monotonic() + 150
         while words not in self.log():
-            assert time.monotonic() < deadline and all(one.poll() is None for one in self.processes), self.log()
+            assert time.monotonic() < deadline and all(one.poll() is None for one in self.processes), (
+                self.log()
+            )
             time.sleep(0.2)
 
     def wait(self) -> list[int]:
@@ -63,11 +72,18 @@ def started() -> Iterator[list[Pods]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_two_nodes_are_told_to_stop_save_one_step_and_go_on_to_the_same_bits(tmp_path: Path, started: list[Pods]) -> None:
+def test_two_nodes_are_told_to_stop_save_one_step_and_go_on_to_the_same_bits(
+    tmp_path: Path, started: list[Pods]
+) -> None:
     trainer = kubeflow_objects.of_the_seed(
-        func=kubeflow_functions.train, func_args={"epochs": EPOCHS, "pause": 0.5}, env=kubeflow_plain.TWO_NODES, package=None,
-        periodic_checkpoint_config=None, enable_progress_tracking=False, output_dir=str(tmp_path / "volume"),
-    )  # fmt: skip
+        func=kubeflow_functions.train,
+        func_args={"epochs": EPOCHS, "pause": 0.5},
+        env=kubeflow_plain.TWO_NODES,
+        package=None,
+        periodic_checkpoint_config=None,
+        enable_progress_tracking=False,
+        output_dir=str(tmp_path / "volume"),
+    )
     with FakeApi(tmp_path) as api:
         kubeflow_objects.submit(api.kubeconfig, trainer)
     (job,) = api.created
@@ -81,4 +97,6 @@ def test_two_nodes_are_told_to_stop_save_one_step_and_go_on_to_the_same_bits(tmp
     started.append(Pods(job, tmp_path / "second"))
     assert started[1].wait() == [0, 0], started[1].log()
     assert started[1].log().count(f"[Kubeflow] Auto-resuming from checkpoint-{record['step']}") == 2
-    assert (tmp_path / "volume" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(tmp_path / "plain", EPOCHS, 2)
+    assert (tmp_path / "volume" / "final" / "model.safetensors").read_bytes() == kubeflow_plain.weights(
+        tmp_path / "plain", EPOCHS, 2
+    )

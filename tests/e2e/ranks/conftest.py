@@ -1,4 +1,5 @@
-"""For the trials of many ranks: a nursery whose children find torch.distributed imported, and a launcher for each test."""
+"""For the trials of many ranks: a nursery whose children find torch.distributed imported, and a launcher for
+each test."""
 
 from __future__ import annotations
 
@@ -36,13 +37,15 @@ def hosts(launcher: ranks_jobs.Launcher) -> Iterator[networks.Hosts]:
 
 
 @pytest.fixture(scope="session")
-def references(distributed: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ranks_trials.References]:
+def references(
+    distributed: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ranks_trials.References]:
     made = ranks_jobs.Launcher(distributed, tmp_path_factory.mktemp("references"))
     yield ranks_trials.References(made)
     made.end()
 
 
-# ---- machines that share no directory -----------------------------------------------------------------------------------------
+# ---- machines that share no directory ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Machines that share no directory: each has its own, which may go with it, and the checkpoints are in a mirror."""
+"""Machines that share no directory: each has its own, which may go with it, and the checkpoints are in a
+mirror."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def out_of_reach(mirror: Path) -> Iterator[None]:
 
 
 def launched(
-    launcher: Launcher, machines: Sequence[Path], plan: Plan, *options: str, before: Sequence[str] = (), **env: str
+    launcher: Launcher,
+    machines: Sequence[Path],
+    plan: Plan,
+    *options: str,
+    before: Sequence[str] = (),
+    **env: str,
 ) -> Launched:
     """A real torchrun for each machine."""
     port = ports.free_port()
@@ -98,9 +104,16 @@ def test_two_machines_below_torchrun_lose_their_directories_and_not_a_single_ste
 
 
 def survive(
-    launcher: Launcher, references: References, machines: list[Path], mirror: Path, start: Callable[[], Job], ranks: int, script: str
+    launcher: Launcher,
+    references: References,
+    machines: list[Path],
+    mirror: Path,
+    start: Callable[[], Job],
+    ranks: int,
+    script: str,
 ) -> None:
-    """A random notice, then lives until the end; before each some machines may have lost all that they had."""
+    """A random notice, then lives until the end; before each some machines may have lost all that they
+    had."""
     dice = random.Random(repr((SEED, launcher.folder.name, script)))
 
     def begin() -> Job:
@@ -127,7 +140,13 @@ def survive(
     ],
 )
 def test_notices_at_any_moment_cost_nothing(
-    launcher: Launcher, references: References, machines: list[Path], mirror: Path, script: str, ranks: int, how: str
+    launcher: Launcher,
+    references: References,
+    machines: list[Path],
+    mirror: Path,
+    script: str,
+    ranks: int,
+    how: str,
 ) -> None:
     def start() -> Job:
         return launcher.fork(script, ranks, how, machines, PLAN, **copies(mirror))
@@ -139,7 +158,8 @@ def test_notices_at_any_moment_cost_nothing(
 def test_ranks_killed_at_any_moment_tear_nothing_and_hang_nobody(
     launcher: Launcher, references: References, tmp_path: Path, mirror: Path
 ) -> None:
-    """With periodic saves under way, some machines new in the next life, and the first step of a start as good a moment as any."""
+    """With periodic saves under way, some machines new in the next life, and the first step of a start as
+    good a moment as any."""
     dice = random.Random(repr((SEED, "kill")))
     for number in range(TRIALS):
         machines = [tmp_path / f"{number}-{machine}" / "run" for machine in range(2)]
@@ -147,7 +167,9 @@ def test_ranks_killed_at_any_moment_tear_nothing_and_hang_nobody(
         mirror.mkdir(exist_ok=True)
         env = {**copies(mirror / str(number)), "LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "5"}
         strikes = [ranks_trials.random_strike(dice, ranks, PLAN, early=True) for _ in range(2)]
-        kills = [dataclasses.replace(strike, signum=signal.SIGKILL, hits=strike.hits[:1]) for strike in strikes]
+        kills = [
+            dataclasses.replace(strike, signum=signal.SIGKILL, hits=strike.hits[:1]) for strike in strikes
+        ]
         trial = ranks_trials.Trial()
         while not trial.lives or trial.lives[-1].outcome != "finished":
             assert len(trial.lives) < 6, trial.story()
@@ -192,7 +214,8 @@ def test_what_was_not_copied_in_time_comes_from_the_first_machine(
     second = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
     assert set(second.wait().values()) == {0}, second.log()
     fetched = f"Fetching checkpoint-{record['step']} from rank 0" in second.log()
-    copied_first = f"Fetched checkpoint-{record['step']}" in second.log()  # rank 0 may have copied it before the other asked
+    # rank 0 may have copied it before the other asked
+    copied_first = f"Fetched checkpoint-{record['step']}" in second.log()
     assert fetched or copied_first, second.log()
     assert ranks_trials.reference(second.journals()).final == references.of("ddp.py", 2, PLAN).final
 
@@ -232,19 +255,26 @@ def test_a_damaged_copy_of_another_machine_is_fetched_again(
     flip(machines[1] / f"checkpoint-{newest['step']}" / newest["files"][-1]["name"], 5)
     last = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
     assert set(last.wait().values()) == {0}, last.log()
-    assert f"set checkpoint-{newest['step']} aside" in last.log() and f"Fetched checkpoint-{newest['step']}" in last.log()
+    assert (
+        f"set checkpoint-{newest['step']} aside" in last.log()
+        and f"Fetched checkpoint-{newest['step']}" in last.log()
+    )
     assert f"checkpoint-{newest['step']}.damaged-0" not in os.listdir(machines[0])
     assert ranks_trials.reference(last.journals()).final == references.of("ddp.py", 2, PLAN).final
 
 
-def test_without_a_mirror_directories_of_their_own_are_refused(launcher: Launcher, machines: list[Path]) -> None:
+def test_without_a_mirror_directories_of_their_own_are_refused(
+    launcher: Launcher, machines: list[Path]
+) -> None:
     job = launcher.fork("ddp.py", 2, "agent", machines, PLAN)
     assert 0 not in job.wait().values()
-    assert "LASTCALL_MIRROR=s3://BUCKET/PREFIX" in job.log() and "LASTCALL_RANKS=separate" in job.log(), job.log()
+    assert "LASTCALL_MIRROR=s3://BUCKET/PREFIX" in job.log() and "LASTCALL_RANKS=separate" in job.log(), (
+        job.log()
+    )
     assert not any(job.said(rank, "protected") for rank in range(2))
 
 
-# ---- hosts with addresses of their own ---------------------------------------------------------------------------------------------
+# ---- hosts with addresses of their own ---------------------------------------------------------------------
 
 
 @pytest.mark.timeout(300)

@@ -23,11 +23,26 @@ slow = pytest.mark.slow
 def restarting(launcher: Launcher, machines: Sequence[Path], plan: Plan, **env: str) -> Launched:
     """A real torchrun for each machine. They have one rendezvous, and start their workers again together."""
     endpoint = f"127.0.0.1:{ports.free_port()}"
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "run", "--local-addr", "127.0.0.1"]
+    where = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        endpoint,
+        "--rdzv-id",
+        "run",
+        "--local-addr",
+        "127.0.0.1",
+    ]
     options = ["--nnodes", str(len(machines)), "--max-restarts", "2", *where]
     script = str(ranks_jobs.SCRIPTS / "ddp.py")
     commands = [
-        [*ranks_jobs.torchrun(1, *options, "--rdzv-conf", f"is_host={int(number == 0)},keep_alive_interval=1"), script, str(machine)]
+        [
+            *ranks_jobs.torchrun(
+                1, *options, "--rdzv-conf", f"is_host={int(number == 0)},keep_alive_interval=1"
+            ),
+            script,
+            str(machine),
+        ]
         for number, machine in enumerate(machines)
     ]
     return launcher.launch_all(commands, len(machines), plan, LASTCALL_ENABLED="1", **env)
@@ -50,7 +65,9 @@ def test_torchrun_starts_both_machines_again_when_a_rank_of_one_has_died(
     plan = Plan(steps=24, seconds=0.02, fault=Fault(kind, victim, 8))
     job = restarting(launcher, machines, plan, **copies(mirror))
     assert set(job.wait().values()) == {0}, job.log()
-    began = [[event.step for event in lines if event.what == "protected"] for lines in job.journals().values()]
+    began = [
+        [event.step for event in lines if event.what == "protected"] for lines in job.journals().values()
+    ]
     assert began == [[0, 8], [0, 8]], job.log()
     assert [record["step"] for record in ranks_trials.records(mirror)] == [8, 24]
     if ranks_trials.records(mirror)[0]["exact"]:
@@ -69,19 +86,30 @@ def test_torchrun_starts_both_machines_again_when_a_rank_of_one_has_died(
     ],
 )
 def test_other_machines_and_another_number_of_ranks_go_on_from_the_same_checkpoint(
-    launcher: Launcher, machines: list[Path], mirror: Path, script: str, before: tuple[int, list[int]], after: tuple[int, list[int]]
+    launcher: Launcher,
+    machines: list[Path],
+    mirror: Path,
+    script: str,
+    before: tuple[int, list[int]],
+    after: tuple[int, list[int]],
 ) -> None:
-    first = launcher.fork(script, before[0], "agent", [machines[number] for number in before[1]], PLAN, **copies(mirror))
+    first = launcher.fork(
+        script, before[0], "agent", [machines[number] for number in before[1]], PLAN, **copies(mirror)
+    )
     assert first.until(0, "at", 6), first.log()
     first.send(0, signal.SIGTERM)
     assert set(first.wait().values()) == {ranks_trials.SAVED}, first.log()
     (record,) = ranks_trials.records(mirror)
     shutil.rmtree(machines[0], ignore_errors=True)
-    second = launcher.fork(script, after[0], "agent", [machines[number] for number in after[1]], PLAN, **copies(mirror))
+    second = launcher.fork(
+        script, after[0], "agent", [machines[number] for number in after[1]], PLAN, **copies(mirror)
+    )
     assert set(second.wait().values()) == {0}, second.log()
     ends = ranks_trials.reference(second.journals()).final
     assert len({end["parameters"] for end in ends.values()}) == 1
-    began = [event.step for lines in second.journals().values() for event in lines if event.what == "protected"]
+    began = [
+        event.step for lines in second.journals().values() for event in lines if event.what == "protected"
+    ]
     assert began == [record["step"]] * after[0], second.log()
     assert [found["step"] for found in ranks_trials.records(mirror)] == [record["step"], 24]
 
@@ -109,7 +137,10 @@ def test_a_store_that_has_stopped_answering_keeps_nobody_beyond_the_grace(
     last = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
     assert last.until(0, "at", 20), last.log()
     server.process.send_signal(signal.SIGSTOP)
-    last.until_true(lambda: any(record["step"] == 24 for record in ranks_trials.records(machines[0])), "the last checkpoint")
+    last.until_true(
+        lambda: any(record["step"] == 24 for record in ranks_trials.records(machines[0])),
+        "the last checkpoint",
+    )
     last.send(0, signal.SIGTERM)
     assert set(last.wait().values()) <= {0, ranks_trials.SAVED}, last.log()
     assert last.codes()[0] == ranks_trials.SAVED, last.log()
@@ -151,7 +182,7 @@ def test_the_machine_that_has_committed_dies_before_it_has_copied(
         away.rename(machines[0])
     last = launcher.fork("ddp.py", 2, "agent", machines, PLAN, **env)
     assert set(last.wait().values()) == {0}, last.log()
-    assert [event.step for lines in last.journals().values() for event in lines if event.what == "protected"] == [expected] * 2, (
-        last.log()
-    )
+    assert [
+        event.step for lines in last.journals().values() for event in lines if event.what == "protected"
+    ] == [expected] * 2, last.log()
     assert ranks_trials.reference(last.journals()).final == references.of("ddp.py", 2, PLAN).final

@@ -1,6 +1,8 @@
-"""A rank is killed, crashes, raises or freezes: the others save what they hold, and the run goes on with at most one step lost.
+"""A rank is killed, crashes, raises or freezes: the others save what they hold, and the run goes on with at
+most one step lost.
 
-LASTCALL_TEST_TRIALS=60 tries so many below the real `lastcall run -- torchrun`, and four times as many with forked ranks.
+LASTCALL_TEST_TRIALS=60 tries so many below the real `lastcall run -- torchrun`, and four times as many with
+forked ranks.
 """
 
 from __future__ import annotations
@@ -27,10 +29,18 @@ BATCH = 8
 LEAVE = {"LASTCALL_HANG_SECONDS": "2", "LASTCALL_ON_HANG": "exit"}
 
 
-# ---- forked ranks, and an agent that does what torchrun does --------------------------------------------------------------------
+# ---- forked ranks, and an agent that does what torchrun does -----------------------------------------------
 
 
-def survive(launcher: Launcher, references: References, script: str, ranks: int, plan: Plan, *strikes: Strike, **env: str) -> None:
+def survive(
+    launcher: Launcher,
+    references: References,
+    script: str,
+    ranks: int,
+    plan: Plan,
+    *strikes: Strike,
+    **env: str,
+) -> None:
     """One death, one more life, and no trace."""
     directory = launcher.folder / "run"
     start = lambda: launcher.launch(script, ranks, "agent", directory, plan, **env)  # noqa: E731
@@ -44,12 +54,21 @@ def survive(launcher: Launcher, references: References, script: str, ranks: int,
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("batch", range(-(-FORKED // BATCH)))
-def test_a_kill_at_any_moment_costs_at_most_one_step(distributed: Nursery, references: References, tmp_path: Path, batch: int) -> None:
+def test_a_kill_at_any_moment_costs_at_most_one_step(
+    distributed: Nursery, references: References, tmp_path: Path, batch: int
+) -> None:
     for seed in range(SEED + batch * BATCH, SEED + min((batch + 1) * BATCH, FORKED)):
         dice = random.Random(seed)
         ranks, script = dice.choice([2, 4]), dice.choice(["ddp.py", "ddp.py", "manual.py"])
         victim = dice.randrange(ranks)
-        strike = Strike(victim, "at", dice.randint(1, PLAN.steps - 4), dice.uniform(0.0, 0.05), ((victim, 0.0),), signal.SIGKILL)
+        strike = Strike(
+            victim,
+            "at",
+            dice.randint(1, PLAN.steps - 4),
+            dice.uniform(0.0, 0.05),
+            ((victim, 0.0),),
+            signal.SIGKILL,
+        )
         plan = dataclasses.replace(PLAN, accumulate=dice.choice([1, 1, 3]))
         (tmp_path / str(seed)).mkdir()
         try:
@@ -66,25 +85,40 @@ def test_a_kill_at_any_moment_costs_at_most_one_step(distributed: Nursery, refer
         ("kill", "forward"),
         ("exception", "inside"),
         ("exception", "end"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [("kill", "inside"), ("kill", "end"), ("exception", "forward")]),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("kill", "inside"), ("kill", "end"), ("exception", "forward")]
+        ),
         *(pytest.param("segfault", where, marks=pytest.mark.slow) for where in ("forward", "inside", "end")),
     ],
 )
-def test_a_rank_that_ends_itself_costs_at_most_one_step(launcher: Launcher, references: References, kind: str, where: str) -> None:
+def test_a_rank_that_ends_itself_costs_at_most_one_step(
+    launcher: Launcher, references: References, kind: str, where: str
+) -> None:
     """Also inside optimizer.step(), where its own parameters are half of one step and half of the next."""
     survive(launcher, references, "ddp.py", 2, dataclasses.replace(PLAN, fault=Fault(kind, 1, 9, where)))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_in_the_last_step_costs_at_most_that(launcher: Launcher, references: References, rank: int) -> None:
+def test_a_rank_that_is_killed_in_the_last_step_costs_at_most_that(
+    launcher: Launcher, references: References, rank: int
+) -> None:
     """The others have finished, and wait for its part of the final checkpoint."""
-    survive(launcher, references, "ddp.py", 2, dataclasses.replace(PLAN, fault=Fault("kill", rank, PLAN.steps - 1, "end")))
+    survive(
+        launcher,
+        references,
+        "ddp.py",
+        2,
+        dataclasses.replace(PLAN, fault=Fault("kill", rank, PLAN.steps - 1, "end")),
+    )
 
 
 def test_what_only_the_dead_rank_knew_is_said_to_be_lost(launcher: Launcher, references: References) -> None:
     directory = launcher.folder / "run"
     plan = dataclasses.replace(PLAN, personal=True, fault=Fault("kill", 1, 9, "inside"))
-    first, last = (ranks_trials.live(launcher.launch("ddp.py", 2, "agent", directory, plan), directory) for _ in range(2))
+    first, last = (
+        ranks_trials.live(launcher.launch("ddp.py", 2, "agent", directory, plan), directory) for _ in range(2)
+    )
     (record,) = first.committed
     assert not record["exact"]
     assert "'progress'" in record["because"]
@@ -97,7 +131,9 @@ def test_what_only_the_dead_rank_knew_is_said_to_be_lost(launcher: Launcher, ref
     assert ends[1]["progress"] != expected[1]["progress"]
 
 
-def test_a_frozen_rank_is_noticed_and_costs_at_most_one_step(launcher: Launcher, references: References) -> None:
+def test_a_frozen_rank_is_noticed_and_costs_at_most_one_step(
+    launcher: Launcher, references: References
+) -> None:
     """Nothing ends it but the agent's SIGKILL, which comes here when the others have left."""
     directory = launcher.folder / "run"
     plan = dataclasses.replace(PLAN, fault=Fault("stop", 1, 9))
@@ -112,7 +148,9 @@ def test_a_frozen_rank_is_noticed_and_costs_at_most_one_step(launcher: Launcher,
     ranks_trials.check(ranks_trials.Trial([first, again]), references.of("ddp.py", 4, PLAN), most_lost=1)
 
 
-def test_a_rank_that_was_frozen_for_a_while_goes_on_with_the_others(launcher: Launcher, references: References) -> None:
+def test_a_rank_that_was_frozen_for_a_while_goes_on_with_the_others(
+    launcher: Launcher, references: References
+) -> None:
     """on_hang="save": the others save, nobody leaves, and nothing shows in the end."""
     directory = launcher.folder / "run"
     plan = dataclasses.replace(PLAN, fault=Fault("stop", 1, 9))
@@ -125,10 +163,12 @@ def test_a_rank_that_was_frozen_for_a_while_goes_on_with_the_others(launcher: La
     ranks_trials.check_end(life, references.of("ddp.py", 2, PLAN), lambda: life.log)
 
 
-# ---- the real thing --------------------------------------------------------------------------------------------------------------
+# ---- the real thing ----------------------------------------------------------------------------------------
 
 
-def resumed_by_itself(launcher: Launcher, references: References, ranks: int, plan: Plan, *strikes: Strike, **env: str) -> None:
+def resumed_by_itself(
+    launcher: Launcher, references: References, ranks: int, plan: Plan, *strikes: Strike, **env: str
+) -> None:
     """Below the real `lastcall run -- torchrun`: one start, which ends well."""
     directory = launcher.folder / "run"
     job = launcher.launch("ddp.py", ranks, "lastcall run", directory, plan, "--max-restarts", "3", **env)
@@ -145,16 +185,27 @@ def resumed_by_itself(launcher: Launcher, references: References, ranks: int, pl
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(SEED, SEED + REAL))
-def test_torchrun_below_lastcall_run_goes_on_after_a_kill(launcher: Launcher, references: References, seed: int) -> None:
+def test_torchrun_below_lastcall_run_goes_on_after_a_kill(
+    launcher: Launcher, references: References, seed: int
+) -> None:
     dice = random.Random(seed)
     ranks = [2, 4][seed % 2]
     victim = dice.randrange(ranks)
-    strike = Strike(victim, "at", dice.randint(1, PLAN.steps - 4), dice.uniform(0.0, 0.05), ((victim, 0.0),), signal.SIGKILL)
+    strike = Strike(
+        victim,
+        "at",
+        dice.randint(1, PLAN.steps - 4),
+        dice.uniform(0.0, 0.05),
+        ((victim, 0.0),),
+        signal.SIGKILL,
+    )
     resumed_by_itself(launcher, references, ranks, PLAN, strike)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["exception", "segfault", "stop"] if ASKED else ["exception"])
-def test_torchrun_below_lastcall_run_goes_on_after_a_fault(launcher: Launcher, references: References, kind: str) -> None:
+def test_torchrun_below_lastcall_run_goes_on_after_a_fault(
+    launcher: Launcher, references: References, kind: str
+) -> None:
     plan = dataclasses.replace(PLAN, fault=Fault(kind, 1, 9))
     resumed_by_itself(launcher, references, 2, plan, **LEAVE)

@@ -16,8 +16,12 @@ PLAN = Plan(steps=12, personal=True)
 
 
 @pytest.mark.slow
-def test_a_run_is_the_same_however_it_is_started_and_slowed_down(launcher: Launcher, references: References) -> None:
-    plan = dataclasses.replace(PLAN, seconds=0.002, slow={1: 0.01}, late={2: 0.1}, tail={0: 0.1}, pauses={5: 0.05})
+def test_a_run_is_the_same_however_it_is_started_and_slowed_down(
+    launcher: Launcher, references: References
+) -> None:
+    plan = dataclasses.replace(
+        PLAN, seconds=0.002, slow={1: 0.01}, late={2: 0.1}, tail={0: 0.1}, pauses={5: 0.05}
+    )
     expected = references.of("ddp.py", 4, PLAN)
     job = launcher.launch("ddp.py", 4, "agent", launcher.folder / "run", plan, LASTCALL_ENABLED="0")
     life = ranks_trials.live(job, launcher.folder / "run")
@@ -40,10 +44,14 @@ def test_torchrun_makes_the_same_run(launcher: Launcher, references: References)
 
 
 @pytest.mark.parametrize(("script", "plan"), [("ddp.py", PLAN), ("manual.py", PLAN), ("fsdp.py", PLAN)])
-def test_one_rank_is_interrupted_and_ends_the_same(launcher: Launcher, references: References, script: str, plan: Plan) -> None:
+def test_one_rank_is_interrupted_and_ends_the_same(
+    launcher: Launcher, references: References, script: str, plan: Plan
+) -> None:
     directory = launcher.folder / "run"
     strikes = [[Strike(0, "at", 3)], [Strike(0, "at", 8, hits=((0, 0.0), (0, 0.0)))]]
-    trial = ranks_trials.until_finished(lambda: launcher.launch(script, 1, "alone", directory, plan), directory, strikes)
+    trial = ranks_trials.until_finished(
+        lambda: launcher.launch(script, 1, "alone", directory, plan), directory, strikes
+    )
     ranks_trials.check(trial, references.of(script, 1, plan))
     ranks_trials.check_heard(trial, plan.steps)
     assert [life.outcome for life in trial.lives] == ["saved", "saved", "finished"]
@@ -68,7 +76,9 @@ def test_a_deadlock_is_found_with_its_stacks(launcher: Launcher) -> None:
     assert "in backward" in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "code"), [("kill", -signal.SIGKILL), ("segfault", -signal.SIGSEGV), ("exception", 1)])
+@pytest.mark.parametrize(
+    ("kind", "code"), [("kill", -signal.SIGKILL), ("segfault", -signal.SIGSEGV), ("exception", 1)]
+)
 def test_a_fault_strikes_once(launcher: Launcher, references: References, kind: str, code: int) -> None:
     directory = launcher.folder / "run"
     plan = dataclasses.replace(PLAN, fault=Fault(kind, 1, 4, "inside"))

@@ -1,5 +1,5 @@
-"""A launcher is killed and leaves its ranks behind: they save one step and stop by themselves. What is left of an incarnation whose
-directory has a new owner commits nothing there."""
+"""A launcher is killed and leaves its ranks behind: they save one step and stop by themselves. What is left
+of an incarnation whose directory has a new owner commits nothing there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from helpers.ranks_trials import Life, References, Trial
 from lastcall.core.process import registry
 from lastcall.launch import processes
 
-PLAN = Plan(steps=60, seconds=0.08)  # seconds in which an orphan finds that it is one: many times as many as it needs
+# seconds in which an orphan finds that it is one: many times as many as it needs
+PLAN = Plan(steps=60, seconds=0.08)
 AGAIN = dataclasses.replace(PLAN, seconds=0.0)
 ALL_RANKS = 2
 
@@ -48,7 +49,9 @@ def orphaned(launcher: Launcher, job: Launched, victim: int) -> Life:
     """Kill one launcher; come back when nothing is left of the life."""
     (top,) = job.launchers
     os.kill(victim, signal.SIGKILL)
-    job.until_true(lambda: top.poll() is not None and not left_of(job), f"the end of what {victim} left behind")
+    job.until_true(
+        lambda: top.poll() is not None and not left_of(job), f"the end of what {victim} left behind"
+    )
     return Life(job.codes(), (), job.journals(), ranks_trials.records(launcher.folder / "run"), job.log())  # type: ignore[arg-type]
 
 
@@ -65,7 +68,9 @@ def check_saved_and_resumed(launcher: Launcher, references: References, first: L
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("how", ["torchrun", pytest.param("lastcall run", marks=pytest.mark.slow)])
-def test_ranks_whose_torchrun_is_killed_save_and_stop(launcher: Launcher, references: References, how: str) -> None:
+def test_ranks_whose_torchrun_is_killed_save_and_stop(
+    launcher: Launcher, references: References, how: str
+) -> None:
     """The store of torchrun is lost with it: without `lastcall run`, they agree through the directory."""
     job = started(launcher, how)
     agent = agent_of(job)
@@ -76,7 +81,9 @@ def test_ranks_whose_torchrun_is_killed_save_and_stop(launcher: Launcher, refere
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_ranks_whose_lastcall_run_is_killed_save_and_stop(launcher: Launcher, references: References, restarts: int) -> None:
+def test_ranks_whose_lastcall_run_is_killed_save_and_stop(
+    launcher: Launcher, references: References, restarts: int
+) -> None:
     """And torchrun with them, which lives: whatever it starts again finds that nobody is there, too."""
     job = started(launcher, "lastcall run", "--max-restarts", str(restarts))
     (top,) = job.launchers
@@ -99,7 +106,9 @@ def test_a_process_alone_stops_without_its_launcher_and_goes_on_without_its_shel
 ) -> None:
     directory = launcher.folder / "run"
     train = [sys.executable, str(SCRIPTS / "ddp.py"), str(directory)]
-    command = [*LASTCALL_RUN, *train] if above == "lastcall run" else ["sh", "-c", '"$@" & wait', "sh", *train]
+    command = (
+        [*LASTCALL_RUN, *train] if above == "lastcall run" else ["sh", "-c", '"$@" & wait', "sh", *train]
+    )
     job = launcher.launch_all([command], 1, PLAN)
     assert job.until(0, "at", 5), job.log()
     job.launchers[0].kill()
@@ -136,6 +145,8 @@ def test_a_former_incarnation_that_wakes_up_commits_nothing_into_the_next_one(
     new = ranks_trials.live(following, directory)
     assert 0 not in old.codes.values(), old.log
     assert "a later incarnation of this run owns the directory" in old.log
-    assert [record["kind"] for record in ranks_trials.records(directory)] == ["final"], f"{old.log}\n{new.log}"
+    assert [record["kind"] for record in ranks_trials.records(directory)] == ["final"], (
+        f"{old.log}\n{new.log}"
+    )
     assert new.outcome == "finished", new.log
     ranks_trials.check_end(new, references.of("ddp.py", 3, plan), lambda: new.log)

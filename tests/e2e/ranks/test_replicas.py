@@ -37,7 +37,9 @@ with lastcall.protect(sys.argv[1], model=model, optimizer=optimizer) as run:
 
 
 @pytest.mark.parametrize("kind", ["different", "same"])
-def test_a2_survivors_save_for_a_lost_rank_only_what_was_seen_to_be_the_same(tmp_path: Path, kind: str) -> None:
+def test_a2_survivors_save_for_a_lost_rank_only_what_was_seen_to_be_the_same(
+    tmp_path: Path, kind: str
+) -> None:
     """A2: an ensemble, hand-made pipeline stages. Rank 0 takes torch's store along when it is killed."""
     (tmp_path / "train.py").write_text(SCRIPT)
     port = str(ports.free_port())

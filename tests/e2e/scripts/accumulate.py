@@ -1,4 +1,5 @@
-"""run.steps with an accumulation inside: three of four boundaries have gradients that wait for the optimizer."""
+"""run.steps with an accumulation inside: three of four boundaries have gradients that wait for the
+optimizer."""
 
 from __future__ import annotations
 

@@ -17,8 +17,16 @@ class Dataset(data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> str:
         ours = sorted(name for name in sys.modules if name.split(".")[0] == "lastcall")
-        handlers = [str(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-        return json.dumps({"modules": ours, "handlers": handlers, "threads": [thread.name for thread in threading.enumerate()]})
+        handlers = [
+            str(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        ]
+        return json.dumps(
+            {
+                "modules": ours,
+                "handlers": handlers,
+                "threads": [thread.name for thread in threading.enumerate()],
+            }
+        )
 
 
 if __name__ == "__main__":

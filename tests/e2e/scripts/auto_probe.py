@@ -1,4 +1,5 @@
-"""Says what lastcall has left in this interpreter, and in children of it made in the way that is named as the argument."""
+"""Says what lastcall has left in this interpreter, and in children of it made in the way that is named as the
+argument."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ import sys
 def found() -> dict[str, object]:
     finders = [finder for finder in sys.meta_path if type(finder).__module__ == "lastcall.auto.imports"]
     ours = sorted(name for name in sys.modules if name.split(".")[0] == "lastcall")
-    return {"finders": len(finders), "modules": ours, "path": [entry for entry in sys.path if "auto/site" in entry]}
+    return {
+        "finders": len(finders),
+        "modules": ours,
+        "path": [entry for entry in sys.path if "auto/site" in entry],
+    }
 
 
 def tell(queue: multiprocessing.Queue[dict[str, object]]) -> None:
@@ -20,7 +25,9 @@ def tell(queue: multiprocessing.Queue[dict[str, object]]) -> None:
 
 def child(way: str) -> dict[str, object]:
     if way == "cleaned":
-        text = subprocess.run([sys.executable, __file__], env={}, capture_output=True, check=True, text=True).stdout
+        text = subprocess.run(
+            [sys.executable, __file__], env={}, capture_output=True, check=True, text=True
+        ).stdout
         return dict(json.loads(text))
     context = multiprocessing.get_context(way)
     queue = context.Queue()

@@ -1,5 +1,5 @@
-"""A worker of torchrun on slow storage: SAVE_SECONDS pass between the first written byte of a checkpoint and its commit, on the ranks
-named in SLOW_RANKS. Each rank has a directory of its own."""
+"""A worker of torchrun on slow storage: SAVE_SECONDS pass between the first written byte of a checkpoint and
+its commit, on the ranks named in SLOW_RANKS. Each rank has a directory of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 config = lastcall.JITCheckpointConfig(
     ranks="separate"
 )  # each rank is a run of its own: one that saves slowly holds nobody up but torchrun
-with lastcall.protect(directory / f"rank{rank}", config=config, files=SlowFiles(), model=model, optimizer=optimizer) as run:
+with lastcall.protect(
+    directory / f"rank{rank}", config=config, files=SlowFiles(), model=model, optimizer=optimizer
+) as run:
     for step in run.steps(1_000_000):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()

@@ -13,7 +13,9 @@ from helpers import training
 if __name__ == "__main__":
     training.seed()
     workers = int(os.environ.get("WORKERS", "0"))
-    loader = DataLoader(training.Sentences(60), batch_size=4, shuffle=True, num_workers=workers, drop_last=True)
+    loader = DataLoader(
+        training.Sentences(60), batch_size=4, shuffle=True, num_workers=workers, drop_last=True
+    )
     model = training.Block()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -1,6 +1,8 @@
-"""Jobs of several ranks that save and load with lastcall.dcp. argv: a folder, then jobs such as save,load@2: these two, on two ranks.
+"""Jobs of several ranks that save and load with lastcall.dcp. argv: a folder, then jobs such as save,load@2:
+these two, on two ranks.
 
-The ranks are forks of one process that has imported torch, which takes longer than all the rest. A line says how each job ended."""
+The ranks are forks of one process that has imported torch, which takes longer than all the rest. A line says
+how each job ended."""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def reference() -> dict[str, torch.Tensor]:
     """What the whole tensors hold, on any rank of any world."""
     generator = torch.Generator().manual_seed(5)
     return {
-        name: torch.randn(*shape, generator=generator) for name, shape in (("rows", (7, 6)), ("columns", (5, 9)), ("small", (1, 4)))
+        name: torch.randn(*shape, generator=generator)
+        for name, shape in (("rows", (7, 6)), ("columns", (5, 9)), ("small", (1, 4)))
     }
 
 
@@ -34,7 +37,10 @@ def tensors(world: int, mesh: Any, *, fill: bool) -> dict[str, Any]:
     whole = reference()
     dims = {"rows": 0, "columns": 1, "small": 0}
     state: dict[str, Any] = {
-        name: distribute_tensor(whole[name] if fill else torch.zeros_like(whole[name]), mesh, [Shard(dims[name])]) for name in whole
+        name: distribute_tensor(
+            whole[name] if fill else torch.zeros_like(whole[name]), mesh, [Shard(dims[name])]
+        )
+        for name in whole
     }
     copied = torch.arange(3_000_000.0).reshape(1000, 3000)
     state["replicated"] = distribute_tensor(copied if fill else torch.zeros_like(copied), mesh, [Replicate()])
@@ -89,7 +95,8 @@ def save(folder: Path, rank: int, world: int, mesh: Any) -> None:
     record = records.read(folder / "c")
     assert record.world == world
     sizes = [file.size for file in record.files if file.name.startswith("dcp-")]
-    assert len(sizes) == world and max(sizes) - min(sizes) < 40_000, sizes  # a row of the replicated one is 12,000 bytes
+    # a row of the replicated one is 12,000 bytes
+    assert len(sizes) == world and max(sizes) - min(sizes) < 40_000, sizes
     dist.barrier()  # the next save replaces what is looked at here
     state = fsdp(mesh, 1)
     dcp.async_save(state, storage_writer=Writer(folder / "fsdp", threads=2)).result()
@@ -112,8 +119,13 @@ def hsdp(folder: Path, rank: int, world: int, mesh: Any) -> None:
     """Two replicas of two shards: each half of a shard is written by one of the two that hold it."""
     pairs = init_device_mesh("cpu", (world // 2, 2))
     whole = torch.arange(4000.0).reshape(40, 100)
-    dcp.save({"w": distribute_tensor(whole, pairs, [Replicate(), Shard(0)])}, storage_writer=Writer(folder / "hsdp", threads=1))
-    sizes = {file.name: file.size for file in records.read(folder / "hsdp").files if file.name.startswith("dcp-")}
+    dcp.save(
+        {"w": distribute_tensor(whole, pairs, [Replicate(), Shard(0)])},
+        storage_writer=Writer(folder / "hsdp", threads=1),
+    )
+    sizes = {
+        file.name: file.size for file in records.read(folder / "hsdp").files if file.name.startswith("dcp-")
+    }
     assert len(sizes) == world and len(set(sizes.values())) == 1, sizes
     live = {"w": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(1)])}
     dcp.load(live, storage_reader=Reader(folder / "hsdp", threads=1))

@@ -1,5 +1,5 @@
-"""run.epochs and run.batches: a shuffled loader with two workers, accumulation of four, the last window of an epoch
-unfinished. LOADER=persistent keeps the workers between the epochs."""
+"""run.epochs and run.batches: a shuffled loader with two workers, accumulation of four, the last window of an
+epoch unfinished. LOADER=persistent keeps the workers between the epochs."""
 
 from __future__ import annotations
 

@@ -13,23 +13,47 @@ from helpers import running
 from helpers.nursery import environment, until
 
 SCRIPTS = Path(__file__).resolve().parent
-MEMBER = [sys.executable, str(SCRIPTS / "launch_member.py")]  # trains as far as the launcher can tell, and needs no torch
+# trains as far as the launcher can tell, and needs no torch
+MEMBER = [sys.executable, str(SCRIPTS / "launch_member.py")]
 PLATFORMS = ("RUNAI_", "KUBERNETES_", "SLURM_", "_CONDOR_")
 
 
 class Launched:
     """One launcher with all that is below it; leaving the block ends every one of them."""
 
-    def __init__(self, folder: Path, command: Sequence[object], *options: object, before: Sequence[str] = (), **env: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[object],
+        *options: object,
+        before: Sequence[str] = (),
+        **env: str,
+    ) -> None:
         number = len(list(folder.glob("stdout-*")))
         self._stdout, self._stderr = folder / f"stdout-{number}", folder / f"stderr-{number}"
         clean = {name: value for name, value in environment().items() if not name.startswith(PLATFORMS)}
-        words = [*before, sys.executable, "-m", "lastcall", "run", "--cloud", "none", *map(str, options), "--", *map(str, command)]
+        words = [
+            *before,
+            sys.executable,
+            "-m",
+            "lastcall",
+            "run",
+            "--cloud",
+            "none",
+            *map(str, options),
+            "--",
+            *map(str, command),
+        ]
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, cwd=folder,
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                cwd=folder,
                 env={**clean, "LASTCALL_KILL_WAIT_SECONDS": "0", **env},
-            )  # fmt: skip
+            )
 
     def __enter__(self) -> Launched:
         return self
@@ -69,7 +93,10 @@ class Launched:
         def seen() -> bool:
             ended = self.process.poll() is not None
             if len(found()) < count and ended:
-                raise AssertionError(f"ended with {self.process.returncode} and no line {start!r}: {self.lines()[-5:]}\n{self.log()}")
+                raise AssertionError(
+                    f"ended with {self.process.returncode} and no line {start!r}: "
+                    f"{self.lines()[-5:]}\n{self.log()}"
+                )
             return len(found()) >= count
 
         until(seen, f"a line {start!r}")
@@ -79,7 +106,9 @@ class Launched:
         def seen() -> bool:
             ended = self.process.poll() is not None
             if part not in self.log() and ended:
-                raise AssertionError(f"ended with {self.process.returncode} and never logged {part!r}:\n{self.log()}")
+                raise AssertionError(
+                    f"ended with {self.process.returncode} and never logged {part!r}:\n{self.log()}"
+                )
             return part in self.log()
 
         until(seen, f"a log line with {part!r}")

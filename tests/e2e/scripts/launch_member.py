@@ -1,4 +1,5 @@
-"""A training process as the launcher sees one, without torch: it joins the registry, counts steps, and saves when it is told.
+"""A training process as the launcher sees one, without torch: it joins the registry, counts steps, and saves
+when it is told.
 
 python launch_member.py DIRECTORY [--steps N] [--crash-at N] [--late FILE] [--hold FILE] [--bad] [--workers N]
 """

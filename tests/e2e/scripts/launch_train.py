@@ -16,7 +16,9 @@ from helpers import training
 if __name__ == "__main__":
     model, optimizer = training.parts()
     workers = int(sys.argv[4]) if len(sys.argv) > 4 else 0
-    loader = DataLoader(training.Sentences(96), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(
+        training.Sentences(96), batch_size=4, num_workers=workers, persistent_workers=workers > 0
+    )
     batches = training.cycle(loader)
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
         print("resumed", run.resumed, flush=True)

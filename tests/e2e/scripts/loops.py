@@ -26,7 +26,9 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     counters = {"batches": 0, "ends": []}
 
-    with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, counters=counters, first=first) as run:
+    with lastcall.protect(
+        training.DIRECTORY, model=model, optimizer=optimizer, counters=counters, first=first
+    ) as run:
         for _ in run.epochs(EPOCHS):
             draw()
             for loader in (first, second):

@@ -1,5 +1,6 @@
-"""One of four real ranks: trains under HSDP, FSDP with tensor parallelism, and DDP; captures the state from a side thread between
-forward and backward; and compares what the ranks hold together with what torch itself gathers.
+"""One of four real ranks: trains under HSDP, FSDP with tensor parallelism, and DDP; captures the state from a
+side thread between forward and backward; and compares what the ranks hold together with what torch itself
+gathers.
 
     ranks_state_pieces.py RENDEZVOUS RANK
 """
@@ -61,12 +62,20 @@ def assembled(pieces: list[list[tuple[str, Any, Any, Any, bytes]]]) -> dict[str,
     for rank, mine in enumerate(pieces):
         for name, dtype, shape, share, data in mine:
             assert dtype == "F32" and rank in share.holders
-            piece = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape) if data else torch.empty(shape)
-            box = tuple(slice(begin, begin + length) for begin, length in zip(share.offset, shape, strict=True))
+            piece = (
+                torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+                if data
+                else torch.empty(shape)
+            )
+            box = tuple(
+                slice(begin, begin + length) for begin, length in zip(share.offset, shape, strict=True)
+            )
             held = times.setdefault(name, torch.zeros(share.whole))
             target = whole.setdefault(name, torch.full(share.whole, math.nan))
             assert not held[box].any() or torch.equal(target[box], piece), f"{name}: its holders do not agree"
-            assert not data or (held[box].max() < len(share.holders)), f"{name}: more ranks have it than hold it"
+            assert not data or (held[box].max() < len(share.holders)), (
+                f"{name}: more ranks have it than hold it"
+            )
             target[box] = piece
             held[box] += 1
     assert not any(tensor.isnan().any() for tensor in whole.values()), "a tensor is not covered"
@@ -78,7 +87,8 @@ def check(layout: str) -> None:
     net = spread(torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3)), layout)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     state = StateSet({"model": net, "optimizer": optimizer})
-    torch.manual_seed(2 if layout == "both" else 2 + dist.get_rank())  # ranks of one tensor must get the same batch
+    # ranks of one tensor must get the same batch
+    torch.manual_seed(2 if layout == "both" else 2 + dist.get_rank())
     for _ in range(2):
         net(torch.randn(4, 6)).square().sum().backward()
         optimizer.step()

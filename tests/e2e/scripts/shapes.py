@@ -1,5 +1,5 @@
-"""Loops of less usual shapes, chosen by SHAPE: an optimizer that steps rarely beside one that steps always, loaders made anew in every
-epoch, a loop left by `break` before another."""
+"""Loops of less usual shapes, chosen by SHAPE: an optimizer that steps rarely beside one that steps always,
+loaders made anew in every epoch, a loop left by `break` before another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def broken(model: torch.nn.Module) -> dict[str, object]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     first, second = (DataLoader(training.Sentences(count), batch_size=4, shuffle=True) for count in (20, 16))
     seen = {"batches": 0}
-    with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, seen=seen, data=[first, second]) as run:
+    with lastcall.protect(
+        training.DIRECTORY, model=model, optimizer=optimizer, seen=seen, data=[first, second]
+    ) as run:
         for _ in run.epochs(2):
             for loader in (first, second):
                 for tokens in run.batches(loader):

@@ -2,7 +2,8 @@
 
 slow_disk.py SCRIPT [ARGUMENT ...]
 
-SLOW_DISK   the first checkpoint file becomes durable when this file appears in the working directory, and not before
+SLOW_DISK   the first checkpoint file becomes durable when this file appears in the working directory, and not
+            before
 NO_LOCKS    1: a file system without locks
 IMPATIENT   1: who holds the directory and has not said that it leaves is not waited for
 """

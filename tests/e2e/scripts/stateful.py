@@ -15,7 +15,9 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     counters = {"batches": 0}
 
-    with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, counters=counters, data=loader) as run:
+    with lastcall.protect(
+        training.DIRECTORY, model=model, optimizer=optimizer, counters=counters, data=loader
+    ) as run:
         for _ in run.epochs(3):
             for tokens in run.batches(loader):
                 training.say(counters["batches"])

@@ -12,11 +12,15 @@ from helpers import training
 training.seed()
 model = training.Block()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / 80)))
+scheduler = torch.optim.lr_scheduler.LambdaLR(
+    optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / 80))
+)
 ema = {name: value.detach().clone() for name, value in model.named_parameters()}
 extra = {"seen": 0, "words": set(), "pair": (1, b"\x00\xff"), "big": 1 << 80, "losses": []}
 
-with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, extra=extra) as run:
+with lastcall.protect(
+    training.DIRECTORY, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, extra=extra
+) as run:
     for step in run.steps(80):
         training.say(step)
         tokens = training.batch()

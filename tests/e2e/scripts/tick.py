@@ -1,4 +1,5 @@
-"""A loop of its own shape: until the loss has been low for a while, with run.tick() at the end of each step."""
+"""A loop of its own shape: until the loss has been low for a while, with run.tick() at the end of each
+step."""
 
 from __future__ import annotations
 

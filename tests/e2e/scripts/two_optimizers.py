@@ -12,7 +12,9 @@ one, other = training.Block(), training.Block()
 first = torch.optim.Adam(one.parameters(), lr=1e-3)
 second = torch.optim.RMSprop(other.parameters(), lr=1e-3)
 
-with lastcall.protect(training.DIRECTORY, models={"one": one, "other": other}, optimizers=[first, second]) as run:
+with lastcall.protect(
+    training.DIRECTORY, models={"one": one, "other": other}, optimizers=[first, second]
+) as run:
     for step in run.steps(60):
         training.say(step)
         tokens = training.batch()

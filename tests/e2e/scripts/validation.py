@@ -1,5 +1,5 @@
-"""Epochs that end with a validation on a loader of its own, whose result decides about the learning rate, and which
-draws random numbers as well."""
+"""Epochs that end with a validation on a loader of its own, whose result decides about the learning rate, and
+which draws random numbers as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two containers with one volume: their processes have the same numbers, and their files must not have the same names."""
+"""Two containers with one volume: their processes have the same numbers, and their files must not have the
+same names."""
 
 from __future__ import annotations
 
@@ -21,12 +22,23 @@ from helpers.kubeflow_functions import train
 print("process", os.getpid(), flush=True)
 train(epochs=100, pause=0.2)
 """
-ENVIRON = {"LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+ENVIRON = {
+    "LASTCALL_ENABLED": "1",
+    "LASTCALL_KILL_WAIT_SECONDS": "0",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 
 
 class Container:
     def __init__(self, folder: Path, rank: int, port: int) -> None:
-        ranks = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         environ = {**environment(), **ENVIRON, **ranks, "LASTCALL_DIRECTORY": str(folder / "volume")}
         self._said, self._log = folder / f"said-{rank}", folder / f"log-{rank}"
         with self._said.open("w") as said, self._log.open("w") as log:

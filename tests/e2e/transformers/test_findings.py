@@ -1,5 +1,6 @@
-"""Every finding about Transformers' own just-in-time callback (and OpenShift AI's), played with theirs and with ours: theirs fails in
-the way that was found, ours has nothing to complain of. The table is printed at the end. `make test-all` plays theirs in full.
+"""Every finding about Transformers' own just-in-time callback (and OpenShift AI's), played with theirs and
+with ours: theirs fails in the way that was found, ours has nothing to complain of. The table is printed at
+the end. `make test-all` plays theirs in full.
 
 Theirs is favoured: its kill wait of 3 s, which cannot be set, is as short here as ours.
 """
@@ -23,7 +24,8 @@ class Finding:
     says: str
     play: Play
     about: tuple[str, ...]  # the kinds of complaint, any of which is the finding
-    theirs: str = FAILS  # what their column does; where both do the right thing, or chance decides, it is only written down
+    # what their column does; where both do the right thing, or chance decides, it is only written down
+    theirs: str = FAILS
     slow: bool = False  # theirs takes long, and is left to `make test-all`
     more: bool = False  # one more trial: ours is left to it as well
 
@@ -40,10 +42,19 @@ APART = ("hang", "crash", "resume")  # what becomes of ranks that do not agree
 PAIR = Play(Plan(seconds=0.1), ranks=2, patience=12.0)
 
 ONE_PROCESS = [
-    Finding("A0", "the first launch of a script that also serves restarts", Play(Plan(steps=4), (), always=True), ("start",)),
+    Finding(
+        "A0",
+        "the first launch of a script that also serves restarts",
+        Play(Plan(steps=4), (), always=True),
+        ("start",),
+    ),
     Finding("A1", "SIGTERM, one process", PLAIN, ("code", "tail")),
     Finding(
-        "A3/R13", "SIGTERM in a long evaluation", Play(LONG_EVALUATION, (Strike("evaluating", 4),), within=4.0), ("late",), slow=True
+        "A3/R13",
+        "SIGTERM in a long evaluation",
+        Play(LONG_EVALUATION, (Strike("evaluating", 4),), within=4.0),
+        ("late",),
+        slow=True,
     ),
     Finding(
         "A4a",
@@ -60,7 +71,9 @@ ONE_PROCESS = [
         PASSES,
     ),
     Finding("A5", "during a periodic save", Play(SLOW_DISK, (Strike("saving", 6),)), ("saves",)),
-    Finding("A6a", "two SIGTERMs", Play(Plan(), (Strike(times=2, apart=0.1),)), ("saves",), VARIES, slow=True),
+    Finding(
+        "A6a", "two SIGTERMs", Play(Plan(), (Strike(times=2, apart=0.1),)), ("saves",), VARIES, slow=True
+    ),
     Finding(
         "A6b",
         "a second SIGTERM during the save",
@@ -79,7 +92,9 @@ ONE_PROCESS = [
     Finding(
         "R5b",
         "SIGKILL in the second save",
-        Play(EPOCHS, (Strike("did", 3), Strike("saving", 0, nth=2, after=0.1, signum=KILL)), all_struck=False),
+        Play(
+            EPOCHS, (Strike("did", 3), Strike("saving", 0, nth=2, after=0.1, signum=KILL)), all_struck=False
+        ),
         ("resume",),
         slow=True,
     ),
@@ -108,10 +123,26 @@ ONE_PROCESS = [
         slow=True,
     ),
     Finding("A10", "the Trainer in a thread", Play(Plan(thread=True)), ("start",)),
-    Finding("A11", "a second train()", Play(Plan(first=3), (Strike("again", -1, after=0.5),), resumed=False), ("lost",)),
+    Finding(
+        "A11",
+        "a second train()",
+        Play(Plan(first=3), (Strike("again", -1, after=0.5),), resumed=False),
+        ("lost",),
+    ),
     Finding("A12", "the user's on_save callback", PLAIN, ("on_save",)),
-    Finding("A13b", "SIGTERM to the process group, DataLoader workers", Play(Plan(workers=2), (Strike(group=True),)), ("lost",)),
-    Finding("A16", "a long step", Play(Plan(seconds=1.2, steps=6), (Strike("training", 2, after=0.1),)), ("lost", "exact"), slow=True),
+    Finding(
+        "A13b",
+        "SIGTERM to the process group, DataLoader workers",
+        Play(Plan(workers=2), (Strike(group=True),)),
+        ("lost",),
+    ),
+    Finding(
+        "A16",
+        "a long step",
+        Play(Plan(seconds=1.2, steps=6), (Strike("training", 2, after=0.1),)),
+        ("lost", "exact"),
+        slow=True,
+    ),
     Finding(
         "A17",
         "a long accumulation window",
@@ -120,10 +151,27 @@ ONE_PROCESS = [
         slow=True,
     ),
     Finding("A.3", "bit-exact: dropout", PLAIN, ("exact",)),
-    Finding("A.3 accumulation", "bit-exact: dropout, accumulation 4", Play(Plan(steps=12, accumulate=4)), ("exact",), slow=True),
-    Finding("A.3 epoch", "bit-exact: dropout, second epoch", Play(Plan(samples=16), (Strike("did", 9),)), ("exact",), slow=True),
+    Finding(
+        "A.3 accumulation",
+        "bit-exact: dropout, accumulation 4",
+        Play(Plan(steps=12, accumulate=4)),
+        ("exact",),
+        slow=True,
+    ),
+    Finding(
+        "A.3 epoch",
+        "bit-exact: dropout, second epoch",
+        Play(Plan(samples=16), (Strike("did", 9),)),
+        ("exact",),
+        slow=True,
+    ),
     Finding("R2b", "one write fails with EIO in the save", Play(Plan(eio=True)), ("resume", "lost")),
-    Finding("R9", "another run in the same folder", Play(Plan(), other=Plan(seed=2, rate=5e-4, steps=30)), ("foreign",)),
+    Finding(
+        "R9",
+        "another run in the same folder",
+        Play(Plan(), other=Plan(seed=2, rate=5e-4, steps=30)),
+        ("foreign",),
+    ),
     Finding(
         "R10",
         "SIGTERM after train() returned",
@@ -144,13 +192,27 @@ ONE_PROCESS = [
 TWO_RANKS = [
     Finding("D2", "rank 0 only", replace(PAIR, strikes=(Strike(ranks=(0,)),)), APART, slow=True),
     Finding("HD1", "rank 1 only", replace(PAIR, strikes=(Strike(ranks=(1,)),)), APART),
-    Finding("HD01", "rank 0, and 0.6 s later rank 1", replace(PAIR, strikes=(Strike(ranks=(0, 1), apart=0.6),)), APART, slow=True),
-    Finding("HD10", "rank 1, and 0.6 s later rank 0", replace(PAIR, strikes=(Strike(ranks=(1, 0), apart=0.6),)), APART, slow=True),
+    Finding(
+        "HD01",
+        "rank 0, and 0.6 s later rank 1",
+        replace(PAIR, strikes=(Strike(ranks=(0, 1), apart=0.6),)),
+        APART,
+        slow=True,
+    ),
+    Finding(
+        "HD10",
+        "rank 1, and 0.6 s later rank 0",
+        replace(PAIR, strikes=(Strike(ranks=(1, 0), apart=0.6),)),
+        APART,
+        slow=True,
+    ),
     *(
         Finding(
             f"D5 #{trial}",
             "both at once",
-            Play(Plan(seconds=0.02, steps=40), (Strike("did", 5 + trial, ranks=BOTH),), ranks=2, patience=12.0),
+            Play(
+                Plan(seconds=0.02, steps=40), (Strike("did", 5 + trial, ranks=BOTH),), ranks=2, patience=12.0
+            ),
             APART,
             VARIES,
             slow=True,
@@ -178,7 +240,10 @@ TWO_RANKS = [
         "save_total_limit 1, rank 1 is killed in its part of the save",
         Play(
             replace(SLOW_DISK, slow_rank=1, limit=1, save_steps=12, steps=30),
-            (Strike("did", 18, ranks=BOTH), Strike("saving", 18, after=0.2, signum=KILL, ranks=(1,), watched=1)),
+            (
+                Strike("did", 18, ranks=BOTH),
+                Strike("saving", 18, after=0.2, signum=KILL, ranks=(1,), watched=1),
+            ),
             ranks=2,
             codes=(-KILL, SAVED),
             saves=2,  # the second is the survivor's
@@ -201,7 +266,9 @@ FINDINGS = [*ONE_PROCESS, *TWO_RANKS]
 
 def cell(complaints: dict[str, str], about: tuple[str, ...]) -> str:
     own = [text for kind, text in complaints.items() if kind in about]
-    return "; ".join(own) or (f"as it should ({', '.join(complaints)} apart)" if complaints else "as it should")
+    return "; ".join(own) or (
+        f"as it should ({', '.join(complaints)} apart)" if complaints else "as it should"
+    )
 
 
 def row(table: dict[str, dict[str, str]], finding: Finding) -> dict[str, str]:
@@ -227,12 +294,16 @@ def test_theirs_fails_as_was_found(stage: Stage, table: dict[str, dict[str, str]
 
 
 @pytest.mark.parametrize("finding", [played(finding, finding.more) for finding in FINDINGS])
-def test_ours_has_nothing_to_complain_of(stage: Stage, table: dict[str, dict[str, str]], finding: Finding) -> None:
+def test_ours_has_nothing_to_complain_of(
+    stage: Stage, table: dict[str, dict[str, str]], finding: Finding
+) -> None:
     result = stage.result(finding.play, "lastcall")
     row(table, finding)["lastcall"] = "; ".join(result.complaints.values()) or "as it should"
     assert not result.complaints, result.story()
 
 
 def test_nothing_changed_in_the_script_nor_in_how_it_is_started_but_lastcall_run(stage: Stage) -> None:
-    result = stage.result(Play(Plan(seconds=0.1), how="lastcall run", strikes=(Strike(ranks=(-1,)),)), "lastcall")
+    result = stage.result(
+        Play(Plan(seconds=0.1), how="lastcall run", strikes=(Strike(ranks=(-1,)),)), "lastcall"
+    )
     assert not result.complaints, result.story()

@@ -1,5 +1,6 @@
-"""A model that is sharded over the ranks, by FSDP2 or by DeepSpeed, is saved by all of them together at the agreed step, in the format
-that Hugging Face has for it; a run that was interrupted ends with the very bits of one that was not. Nobody can save it alone."""
+"""A model that is sharded over the ranks, by FSDP2 or by DeepSpeed, is saved by all of them together at the
+agreed step, in the format that Hugging Face has for it; a run that was interrupted ends with the very bits of
+one that was not. Nobody can save it alone."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def nursery(trainers: Nursery) -> Any:
 
 
 def in_peace(nursery: Nursery, folder: Path, case: dict[str, Any], **env: str) -> None:
-    trainer_chain.run(nursery, folder, [SCRIPT], [], 2, **PLAIN, CASE=json.dumps(case), **places(folder, "peace"), **env)
+    trainer_chain.run(
+        nursery, folder, [SCRIPT], [], 2, **PLAIN, CASE=json.dumps(case), **places(folder, "peace"), **env
+    )
 
 
 def struck(nursery: Nursery, folder: Path, case: dict[str, Any], *blows: Blow, **env: str) -> Chain:
@@ -52,7 +55,9 @@ def struck(nursery: Nursery, folder: Path, case: dict[str, Any], *blows: Blow, *
 def the_same(folder: Path, said: object) -> None:
     assert trainer_chain.results(folder, "struck", 2) == trainer_chain.results(folder, "peace", 2), str(said)
     for rank in range(2):
-        batches = [trainer_chain.micro_batches(folder / f"{name}.journal-{rank}") for name in ("peace", "struck")]
+        batches = [
+            trainer_chain.micro_batches(folder / f"{name}.journal-{rank}") for name in ("peace", "struck")
+        ]
         assert batches[0] == batches[1], str(said)
 
 
@@ -61,10 +66,12 @@ def checkpoints(folder: Path) -> dict[Path, records.Record]:
 
 
 def one_notice(nursery: Nursery, folder: Path, case: dict[str, Any], **env: str) -> set[str]:
-    """A run in peace, and one that is stopped by a notice to one of its ranks: the same. Returns the files of the checkpoint that
-    answered the notice; it gives way to a later one."""
+    """A run in peace, and one that is stopped by a notice to one of its ranks: the same. Returns the files of
+    the checkpoint that answered the notice; it gives way to a later one."""
     in_peace(nursery, folder, case, **env)
-    life = trainer_chain.Life(nursery, folder, [SCRIPT], 2, {**QUICK, "CASE": json.dumps(case), **places(folder, "struck"), **env})
+    life = trainer_chain.Life(
+        nursery, folder, [SCRIPT], 2, {**QUICK, "CASE": json.dumps(case), **places(folder, "struck"), **env}
+    )
     life.strike(Blow(4, 0.0, ranks=(1,)))
     assert life.wait() == (SAVED, SAVED), life.log()
     newest = max(checkpoints(folder).values(), key=lambda record: record.sequence)
@@ -84,14 +91,20 @@ def test_a_notice_to_one_rank_leads_both_to_one_sharded_checkpoint(nursery: Nurs
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [SHARDED, FULL], ids=["sharded", "full"])
 def test_five_interruptions_leave_no_trace(nursery: Nursery, tmp_path: Path, case: dict[str, Any]) -> None:
-    trainer_chain.compare(nursery, tmp_path, SCRIPT.name, {**case, "noise": "python numpy torch"}, ranks=2, count=5)
+    trainer_chain.compare(
+        nursery, tmp_path, SCRIPT.name, {**case, "noise": "python numpy torch"}, ranks=2, count=5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_who_is_left_when_a_rank_is_killed_saves_nothing_and_says_why(nursery: Nursery, tmp_path: Path, killed: int) -> None:
+def test_who_is_left_when_a_rank_is_killed_saves_nothing_and_says_why(
+    nursery: Nursery, tmp_path: Path, killed: int
+) -> None:
     in_peace(nursery, tmp_path, SHARDED)
-    life = trainer_chain.Life(nursery, tmp_path, [SCRIPT], 2, {**QUICK, "CASE": json.dumps(SHARDED), **places(tmp_path, "struck")})
+    life = trainer_chain.Life(
+        nursery, tmp_path, [SCRIPT], 2, {**QUICK, "CASE": json.dumps(SHARDED), **places(tmp_path, "struck")}
+    )
     until(lambda: life.over() or life.lines() >= 8, "8 lines", trainer_chain.PATIENCE)
     life.children[killed].send(signal.SIGKILL)
     codes = life.wait()
@@ -132,12 +145,23 @@ def test_a_sharded_run_below_the_real_launchers_goes_on_by_itself(nursery: Nurse
     in_peace(nursery, tmp_path, SHARDED)
     command = [*ranks_jobs.LASTCALL_RUN, *ranks_jobs.torchrun(2, "--standalone"), str(SCRIPT)]
     codes, said = [], tmp_path / "said"
-    env = environment(LASTCALL_KILL_WAIT_SECONDS="0", CASE=json.dumps(SHARDED), GLOO_SOCKET_IFNAME="lo", **places(tmp_path, "struck"))
+    env = environment(
+        LASTCALL_KILL_WAIT_SECONDS="0",
+        CASE=json.dumps(SHARDED),
+        GLOO_SOCKET_IFNAME="lo",
+        **places(tmp_path, "struck"),
+    )
     for lines in (7, 0):
         with said.open("a") as file:
             job = subprocess.Popen(command, env=env, stdout=file, stderr=file)
         if lines:
-            until(lambda job=job, lines=lines: said.read_text().count("{'loss'") >= lines or job.poll() is not None, "lines", 120)
+            until(
+                lambda job=job, lines=lines: (
+                    said.read_text().count("{'loss'") >= lines or job.poll() is not None
+                ),
+                "lines",
+                120,
+            )
             job.send_signal(signal.SIGTERM)
         codes.append(job.wait(150))
     assert codes == [SAVED, 0], said.read_text()[-5000:]

@@ -1,4 +1,5 @@
-"""Saves and loads by the recipe of torch.distributed.checkpoint, whose get_state_dict() steps a fresh optimizer once."""
+"""Saves and loads by the recipe of torch.distributed.checkpoint, whose get_state_dict() steps a fresh
+optimizer once."""
 
 import os
 import tempfile
@@ -22,7 +23,9 @@ class AppState(Stateful):
         return {"model": model, "optimizer": optimizer, "step": self.step}
 
     def load_state_dict(self, state):
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
         self.step = state["step"]
 
 
@@ -54,4 +57,6 @@ def train_func(config):
 
 if __name__ == "__main__":
     given = task.arguments(steps=60, save_every=1000)
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

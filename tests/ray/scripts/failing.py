@@ -29,4 +29,6 @@ def train_func(config):
 
 if __name__ == "__main__":
     given = task.arguments()
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

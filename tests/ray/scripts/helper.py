@@ -1,4 +1,5 @@
-"""A function that saves and reports, called in the branch; DDP; several batches an epoch; every rank enters the branch."""
+"""A function that saves and reports, called in the branch; DDP; several batches an epoch; every rank enters
+the branch."""
 
 import os
 import tempfile
@@ -35,7 +36,9 @@ def train_loop_per_worker(config):
     model = ray.train.torch.prepare_model(task.new_model())
     optimizer = task.new_optimizer(model)
     start = load_checkpoint(model, optimizer)
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=start)
+    task.say(
+        config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=start
+    )
     for epoch in range(start, config["epochs"]):
         total = 0.0
         for inputs, targets in task.batches(epoch, config, rank):
@@ -56,5 +59,8 @@ def train_loop_per_worker(config):
 if __name__ == "__main__":
     given = task.arguments(epochs=30, batches=4, every=10)
     ray.train.torch.TorchTrainer(
-        train_loop_per_worker, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+        train_loop_per_worker,
+        train_loop_config=given.config,
+        scaling_config=given.scaling,
+        run_config=given.run,
     ).fit()

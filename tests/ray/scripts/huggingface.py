@@ -37,12 +37,23 @@ class Diary(TrainerCallback):
 
 
 def train_loop(config):
-    data = [{"inputs": inputs[0], "labels": labels[0]} for inputs, labels in (task.batch(number) for number in range(64))]
+    data = [
+        {"inputs": inputs[0], "labels": labels[0]}
+        for inputs, labels in (task.batch(number) for number in range(64))
+    ]
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), max_steps=config["steps"], per_device_train_batch_size=4, save_strategy="steps", save_steps=1000,
-        report_to=[], use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    trainer = Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[RayTrainReportCallback(), Diary(config)])
+        output_dir=tempfile.mkdtemp(),
+        max_steps=config["steps"],
+        per_device_train_batch_size=4,
+        save_strategy="steps",
+        save_steps=1000,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Trainer(
+        model=Model(), args=arguments, train_dataset=data, callbacks=[RayTrainReportCallback(), Diary(config)]
+    )
     trainer = prepare_trainer(trainer)
     checkpoint = None if config["forgetful"] else ray.train.get_checkpoint()
     if checkpoint:
@@ -54,4 +65,6 @@ def train_loop(config):
 
 if __name__ == "__main__":
     given = task.arguments(steps=120, forgetful=0)
-    TorchTrainer(train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

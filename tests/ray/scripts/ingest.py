@@ -24,7 +24,13 @@ def train_loop(config):
         optimizer.load_state_dict(saved["optimizer"])
         start_epoch = saved["epoch"] + 1
     rank = ray.train.get_context().get_world_rank()
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=start_epoch)
+    task.say(
+        config,
+        "start",
+        updates=task.updates(optimizer),
+        digest=task.digest(model, optimizer),
+        epoch=start_epoch,
+    )
 
     shard = ray.train.get_dataset_shard("train")
     for epoch in range(start_epoch, config["epochs"]):
@@ -39,7 +45,11 @@ def train_loop(config):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if epoch % 10 == 9 and rank == 0:
-                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+                state = {
+                    "model": model.module.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "epoch": epoch,
+                }
                 torch.save(state, os.path.join(folder, "state.pt"))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report({"loss": loss.item()}, checkpoint=checkpoint)

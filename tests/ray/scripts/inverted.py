@@ -31,7 +31,9 @@ def train_func(config):
         model.load_state_dict(weights)
         optimizer.load_state_dict(moments)
         first = last + 1
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), step=first)
+    task.say(
+        config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), step=first
+    )
     for step in range(first, config["steps"]):
         task.compute(config)
         inputs, targets = task.batch(step, rank)
@@ -46,4 +48,6 @@ def train_func(config):
 
 if __name__ == "__main__":
     given = task.arguments(steps=120, every=100)
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -1,4 +1,5 @@
-"""Tensors in one file, everything else in a JSON file beside it, a history that grows; the branch is nested in that of rank 0."""
+"""Tensors in one file, everything else in a JSON file beside it, a history that grows; the branch is nested
+in that of rank 0."""
 
 import json
 import pathlib
@@ -30,7 +31,9 @@ def train_func(config):
             optimizer.load_state_dict(torch.load(folder / "optimizer.pt"))
             meta = json.loads((folder / "meta.json").read_text())
     updates, digest = task.updates(optimizer), task.digest(model, optimizer)
-    task.say(config, "start", updates=updates, digest=digest, epoch=meta["epoch"], history=len(meta["history"]))
+    task.say(
+        config, "start", updates=updates, digest=digest, epoch=meta["epoch"], history=len(meta["history"])
+    )
 
     for epoch in range(meta["epoch"], config["epochs"]):
         model.train()
@@ -58,4 +61,6 @@ def train_func(config):
 
 if __name__ == "__main__":
     given = task.arguments(epochs=30, batches=4, every=10)
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -1,4 +1,5 @@
-"""Lightning as Ray's documentation has it: RayTrainReportCallback reports a checkpoint at the end of each epoch."""
+"""Lightning as Ray's documentation has it: RayTrainReportCallback reports a checkpoint at the end of each
+epoch."""
 
 import os
 
@@ -6,7 +7,12 @@ import lightning.pytorch as pl
 import task
 import torch
 from ray import train
-from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, RayTrainReportCallback, prepare_trainer
+from ray.train.lightning import (
+    RayDDPStrategy,
+    RayLightningEnvironment,
+    RayTrainReportCallback,
+    prepare_trainer,
+)
 from ray.train.torch import TorchTrainer
 
 
@@ -37,19 +43,30 @@ def train_func(config):
     found = [task.batch(number) for number in range(config["batches"] * 2)]
     data = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     trainer = pl.Trainer(
-        max_epochs=config["epochs"], devices="auto", accelerator="cpu", strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()],
-        callbacks=[RayTrainReportCallback()], enable_checkpointing=False, enable_progress_bar=False, logger=False,
-    )  # fmt: skip
+        max_epochs=config["epochs"],
+        devices="auto",
+        accelerator="cpu",
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        callbacks=[RayTrainReportCallback()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
     trainer = prepare_trainer(trainer)
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     checkpoint = train.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as folder:
-            trainer.fit(Net(config), train_dataloaders=loader, ckpt_path=os.path.join(folder, "checkpoint.ckpt"))
+            trainer.fit(
+                Net(config), train_dataloaders=loader, ckpt_path=os.path.join(folder, "checkpoint.ckpt")
+            )
     else:
         trainer.fit(Net(config), train_dataloaders=loader)
 
 
 if __name__ == "__main__":
     given = task.arguments(epochs=8, batches=6)
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -23,7 +23,13 @@ def train_loop(config):
         optimizer.load_state_dict(saved["optimizer"])
         start_epoch = saved["epoch"] + 1
     rank = ray.train.get_context().get_world_rank()
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=start_epoch)
+    task.say(
+        config,
+        "start",
+        updates=task.updates(optimizer),
+        digest=task.digest(model, optimizer),
+        epoch=start_epoch,
+    )
 
     for epoch in range(start_epoch, config["epochs"]):
         for inputs, targets in task.batches(epoch, config, rank):
@@ -35,7 +41,11 @@ def train_loop(config):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if epoch % 10 == 0 and rank == 0:
-                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+                state = {
+                    "model": model.module.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "epoch": epoch,
+                }
                 torch.save(state, os.path.join(folder, "state.pt"))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report({"loss": loss.item()}, checkpoint=checkpoint)
@@ -44,4 +54,6 @@ def train_loop(config):
 
 if __name__ == "__main__":
     given = task.arguments(epochs=2, batches=200)
-    TorchTrainer(train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -32,6 +32,10 @@ if __name__ == "__main__":
     pathlib.Path(given.storage).mkdir(parents=True)
     given.run.callbacks = [Look(given.storage)]
     config = {"folder": given.storage}
-    TorchTrainer(train_func, train_loop_config=config, scaling_config=given.scaling, run_config=given.run).fit()
-    seen = {name: json.loads(pathlib.Path(given.storage, name).read_text()) for name in ("worker", "controller")}
+    TorchTrainer(
+        train_func, train_loop_config=config, scaling_config=given.scaling, run_config=given.run
+    ).fit()
+    seen = {
+        name: json.loads(pathlib.Path(given.storage, name).read_text()) for name in ("worker", "controller")
+    }
     pathlib.Path(given.storage, "modules.json").write_text(json.dumps({"driver": imported(), **seen}))

@@ -1,4 +1,5 @@
-"""The dictionary is made at every epoch, the branch only writes it; reports without a checkpoint come from everywhere else."""
+"""The dictionary is made at every epoch, the branch only writes it; reports without a checkpoint come from
+everywhere else."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +23,9 @@ def fit(config):
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])
         first, best = state["next_epoch"], state["best"]
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=first)
+    task.say(
+        config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=first
+    )
 
     for epoch in range(first, config["epochs"]):
         losses = []
@@ -58,4 +61,6 @@ def fit(config):
 
 if __name__ == "__main__":
     given = task.arguments(epochs=30, batches=4, every=10)
-    TorchTrainer(fit, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        fit, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

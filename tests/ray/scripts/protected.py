@@ -29,4 +29,6 @@ def train_loop(config):
 
 if __name__ == "__main__":
     given = task.arguments(steps=120)
-    TorchTrainer(train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

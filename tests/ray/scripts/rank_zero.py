@@ -21,7 +21,13 @@ def train_func(config):
             model.module.load_state_dict(torch.load(os.path.join(ckpt_dir, "model.pt")))
             optimizer.load_state_dict(torch.load(os.path.join(ckpt_dir, "optimizer.pt")))
             start_epoch = torch.load(os.path.join(ckpt_dir, "extra_state.pt"))["epoch"] + 1
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=start_epoch)
+    task.say(
+        config,
+        "start",
+        updates=task.updates(optimizer),
+        digest=task.digest(model, optimizer),
+        epoch=start_epoch,
+    )
 
     for epoch in range(start_epoch, config["epochs"]):
         for batch, labels in task.batches(epoch, config, rank):
@@ -43,4 +49,6 @@ def train_func(config):
 
 if __name__ == "__main__":
     given = task.arguments(epochs=30, batches=4)
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

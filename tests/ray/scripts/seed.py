@@ -1,4 +1,5 @@
-"""The shape of the seed: no optimizer in the checkpoint, no DDP, a save in the branch and a report without one in the other."""
+"""The shape of the seed: no optimizer in the checkpoint, no DDP, a save in the branch and a report without
+one in the other."""
 
 import tempfile
 
@@ -54,5 +55,7 @@ def train_func(config):
 
 if __name__ == "__main__":
     given = task.arguments(epochs=40)
-    trainer = TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run)
+    trainer = TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    )
     trainer.fit()

@@ -23,7 +23,13 @@ def train_func(config):
             model.module.load_state_dict(model_state_dict)
             optimizer.load_state_dict(torch.load(os.path.join(checkpoint_dir, "optimizer.pt")))
             start_epoch = torch.load(os.path.join(checkpoint_dir, "extra_state.pt"))["epoch"] + 1
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), epoch=start_epoch)
+    task.say(
+        config,
+        "start",
+        updates=task.updates(optimizer),
+        digest=task.digest(model, optimizer),
+        epoch=start_epoch,
+    )
 
     for epoch in range(start_epoch, config["epochs"]):
         for x, y in task.batches(epoch, config, ray.train.get_context().get_world_rank()):

@@ -38,7 +38,8 @@ def train_fn(config):
                 checkpoint = None
                 if rank == 0:
                     torch.save(
-                        {"model": model.module.state_dict(), "opt": opt.state_dict(), "step": step}, os.path.join(tmp, "ckpt.pt")
+                        {"model": model.module.state_dict(), "opt": opt.state_dict(), "step": step},
+                        os.path.join(tmp, "ckpt.pt"),
                     )
                     checkpoint = Checkpoint.from_directory(tmp)
                 report({"loss": loss.item(), "step": step}, checkpoint=checkpoint)
@@ -49,4 +50,6 @@ def train_fn(config):
 
 if __name__ == "__main__":
     given = task.arguments(steps=120, save_every=100)
-    TorchTrainer(train_fn, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_fn, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

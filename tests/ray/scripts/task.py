@@ -1,7 +1,8 @@
 """What the scripts in this folder train, their command line, and their diary. Knows nothing of lastcall.
 
-A batch is a function of its number and the rank, so that the parameters after n updates are one value, whatever happened on the way:
-`reference` computes it without Ray. The diary is a file with a line of JSON for each step, with a digest of parameters and optimizer.
+A batch is a function of its number and the rank, so that the parameters after n updates are one value,
+whatever happened on the way: `reference` computes it without Ray. The diary is a file with a line of JSON for
+each step, with a digest of parameters and optimizer.
 """
 
 from __future__ import annotations
@@ -60,13 +61,17 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = Non
 
 
 def reference(steps: int, world: int = 1) -> list[str]:
-    """The digests after 0, 1, ... updates of a run that nobody interrupted: gradients averaged over ranks, as DDP does it."""
+    """The digests after 0, 1, ... updates of a run that nobody interrupted: gradients averaged over ranks, as
+    DDP does it."""
     model = new_model()
     optimizer = new_optimizer(model)
     found = [digest(model, optimizer)]
     for number in range(steps):
         averages = [
-            sum(gradients) for gradients in zip(*(_gradients(model, number, rank, world) for rank in range(world)), strict=True)
+            sum(gradients)
+            for gradients in zip(
+                *(_gradients(model, number, rank, world) for rank in range(world)), strict=True
+            )
         ]
         for parameter, average in zip(model.parameters(), averages, strict=True):
             parameter.grad = average
@@ -99,7 +104,13 @@ def say(config: dict[str, Any], event: str, **facts: object) -> None:
     import ray.train  # here, so that the tests have the reference without it
 
     context = ray.train.get_context()
-    line = {"event": event, "rank": context.get_world_rank(), "pid": os.getpid(), "time": time.time(), **facts}
+    line = {
+        "event": event,
+        "rank": context.get_world_rank(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        **facts,
+    }
     with open(config["diary"], "ab", buffering=0) as file:
         file.write(json.dumps(line).encode() + b"\n")
 
@@ -109,7 +120,16 @@ def arguments(**defaults: object) -> argparse.Namespace:
     import ray.train
 
     parser = argparse.ArgumentParser()
-    options = {"name": "run", "storage": "", "diary": "", "workers": 2, "resource": "", "pause": 0.1, "keep": 0, **defaults}
+    options = {
+        "name": "run",
+        "storage": "",
+        "diary": "",
+        "workers": 2,
+        "resource": "",
+        "pause": 0.1,
+        "keep": 0,
+        **defaults,
+    }
     for name, value in options.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
     given = parser.parse_args()

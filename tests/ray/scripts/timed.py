@@ -21,7 +21,9 @@ def train_func(config):
         model.load_state_dict(data["model"])
         optimizer.load_state_dict(data["optimizer"])
         step = data["step"]
-    task.say(config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), step=step)
+    task.say(
+        config, "start", updates=task.updates(optimizer), digest=task.digest(model, optimizer), step=step
+    )
     last_save = time.time()
     while step < config["steps"]:
         task.compute(config)
@@ -39,10 +41,15 @@ def train_func(config):
                     {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
                     os.path.join(folder, "data.pt"),
                 )
-                train.report({"loss": float(loss)}, checkpoint=train.Checkpoint.from_directory(folder) if rank == 0 else None)
+                train.report(
+                    {"loss": float(loss)},
+                    checkpoint=train.Checkpoint.from_directory(folder) if rank == 0 else None,
+                )
     task.say(config, "end", digest=task.digest(model, optimizer))
 
 
 if __name__ == "__main__":
     given = task.arguments(steps=120)
-    TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

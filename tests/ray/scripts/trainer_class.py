@@ -53,7 +53,12 @@ class Learner:
         loss.backward()
         self.optimizer.step()
         self.step += 1
-        task.say(self.config, "step", updates=task.updates(self.optimizer), digest=task.digest(self.model, self.optimizer))
+        task.say(
+            self.config,
+            "step",
+            updates=task.updates(self.optimizer),
+            digest=task.digest(self.model, self.optimizer),
+        )
         return loss.item()
 
     def train_epoch(self):
@@ -80,4 +85,6 @@ def main(config):
 
 if __name__ == "__main__":
     given = task.arguments(epochs=30, batches=4, every=10)
-    TorchTrainer(main, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        main, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -1,4 +1,5 @@
-"""A trial of Ray Tune that trains with Ray Train: it is a driver of its own, with the environment of its node."""
+"""A trial of Ray Tune that trains with Ray Train: it is a driver of its own, with the environment of its
+node."""
 
 import ray.tune
 import task
@@ -11,7 +12,11 @@ if __name__ == "__main__":
 
     def trial(config):
         run_config = RunConfig(name=given.name, storage_path=given.storage)
-        TorchTrainer(train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=run_config).fit()
+        TorchTrainer(
+            train_func, train_loop_config=given.config, scaling_config=given.scaling, run_config=run_config
+        ).fit()
 
-    found = ray.tune.Tuner(trial, run_config=ray.tune.RunConfig(name="tune", storage_path=f"{given.storage}-tune")).fit()
+    found = ray.tune.Tuner(
+        trial, run_config=ray.tune.RunConfig(name="tune", storage_path=f"{given.storage}-tune")
+    ).fit()
     assert not found.errors, found.errors

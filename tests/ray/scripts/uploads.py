@@ -1,4 +1,5 @@
-"""Where checkpoints go, and how: asynchronous uploads, a bucket instead of a folder, only the newest one kept."""
+"""Where checkpoints go, and how: asynchronous uploads, a bucket instead of a folder, only the newest one
+kept."""
 
 import os
 import tempfile
@@ -38,9 +39,17 @@ def train_fn(config):
             checkpoint = None
             if rank == 0:
                 folder = tempfile.mkdtemp()
-                torch.save({"model": model.module.state_dict(), "opt": opt.state_dict(), "step": step}, f"{folder}/ckpt.pt")
+                torch.save(
+                    {"model": model.module.state_dict(), "opt": opt.state_dict(), "step": step},
+                    f"{folder}/ckpt.pt",
+                )
                 checkpoint = Checkpoint.from_directory(folder)
-            train.report({"step": step}, checkpoint=checkpoint, checkpoint_upload_mode=mode, delete_local_checkpoint_after_upload=True)
+            train.report(
+                {"step": step},
+                checkpoint=checkpoint,
+                checkpoint_upload_mode=mode,
+                delete_local_checkpoint_after_upload=True,
+            )
     task.say(config, "end", digest=task.digest(model, opt))
 
 
@@ -53,4 +62,6 @@ if __name__ == "__main__":
             storage_path="bucket/runs",
             storage_filesystem=pyarrow.fs.SubTreeFileSystem(given.storage, pyarrow.fs.LocalFileSystem()),
         )
-    TorchTrainer(train_fn, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_fn, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -20,10 +20,19 @@ def train_loop(config):
         loss.backward()
         optimizer.step()
         weights = task.digest(model.module)
-        task.say(config, "step", updates=task.updates(optimizer), digest=task.digest(model, optimizer), before=before, weights=weights)
+        task.say(
+            config,
+            "step",
+            updates=task.updates(optimizer),
+            digest=task.digest(model, optimizer),
+            before=before,
+            weights=weights,
+        )
     task.say(config, "end", digest=task.digest(model, optimizer))
 
 
 if __name__ == "__main__":
     given = task.arguments(steps=120)
-    TorchTrainer(train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run).fit()
+    TorchTrainer(
+        train_loop, train_loop_config=given.config, scaling_config=given.scaling, run_config=given.run
+    ).fit()

@@ -70,7 +70,8 @@ def test_a_torch_that_makes_its_stores_otherwise_is_left_alone(missing: str) -> 
 
 
 def test_this_torch_has_what_is_patched() -> None:
-    real = importlib.import_module("torch.distributed.rendezvous")  # torch.distributed has a function of that name
+    # torch.distributed has a function of that name
+    real = importlib.import_module("torch.distributed.rendezvous")
     assert hasattr(real, "_create_c10d_store") and hasattr(real, "_torchelastic_use_agent_store")
     dynamic = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     assert hasattr(dynamic.DynamicRendezvousHandler, "next_rendezvous")
@@ -118,7 +119,9 @@ def test_machines_that_have_counted_differently_find_each_other_in_the_round_of_
     assert stores[1].get("address") == b"here"
 
 
-def test_a_torchrun_that_does_not_know_its_round_leaves_no_other_one_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchrun_that_does_not_know_its_round_leaves_no_other_one_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(attempts.ROUND, "3")
     told(None).next_rendezvous()
     assert attempts.ROUND not in os.environ

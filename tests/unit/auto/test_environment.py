@@ -13,7 +13,9 @@ def test_our_folder_goes_in_front_of_what_the_user_has() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"PYTHONPATH": ""}])
-def test_without_a_path_no_empty_entry_is_added_since_it_would_be_the_working_directory(given: dict[str, str]) -> None:
+def test_without_a_path_no_empty_entry_is_added_since_it_would_be_the_working_directory(
+    given: dict[str, str],
+) -> None:
     assert environment.additions(given) == {"PYTHONPATH": environment.SITE}
 
 

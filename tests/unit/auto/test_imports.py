@@ -22,13 +22,19 @@ applied: list[types.ModuleType] = []
 
 @pytest.fixture(autouse=True)
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of a test are gone after it, and so are finders. Threads that other tests have left do not count."""
+    """Modules of a test are gone after it, and so are finders. Threads that other tests have left do not
+    count."""
     modules, finders = set(sys.modules), list(sys.meta_path)
     frames = sys._current_frames  # pytest-xdist's own thread is none of threading's
     known = set(frames()) - {threading.main_thread().ident}
-    monkeypatch.setattr(sys, "_current_frames", lambda: {thread: frame for thread, frame in frames().items() if thread not in known})
+    monkeypatch.setattr(
+        sys,
+        "_current_frames",
+        lambda: {thread: frame for thread, frame in frames().items() if thread not in known},
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module written anew within a second would be taken for the old one
+    # a module written anew within a second would be taken for the old one
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     patches = types.ModuleType(HERE)
     patches.apply = applied.append  # type: ignore[attr-defined]
     sys.modules[HERE] = patches
@@ -70,7 +76,9 @@ def test_the_module_looks_as_if_nobody_had_waited_for_it(tmp_path: Path) -> None
     assert type(module.__loader__) is type(bare.__loader__) is importlib.machinery.SourceFileLoader
     assert module.__spec__ is not None and module.__spec__.loader is module.__loader__
     assert module.seen == (module.__loader__, module.__loader__)  # while it ran, too
-    assert (module.__file__, module.__spec__.origin, module.__spec__.has_location) == (str(tmp_path / "lc_one.py"),) * 2 + (True,)
+    assert (module.__file__, module.__spec__.origin, module.__spec__.has_location) == (
+        str(tmp_path / "lc_one.py"),
+    ) * 2 + (True,)
     assert set(vars(module)) == set(vars(bare))
     assert inspect.getsource(module.f).startswith("def f")
 
@@ -122,7 +130,9 @@ def test_a_namespace_package_is_left_as_it_is(tmp_path: Path) -> None:
     waiting("lc_space", "lc_space.inner")
     inner = importlib.import_module("lc_space.inner")
     assert applied == [inner]
-    assert sys.modules["lc_space"].__file__ is None and list(sys.modules["lc_space"].__path__) == [str(tmp_path / "lc_space")]
+    assert sys.modules["lc_space"].__file__ is None and list(sys.modules["lc_space"].__path__) == [
+        str(tmp_path / "lc_space")
+    ]
 
 
 def test_a_reload_is_patched_again_while_others_are_waited_for(tmp_path: Path) -> None:
@@ -201,7 +211,9 @@ def test_a_lazy_module_stays_lazy_and_is_patched_on_its_first_use(tmp_path: Path
 class LazyFinder(importlib.abc.MetaPathFinder):
     """Makes every module lazy, as `demandimport` does."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None and name.startswith("lc_"):
             spec.loader = importlib.util.LazyLoader(spec.loader)
@@ -219,13 +231,16 @@ def test_a_module_that_another_finder_makes_lazy_stays_so(tmp_path: Path) -> Non
 
 
 class AskingFinder(importlib.abc.MetaPathFinder):
-    """Asks all finders for the spec, as other tools that wait for imports do; keeps itself from answering twice."""
+    """Asks all finders for the spec, as other tools that wait for imports do; keeps itself from answering
+    twice."""
 
     def __init__(self) -> None:
         self.busy = False
         self.asked = 0
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if self.busy:
             return None
         self.busy = True
@@ -237,7 +252,9 @@ class AskingFinder(importlib.abc.MetaPathFinder):
 
 
 @pytest.mark.parametrize("theirs_first", [False, True])
-def test_another_tool_that_waits_for_imports_does_not_make_it_happen_twice(tmp_path: Path, theirs_first: bool) -> None:
+def test_another_tool_that_waits_for_imports_does_not_make_it_happen_twice(
+    tmp_path: Path, theirs_first: bool
+) -> None:
     write(tmp_path, "lc_one")
     asking = AskingFinder()
     sys.meta_path.insert(0, asking)
@@ -259,7 +276,9 @@ def test_a_finder_of_the_old_kind_is_passed_over(tmp_path: Path) -> None:
     assert applied == [module]
 
 
-def test_a_module_in_a_zip_shares_its_loader_with_others_which_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_a_zip_shares_its_loader_with_others_which_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.writestr("lc_one.py", "value = 1\n")
         archive.writestr("lc_two.py", "value = 2\n")
@@ -277,7 +296,9 @@ def test_a_module_that_puts_another_in_its_place_is_patched_in_that_one(tmp_path
     assert module.__name__ == "stand_in" and applied == [module]
 
 
-@pytest.mark.parametrize("function", ["lc_patches:raises", "lc_patches:missing", "lc_nowhere:apply", "lc_patches"])
+@pytest.mark.parametrize(
+    "function", ["lc_patches:raises", "lc_patches:missing", "lc_nowhere:apply", "lc_patches"]
+)
 def test_a_failure_of_ours_is_one_warning_and_the_import_succeeds(
     tmp_path: Path, function: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

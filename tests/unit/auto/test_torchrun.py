@@ -72,11 +72,15 @@ def closing(module: types.ModuleType) -> Any:
         ({"LASTCALL_GRACE_SECONDS": ""}, 30 + MARGIN),
     ],
 )
-def test_workers_are_waited_for_as_long_as_the_grace_and_a_margin(environ: dict[str, str], seconds: float) -> None:
+def test_workers_are_waited_for_as_long_as_the_grace_and_a_margin(
+    environ: dict[str, str], seconds: float
+) -> None:
     assert torchrun.least_seconds(environ) == seconds
 
 
-def test_a_close_without_a_timeout_waits_for_the_whole_grace(elastic: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_without_a_timeout_waits_for_the_whole_grace(
+    elastic: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torchrun.apply(elastic)
     monkeypatch.setenv("LASTCALL_GRACE_SECONDS", "60")
     context = closing(elastic)
@@ -84,7 +88,12 @@ def test_a_close_without_a_timeout_waits_for_the_whole_grace(elastic: types.Modu
     context.close(signal.SIGINT)
     context.close(signal.SIGTERM, 5)
     context.close(death_sig=signal.SIGTERM, timeout=5)
-    assert context.closed == [(signal.SIGTERM, 65), (signal.SIGINT, 65), (signal.SIGTERM, 65), (signal.SIGTERM, 65)]
+    assert context.closed == [
+        (signal.SIGTERM, 65),
+        (signal.SIGINT, 65),
+        (signal.SIGTERM, 65),
+        (signal.SIGTERM, 65),
+    ]
 
 
 def test_a_longer_timeout_stays_and_a_kill_is_not_waited_for(elastic: types.ModuleType) -> None:
@@ -103,7 +112,11 @@ def test_both_classes_of_torch_are_covered_and_it_is_done_once(elastic: types.Mo
     torchrun.apply(elastic)
     assert elastic.PContext.close is once is not original
     assert elastic.SubprocessContext.close is once is elastic.MultiprocessContext.close
-    assert (once.__name__, once.__doc__, once.__module__) == (original.__name__, original.__doc__, original.__module__)
+    assert (once.__name__, once.__doc__, once.__module__) == (
+        original.__name__,
+        original.__doc__,
+        original.__module__,
+    )
 
 
 def _gone(context: Any) -> None:
@@ -145,7 +158,10 @@ def test_a_real_worker_that_needs_longer_than_it_was_given_is_not_killed(
     """Given no time at all; with the grace it ends by itself, with the code of its choice."""
     monkeypatch.setenv("LASTCALL_GRACE_SECONDS", "60")
     torchrun.apply(elastic)
-    source = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('up', flush=True)\nwhile True: signal.pause()"
+    source = (
+        "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('up', flush=True)\nwhile "
+        "True: signal.pause()"
+    )
     process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
 

@@ -1,4 +1,5 @@
-"""Run directories with really committed checkpoints, made without a framework, and the command line in this process."""
+"""Run directories with really committed checkpoints, made without a framework, and the command line in this
+process."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     monkeypatch.setattr(writer, "CHUNK", 8192)
 
-    def make(name: str, *steps: int, kind: Kind = Kind.PERIODIC, reason: str = "test", **capture: Any) -> Path:
+    def make(
+        name: str, *steps: int, kind: Kind = Kind.PERIODIC, reason: str = "test", **capture: Any
+    ) -> Path:
         """Commit these steps. The metric `loss` is a hundredth of the step unless metrics are given."""
         root, state = tmp_path / name, State(seed=1)
         with World(root) as world:

@@ -44,7 +44,9 @@ def test_a_run_is_exported_from_its_newest_checkpoint(cli: Cli, make_run: MakeRu
     root, out = make_run("run", 1, 2), tmp_path / "all.safetensors"
     said = cli("export", root, out)
     assert (said.code, said.err) == (0, "")
-    assert said.out.startswith(f"{out}: 6 tensors, ") and said.out.rstrip().endswith(f"from {root}/checkpoint-2")
+    assert said.out.startswith(f"{out}: 6 tensors, ") and said.out.rstrip().endswith(
+        f"from {root}/checkpoint-2"
+    )
     assert {name: found.shape[0] for name, found in header_of(out).items()} == {
         f"{group}.{name}": size for group, names in SIZES.items() for name, size in names.items()
     }
@@ -53,11 +55,18 @@ def test_a_run_is_exported_from_its_newest_checkpoint(cli: Cli, make_run: MakeRu
     assert sorted(os.listdir(tmp_path)) == ["all.safetensors", "run"]
 
 
-def test_the_checkpoint_that_is_named_is_exported_and_json_says_what_was_done(cli: Cli, make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_checkpoint_that_is_named_is_exported_and_json_says_what_was_done(
+    cli: Cli, make_run: MakeRun, tmp_path: Path
+) -> None:
     root, out = make_run("run", 1, 2), tmp_path / "m.safetensors"
     said = cli("export", root / "checkpoint-1", out, "--name", "model", "--json").json
     assert said["checkpoint"] == str(root / "checkpoint-1") and said["out"] == str(out)
-    assert (said["format"], said["name"], said["tensors"], said["size"]) == ("safetensors", "model", 3, out.stat().st_size)
+    assert (said["format"], said["name"], said["tensors"], said["size"]) == (
+        "safetensors",
+        "model",
+        3,
+        out.stat().st_size,
+    )
     with safe_open(out, "pt") as opened:
         assert set(opened.keys()) == {"w", "b", "none"}
         assert opened.get_tensor("w").numpy().tobytes() == noise(20_000, "model w 1001")
@@ -82,8 +91,12 @@ def test_a_pt_file_is_a_sound_zip_that_torch_opens(cli: Cli, tmp_path: Path, out
         assert same(found, {f"model.{name}": tensor for name, tensor in WHOLE.items()})
 
 
-def test_a_model_of_protect_comes_out_as_its_state_dict_with_frozen_and_tied_weights(cli: Cli, tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 5))
+def test_a_model_of_protect_comes_out_as_its_state_dict_with_frozen_and_tied_weights(
+    cli: Cli, tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(5, 3), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 5)
+    )
     model[3].weight = model[0].weight
     model[1].requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
@@ -118,7 +131,9 @@ def _umask() -> int:
     return value
 
 
-def test_a_file_that_appears_meanwhile_is_not_replaced_either(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_appears_meanwhile_is_not_replaced_either(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint, out = whole(tmp_path), tmp_path / "x.safetensors"
     real = export._fill
 
@@ -132,7 +147,9 @@ def test_a_file_that_appears_meanwhile_is_not_replaced_either(cli: Cli, tmp_path
     assert sorted(os.listdir(tmp_path)) == ["run", "x.safetensors"]
 
 
-def test_a_file_system_without_links_will_do(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links_will_do(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: object, old: Path, new: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -157,7 +174,11 @@ def test_wrong_targets_and_sources_say_what_to_do(cli: Cli, make_run: MakeRun, t
 def test_of_a_partial_checkpoint_only_what_is_there_can_be_named(cli: Cli, tmp_path: Path) -> None:
     checkpoint = whole(tmp_path, missing=("optimizer-00001.safetensors",))
     said = cli("export", checkpoint, tmp_path / "x")
-    assert (said.code, "optimizer-00001.safetensors" in said.err, "--name: model" in said.err) == (1, True, True)
+    assert (said.code, "optimizer-00001.safetensors" in said.err, "--name: model" in said.err) == (
+        1,
+        True,
+        True,
+    )
     assert "is partial" in cli("export", checkpoint, tmp_path / "x", "--name", "optimizer").err
     assert cli("export", checkpoint, tmp_path / "x", "--name", "model").code == 0
 
@@ -206,11 +227,15 @@ assert main(["export", {str(tmp_path / "c")!r}, {str(tmp_path / "x")!r}, "--form
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 assert int(peak.split()[1]) * 1024 < 140_000_000, peak
 """
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment(), timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=environment(), timeout=90
+    )
     assert done.returncode == 0, done.stderr
 
 
-def test_it_works_where_torch_and_numpy_are_not_installed_and_draws_a_bar_on_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
+def test_it_works_where_torch_and_numpy_are_not_installed_and_draws_a_bar_on_a_terminal(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     root = make_run("run", 1)
     source = f"""
 import sys
@@ -222,7 +247,13 @@ for out in ("x.safetensors", "x.pt"):
 """
     ours, theirs = pty.openpty()
     try:
-        done = subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=theirs, env=environment(), timeout=90)
+        done = subprocess.run(
+            [sys.executable, "-c", source],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env=environment(),
+            timeout=90,
+        )
         os.write(theirs, b"END")
         drawn = b""
         while not drawn.endswith(b"END"):
@@ -235,19 +266,27 @@ for out in ("x.safetensors", "x.pt"):
     assert torch.load(tmp_path / "x.pt")["model.w"].numpy().tobytes() == noise(20_000, "model w 1001")
 
 
-def test_chunks_of_any_size_are_put_together(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_any_size_are_put_together(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tensor by columns whose runs are cut by the chunks of the files."""
     monkeypatch.setattr(writer, "CHUNK", 4096)
     values = torch.arange(3000 * 6, dtype=torch.float32).reshape(3000, 6)
     files = forging.two_ranks()
     for rank in (0, 1):
         part = values[:, 3 * rank : 3 * rank + 3].contiguous().numpy().tobytes()
-        files[f"model-0000{rank}.safetensors"] = forging.tensor_file({f"w@0,{3 * rank}": ("F32", (3000, 3), part)})
+        files[f"model-0000{rank}.safetensors"] = forging.tensor_file(
+            {f"w@0,{3 * rank}": ("F32", (3000, 3), part)}
+        )
     pieces = ",".join(
-        f'{{"file": "model-0000{rank}.safetensors", "key": "w@0,{3 * rank}", "offset": [0, {3 * rank}], "shape": [3000, 3]}}'
+        f'{{"file": "model-0000{rank}.safetensors", "key": "w@0,{3 * rank}", "offset": [0, {3 * rank}], '
+        f'"shape": [3000, 3]}}'
         for rank in (0, 1)
     )
-    text = f'{{"format": 1, "tensors": {{"model": {{"w": {{"dtype": "F32", "shape": [3000, 6], "pieces": [{pieces}]}}}}}}}}'
+    text = (
+        f'{{"format": 1, "tensors": {{"model": {{"w": {{"dtype": "F32", "shape": [3000, 6], "pieces": '
+        f"[{pieces}]}}}}}}}}"
+    )
     files["manifest.json"] = text.encode()
     forging.commit(tmp_path / "c", files, world=2)
     assert cli("export", tmp_path / "c", tmp_path / "x.safetensors", "--name", "model").code == 0

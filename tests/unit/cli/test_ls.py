@@ -14,9 +14,26 @@ from lastcall.types import Kind
 from unit.cli.harness import Cli, MakeRun
 
 FIELDS = {
-    "name", "path", "status", "valid", "problem", "step", "kind", "reason", "exact", "because", "complete", "size", "written",
-    "seconds", "created", "sequence", "incarnation", "world", "metrics",
-}  # fmt: skip
+    "name",
+    "path",
+    "status",
+    "valid",
+    "problem",
+    "step",
+    "kind",
+    "reason",
+    "exact",
+    "because",
+    "complete",
+    "size",
+    "written",
+    "seconds",
+    "created",
+    "sequence",
+    "incarnation",
+    "world",
+    "metrics",
+}
 
 
 def row(out: str, name: str) -> list[str]:
@@ -28,18 +45,35 @@ def test_the_newest_comes_first_with_what_the_record_says(cli: Cli, make_run: Ma
     said = cli("ls", root)
     assert said.code == 0
     head, *rows = said.lines
-    assert head.split() == ["CHECKPOINT", "STEP", "KIND", "REASON", "SIZE", "TOOK", "EXACT", "VALID", "CREATED", "AGE"]
+    assert head.split() == [
+        "CHECKPOINT",
+        "STEP",
+        "KIND",
+        "REASON",
+        "SIZE",
+        "TOOK",
+        "EXACT",
+        "VALID",
+        "CREATED",
+        "AGE",
+    ]
     assert [line.split()[0] for line in rows] == ["checkpoint-200", "checkpoint-347", "checkpoint-100"]
     assert rows[1].split()[:4] == ["checkpoint-347", "347", "jit", "SIGTERM"]
     assert "yes    yes" in rows[1]
     assert "95." in rows[1] and "kB" in rows[1]
 
 
-def test_a_folder_with_a_record_is_known_by_any_name_and_prune_leaves_it_alone(cli: Cli, make_run: MakeRun) -> None:
+def test_a_folder_with_a_record_is_known_by_any_name_and_prune_leaves_it_alone(
+    cli: Cli, make_run: MakeRun
+) -> None:
     root = make_run("run", 100, 200, 300)
     (root / "checkpoint-100").rename(root / "step_100")
     shutil.rmtree(root / ".lastcall", ignore_errors=True)
-    assert [line.split()[0] for line in cli("ls", root).lines[1:]] == ["checkpoint-300", "checkpoint-200", "step_100"]
+    assert [line.split()[0] for line in cli("ls", root).lines[1:]] == [
+        "checkpoint-300",
+        "checkpoint-200",
+        "step_100",
+    ]
     assert cli("verify", root).code == 0
     cli("prune", root, "--keep", "1", "--yes")
     assert (root / "step_100").is_dir()
@@ -55,7 +89,13 @@ def test_the_json_has_every_field_and_sizes_in_bytes(cli: Cli, make_run: MakeRun
     assert set(found) == FIELDS
     record = records.read(root / "checkpoint-7")
     assert found["size"] == record.size == sum(file.size for file in record.files)
-    assert (found["step"], found["kind"], found["reason"], found["exact"], found["valid"]) == (7, "jit", "SIGTERM", True, True)
+    assert (found["step"], found["kind"], found["reason"], found["exact"], found["valid"]) == (
+        7,
+        "jit",
+        "SIGTERM",
+        True,
+        True,
+    )
     assert (found["status"], found["problem"], found["path"]) == ("valid", None, str(root / "checkpoint-7"))
     assert (found["created"], found["metrics"]) == (record.created, {"loss": 0.07})
 
@@ -69,7 +109,9 @@ def test_the_run_says_who_it_is(cli: Cli, make_run: MakeRun) -> None:
     assert cli("ls", root, "--json").json["runs"][0]["run"] is None
 
 
-def test_a_checkpoint_that_has_lost_a_file_or_some_bytes_is_damaged_and_said_how(cli: Cli, make_run: MakeRun) -> None:
+def test_a_checkpoint_that_has_lost_a_file_or_some_bytes_is_damaged_and_said_how(
+    cli: Cli, make_run: MakeRun
+) -> None:
     root = make_run("run", 1, 2, 3)
     (root / "checkpoint-1" / "model.safetensors").unlink()
     os.truncate(root / "checkpoint-2" / "optimizer.safetensors", 10)
@@ -84,7 +126,9 @@ def test_a_checkpoint_that_has_lost_a_file_or_some_bytes_is_damaged_and_said_how
     assert "checkpoint-3: state.json is not a plain file" in said.lines
 
 
-def test_a_record_that_was_changed_is_damage_and_a_flipped_byte_in_a_file_is_for_verify(cli: Cli, make_run: MakeRun) -> None:
+def test_a_record_that_was_changed_is_damage_and_a_flipped_byte_in_a_file_is_for_verify(
+    cli: Cli, make_run: MakeRun
+) -> None:
     root = make_run("run", 1, 2)
     flip(root / "checkpoint-1" / records.NAME, 30)
     flip(root / "checkpoint-2" / "model.safetensors", -1)
@@ -133,7 +177,14 @@ def test_a_partial_checkpoint_says_so(cli: Cli, tmp_path: Path) -> None:
     (entry.path / "optimizer.safetensors").unlink()
     missing = [file for file in entry.record.files if file.name != "optimizer.safetensors"]
     changed = records.Record(
-        1, 5, Kind.RESCUE, "SIGTERM", False, tuple(missing), "the time did not suffice", ("optimizer.safetensors",)
+        1,
+        5,
+        Kind.RESCUE,
+        "SIGTERM",
+        False,
+        tuple(missing),
+        "the time did not suffice",
+        ("optimizer.safetensors",),
     )
     (entry.path / records.NAME).write_bytes(changed.to_json())
     said = cli("ls", tmp_path / "run")
@@ -153,8 +204,12 @@ def test_a_directory_of_runs_is_listed_run_by_run(cli: Cli, make_run: MakeRun, t
     heads = [line for line in said.lines if line.endswith(":")]
     assert heads == [f"{tmp_path}/runs/{name}:" for name in ("a", "b", "deep/c")]
     assert said.lines[-1] == "no checkpoints yet"
-    directories = [run["directory"] for run in cli("ls", tmp_path / "runs" / "b", tmp_path / "runs", "--json").json["runs"]]
-    assert directories == [f"{tmp_path}/runs/{name}" for name in ("b", "a", "deep/c")]  # each once, in the order asked for
+    directories = [
+        run["directory"]
+        for run in cli("ls", tmp_path / "runs" / "b", tmp_path / "runs", "--json").json["runs"]
+    ]
+    # each once, in the order asked for
+    assert directories == [f"{tmp_path}/runs/{name}" for name in ("b", "a", "deep/c")]
 
 
 def test_a_checkpoint_is_not_a_run(cli: Cli, make_run: MakeRun) -> None:
@@ -164,13 +219,17 @@ def test_a_checkpoint_is_not_a_run(cli: Cli, make_run: MakeRun) -> None:
     assert f"Show it with: lastcall show {root / 'checkpoint-1'}" in said.err
 
 
-def test_a_run_of_others_without_a_private_folder_is_listed_and_nothing_is_made_in_it(cli: Cli, tmp_path: Path) -> None:
+def test_a_run_of_others_without_a_private_folder_is_listed_and_nothing_is_made_in_it(
+    cli: Cli, tmp_path: Path
+) -> None:
     (tmp_path / "hf" / "checkpoint-500").mkdir(parents=True)
     assert "foreign" in cli("ls", tmp_path / "hf").out
     assert os.listdir(tmp_path / "hf") == ["checkpoint-500"]
 
 
-def test_what_is_pruned_while_it_is_looked_at_was_never_there(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_pruned_while_it_is_looked_at_was_never_there(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make_run("run", 1, 2)
     real = records.read
 

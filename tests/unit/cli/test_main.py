@@ -17,7 +17,20 @@ from lastcall import errors, settings
 from lastcall.cli import ls, main
 from unit.cli.harness import Cli, MakeRun
 
-NAMES = ["run", "ls", "show", "verify", "export", "prune", "watch", "pause", "resume", "doctor", "kube", "drill"]
+NAMES = [
+    "run",
+    "ls",
+    "show",
+    "verify",
+    "export",
+    "prune",
+    "watch",
+    "pause",
+    "resume",
+    "doctor",
+    "kube",
+    "drill",
+]
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -36,7 +49,9 @@ def test_the_commands_are_these_and_help_names_each(cli: Cli) -> None:
     assert list(main.COMMANDS) == NAMES
     said = cli("--help")
     assert said.code == 0
-    assert [line.split()[0] for line in said.lines if line.startswith("    ") and not line.startswith("     ")] == NAMES
+    assert [
+        line.split()[0] for line in said.lines if line.startswith("    ") and not line.startswith("     ")
+    ] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,7 +60,8 @@ def test_each_command_has_a_module_that_registers_it_and_explains_itself(name: s
     said = cli(name, "--help")
     assert said.code == 0
     assert said.out.startswith(f"usage: lastcall {name}")
-    assert name in ("run", "kube") or "--json" in said.out  # what `run` writes is the command's own; those of `kube` take it
+    # what `run` writes is the command's own; those of `kube` take it
+    assert name in ("run", "kube") or "--json" in said.out
 
 
 def test_the_version_is_that_of_the_package(cli: Cli) -> None:
@@ -101,9 +117,11 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     loaded = [name for name in sys.modules if name.startswith("lastcall.c") and name not in ("lastcall.cli", "lastcall.cli.main")]
     assert loaded == [], loaded
     assert not {"torch", "numpy", "ctypes", "threading", "logging"} & set(sys.modules)
-    """
+    """  # noqa: E501
     source = "\n".join(line.strip() for line in source.splitlines())
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment(), timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=environment(), timeout=90
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -120,7 +138,9 @@ def test_the_reading_commands_work_where_torch_and_numpy_are_not_installed(make_
             assert main([name, {str(root)!r}, *more, *extra]) == 0, words
     """
     source = "\n".join(line.removeprefix("    ") for line in source.splitlines())
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment(), timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=environment(), timeout=90
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -150,7 +170,9 @@ def test_a_terminal_that_knows_only_ascii_gets_the_rest_escaped(make_run: MakeRu
 def test_ctrl_c_ends_a_watch_with_130_and_without_a_traceback(make_run: MakeRun) -> None:
     root = make_run("run", 1)
     argv = [sys.executable, "-u", "-m", "lastcall", "watch", str(root), "--forever", "--json"]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
     assert process.stdout is not None
     assert process.stdout.readline().startswith('{"schema": 1')
     os.kill(process.pid, signal.SIGINT)
@@ -166,11 +188,16 @@ def test_it_runs_as_a_module_in_a_directory_of_runs(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("run", "doctor", "kube", "drill")])
-def test_a_directory_that_is_not_there_or_holds_no_run_is_said_clearly(name: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_or_holds_no_run_is_said_clearly(
+    name: str, cli: Cli, tmp_path: Path
+) -> None:
     more = {"prune": ["--keep", "2"], "export": [str(tmp_path / "out")]}.get(name, [])
     said = cli(name, tmp_path / "none", *more)
     assert (said.code, said.out) == (1, "")
-    assert said.err == f"lastcall: {tmp_path / 'none'} does not exist. Give the directory that was passed to protect().\n"
+    assert (
+        said.err
+        == f"lastcall: {tmp_path / 'none'} does not exist. Give the directory that was passed to protect().\n"
+    )
     (tmp_path / "file").touch()
     assert "is a file" in cli(name, tmp_path / "file", *more).err
     (tmp_path / "empty" / "below").mkdir(parents=True)

@@ -78,7 +78,12 @@ def test_to_pause_or_resume_twice_is_fine_and_the_first_request_stays(cli: Cli, 
     assert (said.code, said.json["new"], said.json["paused"]) == (0, False, True)
     assert "is paused already" in cli("pause", root, "--wait").out
     assert (root / ".lastcall" / watch.PAUSE).read_bytes() == first
-    assert cli("resume", root, "--json").json == {"schema": 1, "directory": str(root), "paused": False, "was_paused": True}
+    assert cli("resume", root, "--json").json == {
+        "schema": 1,
+        "directory": str(root),
+        "paused": False,
+        "was_paused": True,
+    }
     assert cli("resume", root, "--json").json["was_paused"] is False
     assert cli("resume", root).out == f"{root} was not paused\n"
 
@@ -89,7 +94,8 @@ def test_a_directory_that_no_run_has_used_cannot_be_paused(cli: Cli, tmp_path: P
         said = cli(command, tmp_path / "hf")
         assert (said.code, said.err) == (
             1,
-            f"lastcall: {tmp_path / 'hf'} is not the directory of a lastcall run: it has no .lastcall folder.\n",
+            f"lastcall: {tmp_path / 'hf'} is not the directory of a lastcall run: it has no .lastcall "
+            "folder.\n",
         )
     assert os.listdir(tmp_path / "hf") == ["checkpoint-500"]
 
@@ -115,11 +121,13 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("then", "code", "words", "checkpoint"),
     [
-        ('log.emit("committed", save="jit", step=9, path="checkpoint-9"); log.emit("stop", outcome="saved", step=9)',
+        ('log.emit("committed", save="jit", step=9, path="checkpoint-9"); log.emit("stop", outcome="saved", '
+         'step=9)',
          0, "has saved checkpoint-9 and exited", "checkpoint-9"),
         ('log.emit("stop", outcome="saved", step=1)', 0, "has saved checkpoint-1 and exited", "checkpoint-1"),
-        ('log.emit("stop", outcome="finished", step=1)', 0, "finished before it could be paused", "checkpoint-1"),
-        ('log.emit("not-saved", save="jit", because="the disk is full"); log.emit("stop", outcome="not saved", step=9)',
+        ('log.emit("stop", outcome="finished", step=1)', 0, "finished before it could be paused", "checkpoint-1"),  # noqa: E501
+        ('log.emit("not-saved", save="jit", because="the disk is full"); log.emit("stop", outcome="not '
+         'saved", step=9)',
          1, "exited WITHOUT saving: not saved (the disk is full)", None),
         ("import os; os.kill(os.getpid(), 9)", 1, "exited WITHOUT saving: killed", None),
     ],
@@ -137,7 +145,12 @@ def test_waiting_says_how_the_run_has_left(
     with Script(tmp_path / "again", ACTOR.format(root=str(root), then=then)) as script:
         script.expect("began")
         said = cli("pause", root, "--wait", "--json")
-    assert (said.code, said.json["was_running"], said.json["left"], said.json["checkpoint"]) == (code, True, True, checkpoint or None)
+    assert (said.code, said.json["was_running"], said.json["left"], said.json["checkpoint"]) == (
+        code,
+        True,
+        True,
+        checkpoint or None,
+    )
 
 
 def test_waiting_can_be_limited_and_the_pause_stays(cli: Cli, root: Path, tmp_path: Path) -> None:
@@ -145,7 +158,9 @@ def test_waiting_can_be_limited_and_the_pause_stays(cli: Cli, root: Path, tmp_pa
         script.expect("began")
         said = cli("pause", root, "--wait", "--timeout", "0.2")
         assert (said.code, "is still active. The pause stays" in said.out) == (1, True)
-        assert cli("pause", root).out.startswith(f"The run in {root} has already been asked to save and stop.")
+        assert cli("pause", root).out.startswith(
+            f"The run in {root} has already been asked to save and stop."
+        )
         assert cli("pause", root, "--json").json["left"] is False
     assert (root / ".lastcall" / watch.PAUSE).exists()
 
@@ -171,7 +186,9 @@ def test_a_real_run_saves_leaves_waits_and_goes_on(cli: Cli, nursery: Nursery, t
     first = nursery.start(tmp_path, script, directory, 100_000)
     first.expect("twenty")
     said = cli("pause", directory, "--wait", "--json")
-    assert (said.code, said.json["outcome"], said.json["was_running"]) == (0, "saved", True), said.out + first.log()
+    assert (said.code, said.json["outcome"], said.json["was_running"]) == (0, "saved", True), (
+        said.out + first.log()
+    )
     assert first.wait() == 75
     saved = testing.assert_resumable(directory, exact=True)
     assert saved.path.name == said.json["checkpoint"]
@@ -184,4 +201,7 @@ def test_a_real_run_saves_leaves_waits_and_goes_on(cli: Cli, nursery: Nursery, t
     cli("resume", directory)
     assert second.expect("began at") == f"began at {saved.record.step}"
     assert second.wait() == 0
-    until(lambda: cli("watch", directory, "--once", "--json").json["outcome"] == "finished", "the end of the run in the events")
+    until(
+        lambda: cli("watch", directory, "--once", "--json").json["outcome"] == "finished",
+        "the end of the run in the events",
+    )

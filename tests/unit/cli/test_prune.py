@@ -41,8 +41,11 @@ def test_it_shows_first_and_removes_nothing(cli: Cli, make_run: MakeRun) -> None
     assert said.code == 0
     table = [line.split(maxsplit=4) for line in said.lines[1:-1]]
     assert [(line[0], line[1]) for line in table] == [
-        ("keep", "checkpoint-4"), ("keep", "checkpoint-3"), ("remove", "checkpoint-2"), ("remove", "checkpoint-1"),
-    ]  # fmt: skip
+        ("keep", "checkpoint-4"),
+        ("keep", "checkpoint-3"),
+        ("remove", "checkpoint-2"),
+        ("remove", "checkpoint-1"),
+    ]
     assert said.lines[-1].startswith("Would remove 2 checkpoints, freeing ")
     assert said.lines[-1].endswith("Nothing was removed; to remove it, add --apply")
     assert names(root) == steps(1, 2, 3, 4)
@@ -56,12 +59,15 @@ def test_with_apply_it_removes_and_what_it_says_comes_back_does(cli: Cli, make_r
     said = cli("prune", root, "--keep", 2, "--apply", "--json").json
     assert said["applied"] is True and said["failed"] == []
     assert names(root) == steps(3, 4)
-    # The frozen file is shared with those that stay: it does not count. The lock holds a number now: a block at most.
+    # The frozen file is shared with those that stay: it does not count. The lock holds a number now: a block
+    # at most.
     assert abs(before - disk(root) - said["frees"]) <= 4096
     assert said["frees"] == promised["frees"] > 0
     assert said["frees"] < sum(item["size"] for item in said["remove"]) + 8 * 4096
     for name in steps(3, 4):
-        testing_entry = next(entry for entry in Catalog(root, storage.Files()).entries() if entry.path.name == name)
+        testing_entry = next(
+            entry for entry in Catalog(root, storage.Files()).entries() if entry.path.name == name
+        )
         engine = writer.Engine(1)
         restore.verify(testing_entry, engine)
         engine.close()
@@ -95,7 +101,10 @@ def test_the_best_stays(cli: Cli, make_run: MakeRun) -> None:
 def test_a_misspelt_metric_costs_nothing(cli: Cli, make_run: MakeRun) -> None:
     root = make_run("run", 1, 2, 3)
     said = cli("prune", root, "--keep", 1, "--monitor", "los", "--apply")
-    assert (said.code, said.err) == (1, "lastcall: --monitor los: no checkpoint has this metric; they have loss.\n")
+    assert (said.code, said.err) == (
+        1,
+        "lastcall: --monitor los: no checkpoint has this metric; they have loss.\n",
+    )
     assert names(root) == steps(1, 2, 3)
 
 
@@ -106,7 +115,9 @@ def test_a_run_at_work_keeps_its_checkpoints(cli: Cli, make_run: MakeRun, tmp_pa
         assert cli("prune", root, "--keep", 2).code == 0  # a look is always allowed
         said = cli("prune", root, "--keep", 2, "--apply")
     assert said.code == 1
-    assert said.err.startswith(f"lastcall: A run is active in {root}, and its checkpoints must not be removed meanwhile.")
+    assert said.err.startswith(
+        f"lastcall: A run is active in {root}, and its checkpoints must not be removed meanwhile."
+    )
     assert f"lastcall pause {root} --wait" in said.err
     assert names(root) == steps(1, 2, 3)
     assert cli("prune", root, "--keep", 2, "--apply").code == 0  # it has gone
@@ -149,18 +160,28 @@ def test_it_wants_to_be_told_what_may_go(cli: Cli, make_run: MakeRun) -> None:
     assert "'many' is not a whole number of at least 1" in said.err
 
 
-def test_what_cannot_be_removed_is_said_and_the_rest_goes(cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_said_and_the_rest_goes(
+    cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make_run("run", 1, 2, 3, 4)
-    monkeypatch.setattr(prune.storage, "Files", lambda: testing.FaultyFiles(testing.Fault("rename", 1, errno.EACCES)))
+    monkeypatch.setattr(
+        prune.storage, "Files", lambda: testing.FaultyFiles(testing.Fault("rename", 1, errno.EACCES))
+    )
     said = cli("prune", root, "--keep", 2, "--apply")
     assert said.code == 1
     assert "checkpoint-2 could not be removed: Permission denied" in said.lines
     assert names(root) == steps(2, 3, 4)
 
 
-def test_a_kill_in_the_middle_leaves_no_half_checkpoint(cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_in_the_middle_leaves_no_half_checkpoint(
+    cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make_run("run", 1, 2, 3)
-    monkeypatch.setattr(prune.storage, "Files", lambda: testing.FaultyFiles(testing.Fault("unlink", 2, errno.EIO, lasting=True)))
+    monkeypatch.setattr(
+        prune.storage,
+        "Files",
+        lambda: testing.FaultyFiles(testing.Fault("unlink", 2, errno.EIO, lasting=True)),
+    )
     assert cli("prune", root, "--keep", 2, "--apply").code == 1
     monkeypatch.undo()
     assert names(root) == steps(2, 3)

@@ -13,7 +13,11 @@ from unit.cli.harness import Cli, MakeRun
 
 
 def pairs(out: str) -> dict[str, str]:
-    return {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  ") and len(line.split()) > 1}
+    return {
+        line.split()[0]: line.split(maxsplit=1)[1]
+        for line in out.splitlines()
+        if line.startswith("  ") and len(line.split()) > 1
+    }
 
 
 def test_the_newest_is_shown_with_all_that_its_record_says(cli: Cli, make_run: MakeRun) -> None:
@@ -49,7 +53,12 @@ def test_every_field_of_the_record_is_in_the_json(cli: Cli, make_run: MakeRun) -
         "save",
     ):
         assert said[name] == getattr(record, name), name
-    assert (said["kind"], said["algorithm"], said["missing"], said["metrics"]) == ("periodic", record.algorithm, [], {"loss": 0.01})
+    assert (said["kind"], said["algorithm"], said["missing"], said["metrics"]) == (
+        "periodic",
+        record.algorithm,
+        [],
+        {"loss": 0.01},
+    )
     files = {file.name: file for file in record.files}
     assert {file["name"]: (file["size"], file["digest"], file["chunks"]) for file in said["files"]} == {
         name: (file.size, file.digest, len(file.chunks)) for name, file in files.items()
@@ -60,10 +69,17 @@ def test_tensors_are_counted_by_type_from_the_headers(cli: Cli, make_run: MakeRu
     root = make_run("run", 1)
     said = cli("show", root, "--json").json
     count, nbytes = sum(map(len, SIZES.values())), sum(sum(names.values()) for names in SIZES.values())
-    assert said["tensors"] == {"count": count, "bytes": nbytes, "dtypes": {"U8": {"count": count, "bytes": nbytes}}}
+    assert said["tensors"] == {
+        "count": count,
+        "bytes": nbytes,
+        "dtypes": {"U8": {"count": count, "bytes": nbytes}},
+    }
     assert {file["name"]: file["tensors"] for file in said["files"]} == {
-        "state.json": None, "model.safetensors": 3, "base.safetensors": 1, "optimizer.safetensors": 2,
-    }  # fmt: skip
+        "state.json": None,
+        "model.safetensors": 3,
+        "base.safetensors": 1,
+        "optimizer.safetensors": 2,
+    }
 
 
 def test_a_checkpoint_is_chosen_by_its_path_also_from_inside_the_run(
@@ -77,7 +93,12 @@ def test_a_checkpoint_is_chosen_by_its_path_also_from_inside_the_run(
     assert pairs(cli("show", "checkpoint-1").out)["resumes"].endswith("from checkpoint-2, at step 2")
     monkeypatch.chdir(root / "checkpoint-1")
     assert pairs(cli("show", ".").out)["step"] == "1"
-    assert cli("show", ".", "--json").json["resume"] == {"name": "checkpoint-2", "step": 2, "exact": True, "this": False}
+    assert cli("show", ".", "--json").json["resume"] == {
+        "name": "checkpoint-2",
+        "step": 2,
+        "exact": True,
+        "this": False,
+    }
 
 
 def test_a_damaged_one_is_shown_as_far_as_it_can_be_read(cli: Cli, make_run: MakeRun) -> None:

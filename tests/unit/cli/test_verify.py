@@ -35,7 +35,10 @@ def test_checkpoints_that_hold_are_ok(cli: Cli, make_run: MakeRun) -> None:
     root = make_run("run", 1, 2)
     said = cli("verify", root)
     assert (said.code, said.err) == (0, "")
-    assert [line.split(" (")[0] for line in said.lines] == [f"{root}/checkpoint-2: ok", f"{root}/checkpoint-1: ok"]
+    assert [line.split(" (")[0] for line in said.lines] == [
+        f"{root}/checkpoint-2: ok",
+        f"{root}/checkpoint-1: ok",
+    ]
 
 
 def test_a_flipped_byte_is_found_and_every_damaged_file_is_named(cli: Cli, make_run: MakeRun) -> None:
@@ -59,7 +62,12 @@ def test_the_json_says_what_came_of_each(cli: Cli, make_run: MakeRun) -> None:
     assert (said.code, said.json["ok"]) == (1, False)
     one, other = said.json["checkpoints"]
     assert set(one) == {"name", "path", "step", "result", "problems", "size", "seconds"}
-    assert (one["name"], one["step"], one["result"], len(one["problems"])) == ("checkpoint-2", 2, "damaged", 1)
+    assert (one["name"], one["step"], one["result"], len(one["problems"])) == (
+        "checkpoint-2",
+        2,
+        "damaged",
+        1,
+    )
     assert (other["result"], other["problems"]) == ("ok", [])
 
 
@@ -68,7 +76,12 @@ def test_only_the_newest_on_request(cli: Cli, make_run: MakeRun) -> None:
     flip(root / "checkpoint-1" / "model.safetensors", -1)
     assert cli("verify", root, "--newest").code == 0
     assert cli("verify", root / "checkpoint-1").code == 1
-    assert cli("verify", root / "checkpoint-2", root / "checkpoint-2", root, "--newest", "--json").json["checkpoints"][1:] == []
+    assert (
+        cli("verify", root / "checkpoint-2", root / "checkpoint-2", root, "--newest", "--json").json[
+            "checkpoints"
+        ][1:]
+        == []
+    )
 
 
 def test_a_lost_file_a_changed_record_and_a_link_are_damage(cli: Cli, make_run: MakeRun) -> None:
@@ -105,7 +118,9 @@ def test_one_that_was_set_aside_is_checked_when_it_is_named(cli: Cli, make_run: 
     assert "model.safetensors: the bytes" in cli("verify", root / "checkpoint-1.damaged-0").out
 
 
-def test_a_run_at_work_is_not_disturbed_and_nothing_is_set_aside(cli: Cli, make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_run_at_work_is_not_disturbed_and_nothing_is_set_aside(
+    cli: Cli, make_run: MakeRun, tmp_path: Path
+) -> None:
     root = make_run("run", 1, 2)
     flip(root / "checkpoint-2" / "model.safetensors", -1)
     with Script(tmp_path, HOLD.format(root=str(root))) as script:
@@ -133,7 +148,9 @@ def test_one_that_the_run_prunes_meanwhile_is_gone_rather_than_damaged(
     assert found is not None and found.record is not None
 
 
-def test_a_digest_that_cannot_be_computed_here_is_not_called_ok(cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_that_cannot_be_computed_here_is_not_called_ok(
+    cli: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make_run("run", 1)
     monkeypatch.setattr(restore.digest, "_KNOWN", {})
     said = cli("verify", root)
@@ -142,7 +159,9 @@ def test_a_digest_that_cannot_be_computed_here_is_not_called_ok(cli: Cli, make_r
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_a_bar_is_drawn_on_a_terminal_only_and_never_with_json(make_run: MakeRun, more: tuple[str, ...]) -> None:
+def test_a_bar_is_drawn_on_a_terminal_only_and_never_with_json(
+    make_run: MakeRun, more: tuple[str, ...]
+) -> None:
     root = make_run("run", 1, kind=Kind.JIT)
     ours, theirs = pty.openpty()
     try:

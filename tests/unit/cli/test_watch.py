@@ -20,14 +20,35 @@ from processes import Script, eventually
 from unit.cli.harness import HOLD, Cli
 
 FIELDS = {
-    "schema", "at", "directory", "state", "outcome", "pid", "run", "incarnation", "resumed", "step", "total", "epoch",
-    "total_epochs", "metrics", "eval_metrics", "steps_per_second", "eta_seconds", "progress_at", "saving", "last_save", "notice",
-    "not_saved", "paused",
-}  # fmt: skip
+    "schema",
+    "at",
+    "directory",
+    "state",
+    "outcome",
+    "pid",
+    "run",
+    "incarnation",
+    "resumed",
+    "step",
+    "total",
+    "epoch",
+    "total_epochs",
+    "metrics",
+    "eval_metrics",
+    "steps_per_second",
+    "eta_seconds",
+    "progress_at",
+    "saving",
+    "last_save",
+    "notice",
+    "not_saved",
+    "paused",
+}
 
 
 class Told:
-    """A run as far as readers see it: its events and its progress, written as a session writes them, a while ago."""
+    """A run as far as readers see it: its events and its progress, written as a session writes them, a while
+    ago."""
 
     def __init__(self, root: Path, ago: float = 1000.0) -> None:
         self.root = root
@@ -45,7 +66,15 @@ class Told:
         return self.event("start", incarnation=incarnation, resumed=resumed, seconds=0.1)
 
     def committed(self, step: int, save: str = "jit") -> Told:
-        made = {"save": save, "step": step, "exact": True, "because": "", "seconds": 0.5, "written": 100, "path": f"checkpoint-{step}"}
+        made = {
+            "save": save,
+            "step": step,
+            "exact": True,
+            "because": "",
+            "seconds": 0.5,
+            "written": 100,
+            "path": f"checkpoint-{step}",
+        }
         return self.event("committed", **made)
 
     def at(self, step: int, **metrics: object) -> Told:
@@ -67,7 +96,7 @@ def look(cli: Cli, told: Told) -> Any:
     return said.json
 
 
-# ---- how a run stands -----------------------------------------------------------------------------------------------------
+# ---- how a run stands --------------------------------------------------------------------------------------
 
 
 def test_a_directory_in_which_nothing_has_run_is_idle(cli: Cli, told: Told) -> None:
@@ -89,13 +118,20 @@ def test_a_run_that_left_no_word_was_killed(cli: Cli, told: Told) -> None:
     assert (said["state"], said["outcome"], said["step"], said["pid"]) == ("ended", "killed", 10, None)
 
 
-def test_a_process_that_holds_the_directory_is_running_until_it_is_killed(cli: Cli, told: Told, tmp_path: Path) -> None:
+def test_a_process_that_holds_the_directory_is_running_until_it_is_killed(
+    cli: Cli, told: Told, tmp_path: Path
+) -> None:
     with Script(tmp_path, HOLD.format(root=str(told.root))) as script:
         script.expect("held")
         assert look(cli, told)["state"] == "starting"
         told.start(3, "checkpoint-5").at(9, loss=0.25)
         said = look(cli, told)
-        assert (said["state"], said["pid"], said["incarnation"], said["resumed"]) == ("running", script.pid, 3, "checkpoint-5")
+        assert (said["state"], said["pid"], said["incarnation"], said["resumed"]) == (
+            "running",
+            script.pid,
+            3,
+            "checkpoint-5",
+        )
         assert (said["step"], said["total"], said["epoch"], said["metrics"]) == (9, 1000, 2.0, {"loss": 0.25})
         script.send(signal.SIGKILL)
         script.wait()
@@ -103,7 +139,9 @@ def test_a_process_that_holds_the_directory_is_running_until_it_is_killed(cli: C
         assert (said["state"], said["outcome"]) == ("ended", "killed")
 
 
-def test_a_paused_run_is_pausing_while_it_is_there_and_paused_once_it_has_left(cli: Cli, told: Told, tmp_path: Path) -> None:
+def test_a_paused_run_is_pausing_while_it_is_there_and_paused_once_it_has_left(
+    cli: Cli, told: Told, tmp_path: Path
+) -> None:
     pause = told.root / ".lastcall" / watch.PAUSE
     with Script(tmp_path, HOLD.format(root=str(told.root))) as script:
         script.expect("held")
@@ -140,17 +178,28 @@ def test_what_a_run_says_of_saves_and_notices_is_told(cli: Cli, told: Told) -> N
     said = look(cli, told)
     assert said["last_save"]["path"] == "checkpoint-5"
     assert said["not_saved"]["because"] == "the disk is full"
-    told.event("notice", source="signal", reason="SIGTERM", deadline_in=30.0).committed(7).event("stop", outcome="saved", step=7)
+    told.event("notice", source="signal", reason="SIGTERM", deadline_in=30.0).committed(7).event(
+        "stop", outcome="saved", step=7
+    )
     said = look(cli, told)
-    assert (said["notice"]["reason"], said["not_saved"], said["last_save"]["step"], said["saving"]) == ("SIGTERM", None, 7, None)
+    assert (said["notice"]["reason"], said["not_saved"], said["last_save"]["step"], said["saving"]) == (
+        "SIGTERM",
+        None,
+        7,
+        None,
+    )
     line = cli("watch", told.root, "--once").out
     assert "ended (saved, incarnation 1); step 7" in line
     assert "last save checkpoint-7 (jit, exact, took 0.50 s, " in line
     assert "notice SIGTERM (from signal, " in line
 
 
-def test_a_new_incarnation_forgets_the_notice_and_the_progress_of_the_one_before(cli: Cli, told: Told) -> None:
-    told.start().at(90, loss=0.1).event("notice", source="signal", reason="SIGTERM", deadline_in=None).committed(80)
+def test_a_new_incarnation_forgets_the_notice_and_the_progress_of_the_one_before(
+    cli: Cli, told: Told
+) -> None:
+    told.start().at(90, loss=0.1).event(
+        "notice", source="signal", reason="SIGTERM", deadline_in=None
+    ).committed(80)
     told.event("stop", outcome="saved", step=80).start(2, "checkpoint-80")
     said = look(cli, told)
     assert (said["notice"], said["metrics"], said["step"], said["incarnation"]) == (None, {}, 80, 2)
@@ -180,15 +229,20 @@ def test_epochs_and_what_an_evaluation_gave_are_shown(cli: Cli, told: Told) -> N
 def test_files_that_make_no_sense_are_no_error(cli: Cli, told: Told) -> None:
     told.start()
     private = told.root / ".lastcall"
-    (private / "progress.json").write_text('{"step": "x", "metrics": [1], "at": "now", "eta_seconds": {}, "total": true}')
+    (private / "progress.json").write_text(
+        '{"step": "x", "metrics": [1], "at": "now", "eta_seconds": {}, "total": true}'
+    )
     with (private / "events-0.jsonl").open("ab") as file:
-        file.write(b'[1]\nnot json\n{"kind": ["committed"]}\n{"kind": "committed", "path": 3, "at": "x"}\n{"kind": "notice"}\n')
+        file.write(
+            b'[1]\nnot json\n{"kind": ["committed"]}\n{"kind": "committed", "path": 3, "at": '
+            b'"x"}\n{"kind": "notice"}\n'
+        )
     (private / "lock").write_text("me")
     assert cli("watch", told.root, "--once").code == 0
     assert look(cli, told)["step"] is None
 
 
-# ---- the log is read on --------------------------------------------------------------------------------------------------------
+# ---- the log is read on ------------------------------------------------------------------------------------
 
 
 def kinds(log: watch.Log) -> list[object]:
@@ -223,7 +277,7 @@ def test_a_watch_that_comes_late_reads_what_was_rotated_away_too(tmp_path: Path)
     assert kinds(watch.Log(path)) == [event["n"] for event in events.read(path)]
 
 
-# ---- how it is shown -----------------------------------------------------------------------------------------------------------
+# ---- how it is shown ---------------------------------------------------------------------------------------
 
 
 def watching(root: Path, *more: str, **popen: Any) -> subprocess.Popen[str]:

@@ -70,7 +70,9 @@ def test_ranks_with_directories_of_their_own_save_and_go_on(tmp_path: Path, plac
     second = crew(tmp_path, place, "abb")
     (step,) = map(step_of, tmp_path.glob("a/checkpoint-*"))
     assert second.train(step + 2) == [step + 2] * 3
-    assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": step} for rank in range(3)]
+    assert [subject.resumed for subject in second.subjects] == [
+        {"rank": rank, "step": step} for rank in range(3)
+    ]
     mirrors.until(lambda: not listening())
 
 
@@ -79,7 +81,9 @@ def test_two_machines_may_have_one_directory_that_the_first_does_not_see(
 ) -> None:
     """They took it from each other when they told directories apart by machine."""
     real, numbers = Process.own(), itertools.count()
-    monkeypatch.setattr(joint_start.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1"))
+    monkeypatch.setattr(
+        joint_start.Process, "own", lambda: dataclasses.replace(real, host=f"machine {next(numbers)}/1")
+    )
     saved(stop_at(crew(tmp_path, place, "abb"), 4, rank=2).train(1000))
     assert len(list(tmp_path.glob("[ab]/checkpoint-*"))) == 1 == len(place.checkpoints())
     shutil.rmtree(tmp_path / "b")
@@ -97,8 +101,11 @@ def life(tmp_path: Path, place: Watched, until: int) -> int:
     return made.subjects[0].step
 
 
-def test_a_machine_that_comes_back_does_not_bring_the_run_back_to_what_it_had(tmp_path: Path, place: Watched) -> None:
-    """It had committed more often than it could copy, was lost, and the run went on from the mirror without it."""
+def test_a_machine_that_comes_back_does_not_bring_the_run_back_to_what_it_had(
+    tmp_path: Path, place: Watched
+) -> None:
+    """It had committed more often than it could copy, was lost, and the run went on from the mirror without
+    it."""
     stale = life(tmp_path, place, 4)
     place.hook = Failing("send", times=1_000_000, error=errors.StorageRefused)
     for _ in range(2):
@@ -112,10 +119,12 @@ def test_a_machine_that_comes_back_does_not_bring_the_run_back_to_what_it_had(tm
     assert (tmp_path / "a" / f"checkpoint-{stale}").is_dir()
     last = crew(tmp_path, place, "ab")
     assert last.train(newest + 2) == [newest + 2] * 2
-    assert [subject.resumed for subject in last.subjects] == [{"rank": rank, "step": newest} for rank in range(2)]
+    assert [subject.resumed for subject in last.subjects] == [
+        {"rank": rank, "step": newest} for rank in range(2)
+    ]
 
 
-# ---- a place that has stopped answering ------------------------------------------------------------------------------------------
+# ---- a place that has stopped answering --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -134,10 +143,14 @@ def test_nobody_waits_at_the_start_for_a_place_that_does_not_answer_once_a_rank_
     assert not starting.is_alive()
     held.let_go()
     saved(results)
-    assert not list(tmp_path.glob("[ab]/checkpoint-*")) and not any(context.catalog.held for context in made.contexts)
+    assert not list(tmp_path.glob("[ab]/checkpoint-*")) and not any(
+        context.catalog.held for context in made.contexts
+    )
 
 
-def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path: Path, place: Watched) -> None:
+def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(
+    tmp_path: Path, place: Watched
+) -> None:
     life(tmp_path, place, 4)
     shutil.rmtree(tmp_path / "b")
     held, made = Held("fetch", "manifest"), crew(tmp_path, place, "ab")
@@ -153,12 +166,14 @@ def test_nobody_waits_for_a_machine_that_cannot_fetch_once_it_was_told(tmp_path:
     saved(results)
 
 
-# ---- the start -------------------------------------------------------------------------------------------------------------------
+# ---- the start ---------------------------------------------------------------------------------------------
 
 
 def test_one_rank_without_a_mirror_is_refused_and_nobody_waits_for_it(tmp_path: Path, place: Watched) -> None:
     made = crew(tmp_path, place, "abc")
-    made.contexts[1] = dataclasses.replace(made.contexts[1], jit=dataclasses.replace(made.contexts[1].jit, mirror=None))
+    made.contexts[1] = dataclasses.replace(
+        made.contexts[1], jit=dataclasses.replace(made.contexts[1].jit, mirror=None)
+    )
     refused(made.train(3), "rank 1 does not share the directory of rank 0")
 
 
@@ -184,7 +199,9 @@ def test_nobody_waits_for_a_leader_that_fails_before_it_has_said_what_it_has(
     mirrors.until(lambda: not listening())
 
 
-def test_a_notice_while_a_leader_brings_the_checkpoint_stops_all_of_them(tmp_path: Path, place: Watched) -> None:
+def test_a_notice_while_a_leader_brings_the_checkpoint_stops_all_of_them(
+    tmp_path: Path, place: Watched
+) -> None:
     saved(stop_at(crew(tmp_path, place, "abb"), 4).train(1000))
     shutil.rmtree(tmp_path / "b")
     made = crew(tmp_path, place, "abb")
@@ -198,7 +215,9 @@ def test_a_notice_while_a_leader_brings_the_checkpoint_stops_all_of_them(tmp_pat
     mirrors.until(lambda: not listening())
 
 
-def test_a_checkpoint_that_cannot_be_brought_ends_all(tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_brought_ends_all(
+    tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved(stop_at(crew(tmp_path, place, "abb"), 4).train(1000))
     shutil.rmtree(tmp_path / "b")
     place.hook = Failing("fetch", times=100)
@@ -211,7 +230,9 @@ def test_a_checkpoint_that_cannot_be_brought_ends_all(tmp_path: Path, place: Wat
     assert [step_of(path) for path in tmp_path.glob("a/checkpoint-*")], "it is not damaged"
 
 
-def test_damage_that_is_found_on_the_way_makes_all_go_on_to_the_older_one(tmp_path: Path, place: Watched) -> None:
+def test_damage_that_is_found_on_the_way_makes_all_go_on_to_the_older_one(
+    tmp_path: Path, place: Watched
+) -> None:
     for step in (4, 400):
         saved(stop_at(crew(tmp_path, place, "ab"), step).train(100_000))
     older, newest = sorted((tmp_path / "a").glob("checkpoint-*"), key=step_of)
@@ -228,13 +249,19 @@ def test_ranks_that_cannot_check_each_others_digests_do_not_begin(
     tmp_path: Path, place: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = crew(tmp_path, place, "ab")
-    made.store.claim("start", b'{"run": "r", "incarnation": 1, "token": "t", "algorithm": "blake2b-128", "root": "/a", "mirror": true}')
+    made.store.claim(
+        "start",
+        b'{"run": "r", "incarnation": 1, "token": "t", "algorithm": "blake2b-128", '
+        b'"root": "/a", "mirror": true}',
+    )
     assert digest.ALGORITHM != "blake2b-128"
-    with pytest.raises(errors.RanksError, match="rank 0 writes digests of the kind blake2b-128.*pip install xxhash"):
+    with pytest.raises(
+        errors.RanksError, match="rank 0 writes digests of the kind blake2b-128.*pip install xxhash"
+    ):
         made.begin(1)
 
 
-# ---- who copies ------------------------------------------------------------------------------------------------------------------
+# ---- who copies --------------------------------------------------------------------------------------------
 
 
 def torn_at(made: Crew, step: int, rank: int) -> Crew:
@@ -257,7 +284,9 @@ def test_only_the_rank_that_has_the_checkpoint_copies_it(tmp_path: Path, place: 
     (there,) = (tmp_path / "ba"[torn]).glob("checkpoint-*")
     assert {path.name for path in (place.root / copied).iterdir()} == {path.name for path in there.iterdir()}
     assert [uploads(made.sessions[rank]) for rank in (0, 1)] == [torn == 1, torn == 0]
-    assert [made.sessions[rank].has(copied) for rank in (0, 1)] == [True, True] and not made.sessions[0].has("checkpoint-1")
+    assert [made.sessions[rank].has(copied) for rank in (0, 1)] == [True, True] and not made.sessions[0].has(
+        "checkpoint-1"
+    )
 
 
 def test_a_rank_that_copies_after_another_overwrites_nothing(tmp_path: Path, place: Watched) -> None:
@@ -285,7 +314,9 @@ def test_a_rank_that_copies_after_another_overwrites_nothing(tmp_path: Path, pla
     assert before and all(path.read_bytes() == data for path, data in before.items())
 
 
-def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(tmp_path: Path, place: Watched) -> None:
+def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(
+    tmp_path: Path, place: Watched
+) -> None:
     made = crew(tmp_path, place, "ab")
     kept: dict[int, bool] = {}
 
@@ -300,7 +331,7 @@ def test_a_checkpoint_on_another_machine_is_not_counted_on_when_that_is_lost(tmp
     assert kept == {0: True, 1: False}
 
 
-# ---- from one machine to another -------------------------------------------------------------------------------------------------
+# ---- from one machine to another ---------------------------------------------------------------------------
 
 
 def left_elsewhere(tmp_path: Path, place: Watched) -> Path:

@@ -1,5 +1,5 @@
-"""Attacks: a run directory, a mirror, a shared-memory file or a network peer that belongs to somebody else. Each of these succeeded
-before. The ids are those of the findings."""
+"""Attacks: a run directory, a mirror, a shared-memory file or a network peer that belongs to somebody else.
+Each of these succeeded before. The ids are those of the findings."""
 
 from __future__ import annotations
 
@@ -61,11 +61,13 @@ def train(directory: Path, steps: int = 2) -> int:
     return run.step
 
 
-# ---- D1: guard.json ----------------------------------------------------------------------------------------------------------------
+# ---- D1: guard.json ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["precious.txt", "lastcall-0-1-abc"])
-def test_d1_a_directory_from_somebody_else_deletes_no_file_of_mine(directory: Path, tmp_path: Path, name: str) -> None:
+def test_d1_a_directory_from_somebody_else_deletes_no_file_of_mine(
+    directory: Path, tmp_path: Path, name: str
+) -> None:
     precious = tmp_path / name
     precious.write_text("mine")
     (directory / ".lastcall" / guard.POINTER).write_text(json.dumps({"areas": [str(precious)]}))
@@ -86,7 +88,15 @@ def test_d1_the_guarded_state_of_another_run_of_mine_is_neither_taken_nor_remove
     directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     area = guard.Area.create(tmp_path / f"lastcall-{os.getuid()}-1-a", 4096, 1 << 16)
-    body = {"run": "another", "incarnation": 1, "step": 9, "document": {}, "groups": [], "metrics": {}, "at": 0.0}
+    body = {
+        "run": "another",
+        "incarnation": 1,
+        "step": 9,
+        "document": {},
+        "groups": [],
+        "metrics": {},
+        "at": 0.0,
+    }
     text = json.dumps(body).encode()
     area.write(lambda address: True, digest.of(text).encode() + text)
     (directory / ".lastcall" / "run.json").write_text(json.dumps({"run": "this one", "incarnations": 1}))
@@ -96,11 +106,13 @@ def test_d1_the_guarded_state_of_another_run_of_mine_is_neither_taken_nor_remove
     assert area.path.exists() and "it belongs to another run" in caplog.text
 
 
-# ---- D2: links where we write ------------------------------------------------------------------------------------------------------
+# ---- D2: links where we write ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["run.tmp", "run.json.tmp", "owner.tmp", "owner.json.tmp", "guard.tmp"])
-def test_d2_a_link_under_a_name_that_was_known_beforehand_is_not_written_through(directory: Path, tmp_path: Path, name: str) -> None:
+def test_d2_a_link_under_a_name_that_was_known_beforehand_is_not_written_through(
+    directory: Path, tmp_path: Path, name: str
+) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     (directory / ".lastcall" / name).symlink_to(precious)
@@ -110,7 +122,9 @@ def test_d2_a_link_under_a_name_that_was_known_beforehand_is_not_written_through
 
 @pytest.mark.parametrize("name", ["events-0.jsonl", "progress.json.tmp", "progress.json"])
 @pytest.mark.parametrize("make", [os.symlink, os.link])
-def test_d2_a_log_that_is_a_link_is_made_anew(directory: Path, tmp_path: Path, make: object, name: str) -> None:
+def test_d2_a_log_that_is_a_link_is_made_anew(
+    directory: Path, tmp_path: Path, make: object, name: str
+) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     make(precious, directory / ".lastcall" / name)  # type: ignore[operator]
@@ -150,7 +164,9 @@ def test_d2_a_pipe_in_the_place_of_a_log_hangs_nobody(directory: Path, name: str
     os.mkfifo(directory / ".lastcall" / name)
     assert list(events.read(directory / ".lastcall" / "events-0.jsonl")) == []
     train(directory)
-    assert [event for event in events.read(directory / ".lastcall" / "events-0.jsonl") if event["kind"] == "start"]
+    assert [
+        event for event in events.read(directory / ".lastcall" / "events-0.jsonl") if event["kind"] == "start"
+    ]
 
 
 def test_d2_a_log_without_lines_costs_a_reader_no_memory(directory: Path) -> None:
@@ -161,7 +177,9 @@ def test_d2_a_log_without_lines_costs_a_reader_no_memory(directory: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link])
-def test_d2_a_lock_that_is_a_link_is_refused_and_what_it_points_to_stays(directory: Path, tmp_path: Path, make: object) -> None:
+def test_d2_a_lock_that_is_a_link_is_refused_and_what_it_points_to_stays(
+    directory: Path, tmp_path: Path, make: object
+) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     make(precious, directory / ".lastcall" / "lock")  # type: ignore[operator]
@@ -170,7 +188,7 @@ def test_d2_a_lock_that_is_a_link_is_refused_and_what_it_points_to_stays(directo
     assert precious.read_text() == "mine"
 
 
-# ---- D3: secrets -------------------------------------------------------------------------------------------------------------------
+# ---- D3: secrets -------------------------------------------------------------------------------------------
 
 
 def test_d3_keys_are_for_this_user_alone_and_of_one_incarnation(directory: Path) -> None:
@@ -187,7 +205,9 @@ def test_d3_keys_are_for_this_user_alone_and_of_one_incarnation(directory: Path)
     assert keys.read(private, "token") is None
 
 
-def test_d3_nothing_that_opens_anything_is_in_the_store_where_the_ranks_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d3_nothing_that_opens_anything_is_in_the_store_where_the_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from unit.core.joint import test_joint_start
 
     server = StoreServer("127.0.0.1", secret="s3cret")
@@ -206,7 +226,7 @@ def test_d3_nothing_that_opens_anything_is_in_the_store_where_the_ranks_meet(tmp
         server.stop()
 
 
-# ---- D4: strangers -----------------------------------------------------------------------------------------------------------------
+# ---- D4: strangers -----------------------------------------------------------------------------------------
 
 
 def test_d4_idle_connections_to_the_store_leave_room_for_ranks(caplog: pytest.LogCaptureFixture) -> None:
@@ -270,10 +290,12 @@ def test_d4_slow_clients_do_not_silence_the_progress_page() -> None:
         page.close()
 
 
-# ---- D5: mailboxes -----------------------------------------------------------------------------------------------------------------
+# ---- D5: mailboxes -----------------------------------------------------------------------------------------
 
 
-def test_d5_a_mailbox_that_others_can_write_to_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_d5_a_mailbox_that_others_can_write_to_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     box = mailbox.Mailbox.create(tmp_path, "run", 1, 0)
     assert box is not None and box.write(1, "B", (b"x",))
     assert mailbox.read(tmp_path, "run", 1, 0)
@@ -311,7 +333,7 @@ def test_d5_what_marshal_writes_is_read_as_it_was() -> None:
     assert marshalled.loads(marshal.dumps(value, marshalled.VERSION)) == value
 
 
-# ---- D6, D7: files that are larger than they should be -----------------------------------------------------------------------------
+# ---- D6, D7: files that are larger than they should be -----------------------------------------------------
 
 
 def test_d6_a_document_of_gigabytes_is_refused_before_a_byte_is_read(tmp_path: Path) -> None:
@@ -342,7 +364,7 @@ def test_d7_a_hostile_mirror_neither_hangs_a_start_nor_fills_the_disk(tmp_path: 
         folder.read("plain", 0)
 
 
-# ---- D8: forged small files --------------------------------------------------------------------------------------------------------
+# ---- D8: forged small files --------------------------------------------------------------------------------
 
 
 def forged(**changes: object) -> bytes:
@@ -377,7 +399,9 @@ def test_d8_forged_and_deep_and_long_files_do_not_keep_a_run_from_starting(direc
     (private / "owner.json").write_text("[" * 100_000)
     os.mkfifo(private / "leaving-0.json")
     (private / guard.POINTER).write_text("[" * 100_000)
-    for number, data in enumerate((forged(world=0), b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}", forged(step=10**30))):
+    for number, data in enumerate(
+        (forged(world=0), b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}", forged(step=10**30))
+    ):
         folder = directory / f"checkpoint-{number + 1}"
         folder.mkdir()
         (folder / records.NAME).write_bytes(data)
@@ -385,8 +409,12 @@ def test_d8_forged_and_deep_and_long_files_do_not_keep_a_run_from_starting(direc
 
 
 @pytest.mark.parametrize("incarnations", [-1, 10**400, "x", None, 1e300])
-def test_d8_a_forged_run_json_does_not_keep_a_run_from_starting(directory: Path, incarnations: object) -> None:
-    text = json.dumps({"run": "x", "incarnations": 0}).replace("0", str(incarnations) if incarnations is not None else "null")
+def test_d8_a_forged_run_json_does_not_keep_a_run_from_starting(
+    directory: Path, incarnations: object
+) -> None:
+    text = json.dumps({"run": "x", "incarnations": 0}).replace(
+        "0", str(incarnations) if incarnations is not None else "null"
+    )
     (directory / ".lastcall" / "run.json").write_text(text)
     assert train(directory) == 2
 
@@ -397,7 +425,12 @@ BODIES: list[object] = [
     {"step": "x", "document": {}, "groups": [], "metrics": {}},
     {"step": -1, "document": {}, "groups": [], "metrics": {}},
     {"step": 10**400, "document": [], "groups": [], "metrics": {}},
-    {"step": 1, "document": {}, "groups": [{"name": "../../x", "entries": [], "frozen": False, "rank": 0}], "metrics": {}},
+    {
+        "step": 1,
+        "document": {},
+        "groups": [{"name": "../../x", "entries": [], "frozen": False, "rank": 0}],
+        "metrics": {},
+    },
     {
         "step": 1,
         "document": {},
@@ -410,7 +443,12 @@ BODIES: list[object] = [
         "groups": [{"name": "m", "entries": [["w", "F32", [-4], 0, -16]], "frozen": False, "rank": 0}],
         "metrics": {},
     },
-    {"step": 1, "document": {}, "groups": [{"name": "m", "entries": 5, "frozen": False, "rank": 0}], "metrics": {}},
+    {
+        "step": 1,
+        "document": {},
+        "groups": [{"name": "m", "entries": 5, "frozen": False, "rank": 0}],
+        "metrics": {},
+    },
     {"step": 1, "document": {}, "groups": [], "metrics": {"a": "b"}},
     {"step": 1, "document": {}, "groups": [], "metrics": {}, "incarnation": "x" * 5000},
     {"step": 1, "document": {}, "groups": [], "metrics": {}, "run": 7},
@@ -426,12 +464,20 @@ def test_d8_crafted_guard_areas_are_passed_over(directory: Path, tmp_path: Path,
     assert recovery.recover(directory, "a kill") is None
 
 
-# ---- D9, D10 -----------------------------------------------------------------------------------------------------------------------
+# ---- D9, D10 -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [1e9, -5.0, float("inf"), float("nan")])
-def test_d9_a_leaver_with_more_time_than_anybody_has_is_not_waited_for(directory: Path, seconds: float) -> None:
-    word = {"rank": 0, "reason": "x", "seconds": seconds, "process": {"host": "elsewhere", "pid": 1, "started": 1}, "machine": "m"}
+def test_d9_a_leaver_with_more_time_than_anybody_has_is_not_waited_for(
+    directory: Path, seconds: float
+) -> None:
+    word = {
+        "rank": 0,
+        "reason": "x",
+        "seconds": seconds,
+        "process": {"host": "elsewhere", "pid": 1, "started": 1},
+        "machine": "m",
+    }
     (directory / ".lastcall" / "leaving-0.json").write_text(json.dumps(word))
     assert departure.found(directory / ".lastcall") == []
     catalog = Catalog(directory, storage.Files())
@@ -446,7 +492,9 @@ def pth() -> str:
 
 
 @pytest.mark.parametrize(("flag", "started"), [((), True), (("-E",), False), (("-I",), False)])
-def test_d10_an_isolated_python_does_not_start_lastcall(tmp_path: Path, flag: tuple[str, ...], started: bool) -> None:
+def test_d10_an_isolated_python_does_not_start_lastcall(
+    tmp_path: Path, flag: tuple[str, ...], started: bool
+) -> None:
     package = tmp_path / "lastcall" / "auto"
     package.mkdir(parents=True)
     (tmp_path / "lastcall" / "__init__.py").write_text("")
@@ -469,7 +517,11 @@ def test_d10_a_package_that_shadows_ours_ends_no_python(tmp_path: Path, raised: 
     (tmp_path / "lastcall" / "__init__.py").write_text(f"raise {raised}")
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nexec({pth()!r})\nprint('on')"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", script], capture_output=True, text=True, env={**os.environ, "LASTCALL_ENABLED": "1"}, check=False
+        [sys.executable, "-S", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LASTCALL_ENABLED": "1"},
+        check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["on"])
 

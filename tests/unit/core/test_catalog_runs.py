@@ -1,4 +1,5 @@
-"""Directories that several runs have used, where the run is known by name; and checkpoints that somebody refers to."""
+"""Directories that several runs have used, where the run is known by name; and checkpoints that somebody
+refers to."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def cat(root: Path) -> Catalog:
     return made
 
 
-def folder(path: Path, sequence: int, step: int = 0, *, run: str = "mine", kind: Kind = Kind.PERIODIC, **more: object) -> Path:
+def folder(
+    path: Path, sequence: int, step: int = 0, *, run: str = "mine", kind: Kind = Kind.PERIODIC, **more: object
+) -> Path:
     path.mkdir(parents=True)
     (path / "content").write_text(run)
     record = records.Record(sequence, step, kind, "test", True, (), run=run, **more)  # type: ignore[arg-type]
@@ -58,15 +61,22 @@ def test_a_save_of_another_run_is_not_found_as_ours(cat: Catalog, root: Path) ->
     assert found is not None and found.record.step == 2
 
 
-def test_publishing_the_step_of_another_run_keeps_theirs_aside(cat: Catalog, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_publishing_the_step_of_another_run_keeps_theirs_aside(
+    cat: Catalog, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder(root / "checkpoint-7", 1, 7, run="theirs")
     built = folder(cat.staging / "checkpoint-7", 2, 7)
     with caplog.at_level(logging.WARNING, "lastcall"):
         final = cat.publish(built, 7)
     assert (final / "content").read_text() == "mine"
     assert (root / "checkpoint-7.replaced-0" / "content").read_text() == "theirs"
-    assert "checkpoint-7 is not a checkpoint of this run: it is kept as checkpoint-7.replaced-0" in caplog.text
-    assert (steps(cat.entries()), [entry.path.name for entry in cat.foreign()]) == ([7], ["checkpoint-7.replaced-0"])
+    assert (
+        "checkpoint-7 is not a checkpoint of this run: it is kept as checkpoint-7.replaced-0" in caplog.text
+    )
+    assert (steps(cat.entries()), [entry.path.name for entry in cat.foreign()]) == (
+        [7],
+        ["checkpoint-7.replaced-0"],
+    )
 
 
 def test_each_one_that_steps_aside_gets_a_name_of_its_own(cat: Catalog, root: Path) -> None:
@@ -106,6 +116,9 @@ def test_a_checkpoint_that_somebody_refers_to_stays(cat: Catalog, root: Path) ->
 
 def test_without_a_limit_a_superseded_one_of_a_notice_stays_too_if_somebody_refers_to_it() -> None:
     entries = [
-        Entry(Path(f"checkpoint-{step}"), records.Record(step, step, Kind.JIT, "", True, (), run="mine")) for step in (5, 4, 3, 2, 1)
+        Entry(Path(f"checkpoint-{step}"), records.Record(step, step, Kind.JIT, "", True, (), run="mine"))
+        for step in (5, 4, 3, 2, 1)
     ]
-    assert [entry.record.step for entry in superfluous(entries, Keep(always=frozenset({"checkpoint-2"})))] == [3, 1]
+    assert [
+        entry.record.step for entry in superfluous(entries, Keep(always=frozenset({"checkpoint-2"})))
+    ] == [3, 1]

@@ -1,4 +1,5 @@
-"""From a capture to a committed checkpoint: what is known to be saved, who is told, and one save at a time."""
+"""From a capture to a committed checkpoint: what is known to be saved, who is told, and one save at a
+time."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from lastcall.types import Capture, Kind
 
 
 class Elsewhere:
-    """A writer whose newest checkpoint is in a directory that this rank does not see; it writes the half of what it is given."""
+    """A writer whose newest checkpoint is in a directory that this rank does not see; it writes the half of
+    what it is given."""
 
     newest_is_here = False
 
@@ -59,21 +61,36 @@ def save(made: Checkpointer, solo: Solo, kind: Kind = Kind.MANUAL, deadline: flo
     return made.save(solo.subject.capture(), kind, "run.save()", deadline)
 
 
-# ---- what is saved ---------------------------------------------------------------------------------------------------------------
+# ---- what is saved -----------------------------------------------------------------------------------------
 
 
 def test_a_fresh_run_has_nothing_saved(solo: Solo) -> None:
     made = solo.checkpointer
-    assert (made.up_to_date, made.covers_now, made.keeps_boundary, made.resumed_only) == (False, False, False, True)
+    assert (made.up_to_date, made.covers_now, made.keeps_boundary, made.resumed_only) == (
+        False,
+        False,
+        False,
+        True,
+    )
 
 
 def test_after_a_save_this_boundary_is_saved_until_the_next_one(solo: Solo, tmp_path: Path) -> None:
     made = solo.checkpointer
     entry = save(made, solo)
-    assert (made.up_to_date, made.covers_now, made.keeps_boundary, made.resumed_only) == (True, True, True, False)
+    assert (made.up_to_date, made.covers_now, made.keeps_boundary, made.resumed_only) == (
+        True,
+        True,
+        True,
+        False,
+    )
     assert entry.path.name == "checkpoint-3" and testing.assert_resumable(tmp_path, 3, exact=True)
     solo.train(1)
-    assert (made.up_to_date, made.covers_now, made.keeps_boundary, made.resumed_only) == (False, False, False, False)
+    assert (made.up_to_date, made.covers_now, made.keeps_boundary, made.resumed_only) == (
+        False,
+        False,
+        False,
+        False,
+    )
 
 
 def test_what_has_changed_since_the_boundary_is_not_covered(solo: Solo) -> None:
@@ -82,13 +99,17 @@ def test_what_has_changed_since_the_boundary_is_not_covered(solo: Solo) -> None:
     assert solo.checkpointer.up_to_date and not solo.checkpointer.covers_now
 
 
-def test_a_checkpoint_in_another_directory_is_up_to_date_and_not_found_here(solo: Solo, elsewhere: Elsewhere) -> None:
+def test_a_checkpoint_in_another_directory_is_up_to_date_and_not_found_here(
+    solo: Solo, elsewhere: Elsewhere
+) -> None:
     made = Checkpointer(solo.context, elsewhere, None)
     save(made, solo)
     assert made.up_to_date and not made.keeps_boundary
 
 
-@pytest.mark.parametrize("change", [{"exact": False, "because": "torn"}, {"missing": ("optimizer.safetensors",)}])
+@pytest.mark.parametrize(
+    "change", [{"exact": False, "because": "torn"}, {"missing": ("optimizer.safetensors",)}]
+)
 def test_a_checkpoint_that_is_not_whole_or_not_complete_covers_no_boundary(
     solo: Solo, elsewhere: Elsewhere, change: dict[str, Any]
 ) -> None:
@@ -98,14 +119,22 @@ def test_a_checkpoint_that_is_not_whole_or_not_complete_covers_no_boundary(
     assert not made.up_to_date and not made.resumed_only
 
 
-def test_a_run_in_doubt_is_covered_by_the_whole_of_what_it_handed_over(solo: Solo, elsewhere: Elsewhere) -> None:
+def test_a_run_in_doubt_is_covered_by_the_whole_of_what_it_handed_over(
+    solo: Solo, elsewhere: Elsewhere
+) -> None:
     made = Checkpointer(solo.context, elsewhere, None)
-    elsewhere.change = {"exact": False, "because": "a stream is not followed", "doubt": "a stream is not followed"}
+    elsewhere.change = {
+        "exact": False,
+        "because": "a stream is not followed",
+        "doubt": "a stream is not followed",
+    }
     save(made, solo)
     assert made.up_to_date
 
 
-def test_what_was_resumed_from_is_up_to_date_until_an_adapter_says_that_it_continues_from_something_else(tmp_path: Path) -> None:
+def test_what_was_resumed_from_is_up_to_date_until_an_adapter_says_that_it_continues_from_something_else(
+    tmp_path: Path,
+) -> None:
     with Solo(tmp_path) as first:
         save(first.checkpointer, first)
     with Solo(tmp_path, steps=0) as again:
@@ -123,14 +152,16 @@ def test_a_document_is_the_same_only_as_that_of_the_newest_commit_of_this_incarn
     assert not made.same_document(dataclasses.replace(capture, document={"step": 4}))
 
 
-def test_a_checkpoint_is_known_by_its_name_here_or_where_the_ranks_have_committed_it(solo: Solo, elsewhere: Elsewhere) -> None:
+def test_a_checkpoint_is_known_by_its_name_here_or_where_the_ranks_have_committed_it(
+    solo: Solo, elsewhere: Elsewhere
+) -> None:
     made = Checkpointer(solo.context, elsewhere, None)
     assert not made.has("checkpoint-3") and made.has("checkpoint-99")
     save(made, solo)
     assert made.has("checkpoint-3")
 
 
-# ---- how long it takes -------------------------------------------------------------------------------------------------------------
+# ---- how long it takes -------------------------------------------------------------------------------------
 
 
 def test_what_a_save_takes_is_what_is_expected_of_its_bytes(solo: Solo) -> None:
@@ -148,7 +179,7 @@ def test_a_save_is_safe_once_what_follows_it_is_done_where_the_time_holds_both(s
     assert made.seconds_until_safe(NOW + 5.0) == made.seconds()
 
 
-# ---- who is told ---------------------------------------------------------------------------------------------------------------------
+# ---- who is told -------------------------------------------------------------------------------------------
 
 
 def test_a_save_is_told_before_it_begins_and_after_it_is_committed(solo: Solo) -> None:
@@ -187,7 +218,9 @@ def test_a_save_that_fails_is_no_commit_and_the_one_before_stays_the_newest(tmp_
         assert solo.kept == [(3, "manual", "run.save()")]
 
 
-def test_the_boundary_that_is_committed_is_the_one_at_which_the_save_began(solo: Solo, elsewhere: Elsewhere) -> None:
+def test_the_boundary_that_is_committed_is_the_one_at_which_the_save_began(
+    solo: Solo, elsewhere: Elsewhere
+) -> None:
     """Training goes on beside a rescue that saves from the side."""
     made = Checkpointer(solo.context, elsewhere, None, [], [])
     capture = solo.subject.capture()
@@ -203,7 +236,7 @@ def test_the_boundary_that_is_committed_is_the_one_at_which_the_save_began(solo:
     assert elsewhere.written[0][2] == (3, 0)
 
 
-# ---- by whom -------------------------------------------------------------------------------------------------------------------------
+# ---- by whom -----------------------------------------------------------------------------------------------
 
 
 def test_a_writer_gets_its_portion_with_why_and_until_when(solo: Solo, elsewhere: Elsewhere) -> None:
@@ -211,12 +244,20 @@ def test_a_writer_gets_its_portion_with_why_and_until_when(solo: Solo, elsewhere
     capture = solo.subject.capture()
     made.save(capture, Kind.JIT, "SIGTERM", NOW + 9.0)
     step, request, boundary = elsewhere.written[0]
-    assert (step, request.kind, request.reason, request.deadline, boundary) == (3, Kind.JIT, "SIGTERM", NOW + 9.0, (3, 0))
+    assert (step, request.kind, request.reason, request.deadline, boundary) == (
+        3,
+        Kind.JIT,
+        "SIGTERM",
+        NOW + 9.0,
+        (3, 0),
+    )
     assert made.portion(capture).document["portion"] is True
     assert made.same_document(capture)  # what is remembered is the whole
 
 
-def test_what_the_ranks_have_agreed_on_is_written_by_them_and_counts_as_every_other(solo: Solo, elsewhere: Elsewhere) -> None:
+def test_what_the_ranks_have_agreed_on_is_written_by_them_and_counts_as_every_other(
+    solo: Solo, elsewhere: Elsewhere
+) -> None:
     made = Checkpointer(solo.context, elsewhere, None)
     capture = solo.subject.capture()
     agreed = Request(Kind.SURVIVORS, "rank 1 is gone")

@@ -54,13 +54,22 @@ def test_a_relative_directory_stays_where_it_was_when_the_script_changes_its_wor
 
 @pytest.mark.parametrize(
     ("strategy", "said", "wanted"),
-    [("no", None, False), ("steps", None, True), ("epoch", None, True), ("no", True, True), ("steps", False, False)],
+    [
+        ("no", None, False),
+        ("steps", None, True),
+        ("epoch", None, True),
+        ("no", True, True),
+        ("steps", False, False),
+    ],
 )
 def test_memory_is_kept_for_a_copy_where_periodic_saves_are_wanted_or_an_adapter_says_so(
     tmp_path: Path, strategy: str, said: bool | None, wanted: bool
 ) -> None:
     more = {"save_steps": 10} if strategy == "steps" else {}
-    assert made(tmp_path, saves(save_strategy=strategy, **more), background_saves=said).background_saves is wanted
+    assert (
+        made(tmp_path, saves(save_strategy=strategy, **more), background_saves=said).background_saves
+        is wanted
+    )
 
 
 def test_each_rank_has_events_and_progress_of_its_own(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def engine() -> Iterator[writer.Engine]:
 @pytest.fixture
 def entry(tmp_path: Path, engine: writer.Engine) -> Entry:
     """A checkpoint that four ranks wrote."""
-    return ranks.write(tmp_path / "checkpoint-1", engine, {rank: ranks.state(TENSORS, rank, 4) for rank in range(4)})
+    return ranks.write(
+        tmp_path / "checkpoint-1", engine, {rank: ranks.state(TENSORS, rank, 4) for rank in range(4)}
+    )
 
 
 def held(boxes: Callable[[tuple[int, ...]], tuple[ranks.Box, ...]]) -> dict[str, Whole]:
@@ -57,7 +59,9 @@ def everywhere(shape: tuple[int, ...]) -> tuple[ranks.Box, ...]:
 def relist(folder: Path) -> Entry:
     """Make the record fit the files as they are now, as somebody with bad intentions would."""
     found = records.read(folder)
-    (folder / records.NAME).write_bytes(dataclasses.replace(found, files=tuple(listed(folder / f.name) for f in found.files)).to_json())
+    (folder / records.NAME).write_bytes(
+        dataclasses.replace(found, files=tuple(listed(folder / f.name) for f in found.files)).to_json()
+    )
     return Entry(folder, records.read(folder))
 
 
@@ -88,7 +92,9 @@ def test_shards_become_replicas_and_columns(entry: Entry, engine: writer.Engine)
 
 def test_a_rank_without_a_document_takes_that_of_rank_0(tmp_path: Path, engine: writer.Engine) -> None:
     tensors = held(everywhere)
-    entry = ranks.write(tmp_path / "checkpoint-1", engine, {r: ranks.state(tensors, r, 4) for r in range(4)}, writers=[0, 3])
+    entry = ranks.write(
+        tmp_path / "checkpoint-1", engine, {r: ranks.state(tensors, r, 4) for r in range(4)}, writers=[0, 3]
+    )
     for rank in range(4):
         load(entry, engine, Live(tensors, rank), 4).check([0, 3])
 
@@ -148,11 +154,15 @@ def test_only_the_chunks_that_a_rank_needs_are_read(tmp_path: Path, engine: writ
 def damaged(entry: Entry) -> tuple[Live, Live]:
     """Damage what rank 2 wrote of w: who needs it, and who does not."""
     (key,) = [key for key in header_of(entry.path / "model-00002.safetensors") if key.startswith("w")]
-    flip(entry.path / "model-00002.safetensors", header_of(entry.path / "model-00002.safetensors")[key].end - 1)
+    flip(
+        entry.path / "model-00002.safetensors", header_of(entry.path / "model-00002.safetensors")[key].end - 1
+    )
     return Live(TENSORS, 2), Live(TENSORS, 1)
 
 
-def test_damage_is_found_by_the_ranks_that_need_it_before_live_state_changes(entry: Entry, engine: writer.Engine) -> None:
+def test_damage_is_found_by_the_ranks_that_need_it_before_live_state_changes(
+    entry: Entry, engine: writer.Engine
+) -> None:
     hurt, fine = damaged(entry)
     with pytest.raises(errors.CheckpointError, match="model-00002.safetensors: the bytes from") as caught:
         load(entry, engine, hurt, 4)
@@ -196,7 +206,9 @@ def test_a_checkpoint_that_does_not_fit_is_no_damage(entry: Entry, engine: write
         load(entry, engine, Live(other, 1), 4)
 
 
-def test_a_header_in_which_a_name_was_damaged_is_damage_and_not_another_model(tmp_path: Path, engine: writer.Engine) -> None:
+def test_a_header_in_which_a_name_was_damaged_is_damage_and_not_another_model(
+    tmp_path: Path, engine: writer.Engine
+) -> None:
     with World(tmp_path / "run") as world:
         state = State(seed=1)
         world.save(state, 1)
@@ -217,14 +229,16 @@ def test_verify_covers_every_file_of_every_rank(entry: Entry, engine: writer.Eng
         flip(entry.path / file.name, -1)
 
 
-def test_more_files_than_may_be_open_at_a_time_are_read(entry: Entry, engine: writer.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_files_than_may_be_open_at_a_time_are_read(
+    entry: Entry, engine: writer.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(restore, "_AT_ONCE", 2)
     load(entry, engine, Live(held(everywhere), 0), 1).check(range(4))
     load(entry, engine, Live(held(everywhere), 2), 4).check(range(4))
     restore.verify(entry, engine)
 
 
-# ---- hostile manifests: the digests are right, the intentions are not ----------------------------------------------------------
+# ---- hostile manifests: the digests are right, the intentions are not --------------------------------------
 
 
 def rewritten(entry: Entry, harm: Callable[[dict[str, dict[str, object]]], None]) -> Entry:
@@ -251,7 +265,9 @@ def test_a_manifest_that_points_outside_the_folder_is_refused(entry: Entry, engi
     assert "not the plain name" in refused(rewritten(entry, harm), engine)
 
 
-def test_a_manifest_that_names_a_file_unknown_to_the_record_is_refused(entry: Entry, engine: writer.Engine) -> None:
+def test_a_manifest_that_names_a_file_unknown_to_the_record_is_refused(
+    entry: Entry, engine: writer.Engine
+) -> None:
     def harm(tensors: dict[str, dict[str, object]]) -> None:
         tensors["w"]["pieces"][1]["file"] = "evil-00001.safetensors"  # type: ignore[index]
 
@@ -259,8 +275,13 @@ def test_a_manifest_that_names_a_file_unknown_to_the_record_is_refused(entry: En
     assert "which the record does not" in refused(rewritten(entry, harm), engine)
 
 
-@pytest.mark.parametrize(("key", "why"), [("nothing", "is not in it"), ("own", "is U8 [100] in it"), ("__metadata__", "is not in it")])
-def test_a_manifest_that_lies_about_a_piece_is_refused(entry: Entry, engine: writer.Engine, key: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("nothing", "is not in it"), ("own", "is U8 [100] in it"), ("__metadata__", "is not in it")],
+)
+def test_a_manifest_that_lies_about_a_piece_is_refused(
+    entry: Entry, engine: writer.Engine, key: str, why: str
+) -> None:
     def harm(tensors: dict[str, dict[str, object]]) -> None:
         tensors["w"]["pieces"][1]["key"] = key  # type: ignore[index]
 
@@ -272,7 +293,9 @@ def test_a_damaged_manifest_is_refused(entry: Entry, engine: writer.Engine) -> N
     assert "manifest.json does not match its digest" in refused(entry, engine)
 
 
-def test_a_link_in_the_place_of_a_shard_is_refused(entry: Entry, engine: writer.Engine, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_shard_is_refused(
+    entry: Entry, engine: writer.Engine, tmp_path: Path
+) -> None:
     path = entry.path / "model-00002.safetensors"
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -290,7 +313,7 @@ def test_the_contents_say_whose_document_it_is(entry: Entry) -> None:
     assert [contents.Contents(entry, rank).rank for rank in (0, 3, 4)] == [0, 3, 0]
 
 
-# ---- what a framework reads by itself --------------------------------------------------------------------------------------
+# ---- what a framework reads by itself ----------------------------------------------------------------------
 
 
 class Own:
@@ -331,7 +354,15 @@ def turned_away(entry: Entry, engine: writer.Engine, rank: int, size: int, verif
     """Why a rank does not load it; empty if it does. It says so before anybody goes on."""
     loading, went_on = Own(), []
     try:
-        restore.load(entry, engine, loading, verify_first=verify_first, rank=rank, size=size, ready=lambda: went_on.append(rank))
+        restore.load(
+            entry,
+            engine,
+            loading,
+            verify_first=verify_first,
+            rank=rank,
+            size=size,
+            ready=lambda: went_on.append(rank),
+        )
     except restore.PartlyLoaded:
         raise
     except errors.CheckpointError as error:
@@ -349,7 +380,11 @@ def test_each_file_is_checked_by_the_rank_whose_share_it_is(
 ) -> None:
     for name in FRAMEWORKS:
         flip(native.path / name, CHUNK + 3)
-        found = [rank for rank in range(size) if (why := turned_away(native, engine, rank, size, verify_first)) and name in why]
+        found = [
+            rank
+            for rank in range(size)
+            if (why := turned_away(native, engine, rank, size, verify_first)) and name in why
+        ]
         position = [file.name for file in native.record.files].index(name)
         assert found == [position % size]
         flip(native.path / name, CHUNK + 3)
@@ -362,7 +397,9 @@ def test_a_file_that_is_gone_is_found_by_one_rank_too(native: Entry, engine: wri
 
 
 @pytest.mark.parametrize("verify_first", [True, False])
-def test_one_process_checks_them_all_before_the_framework_reads(native: Entry, engine: writer.Engine, verify_first: bool) -> None:
+def test_one_process_checks_them_all_before_the_framework_reads(
+    native: Entry, engine: writer.Engine, verify_first: bool
+) -> None:
     good = Own()
     restore.load(native, engine, good, verify_first=verify_first)
     assert good.finished

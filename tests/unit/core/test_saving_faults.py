@@ -31,8 +31,12 @@ def state() -> State:
     return State(seed=1)
 
 
-def test_after_an_error_it_is_tried_again_and_said_so(tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture) -> None:
-    with World(tmp_path / "run", testing.FaultyFiles(testing.Fault("fsync", 3), testing.Fault("pwrite", 30))) as world:
+def test_after_an_error_it_is_tried_again_and_said_so(
+    tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    with World(
+        tmp_path / "run", testing.FaultyFiles(testing.Fault("fsync", 3), testing.Fault("pwrite", 30))
+    ) as world:
         world.save(state, 1)
     assert "Saving step 1 failed (Input/output error); retrying" in caplog.text
     assert restored(tmp_path / "run") == state.contents()
@@ -41,7 +45,10 @@ def test_after_an_error_it_is_tried_again_and_said_so(tmp_path: Path, state: Sta
 def test_a_lasting_error_is_given_up_after_three_attempts(tmp_path: Path, state: State) -> None:
     files = testing.FaultyFiles(testing.Fault("fsync", 1, lasting=True))
     with World(tmp_path / "run", files) as world:
-        with pytest.raises(errors.SaveError, match="checkpoint-1 could not be saved .Input/output error.; nothing was committed"):
+        with pytest.raises(
+            errors.SaveError,
+            match="checkpoint-1 could not be saved .Input/output error.; nothing was committed",
+        ):
             world.save(state, 1)
         assert files.calls["fsync"] == saver.ATTEMPTS
         assert os.listdir(world.catalog.staging) == []
@@ -77,7 +84,9 @@ def test_a_full_disk_says_how_much_is_missing_and_what_is_intact(
             world.save(state, 2)
         assert world.catalog.spares.sizes() == []
     said = str(caught.value)
-    assert said.startswith("checkpoint-2 could not be saved (No space left on device); checkpoint-1 is intact. It needs 0.1 MB")
+    assert said.startswith(
+        "checkpoint-2 could not be saved (No space left on device); checkpoint-1 is intact. It needs 0.1 MB"
+    )
     assert f"make room in {tmp_path / 'run'}" in said
     assert "released 3 MB of spare space" in caplog.text
 
@@ -89,7 +98,9 @@ def test_spare_space_that_is_given_back_can_save_the_save(tmp_path: Path, state:
     assert restored(tmp_path / "run") == state.contents()
 
 
-def test_a_file_system_that_opens_for_direct_writes_and_refuses_them_is_written_through_the_cache(tmp_path: Path, state: State) -> None:
+def test_a_file_system_that_opens_for_direct_writes_and_refuses_them_is_written_through_the_cache(
+    tmp_path: Path, state: State
+) -> None:
     class Fussy(storage.Files):
         def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
             if flags or (os.readlink(f"/proc/self/fd/{fd}").endswith(".safetensors") and direct(fd)):
@@ -129,11 +140,12 @@ def test_no_descriptor_is_left_open_after_any_failure(tmp_path: Path, state: Sta
             assert len(os.listdir("/proc/self/fd")) == before, operation
 
 
-# ---- faults at every operation in turn ------------------------------------------------------------------------------------
+# ---- faults at every operation in turn ---------------------------------------------------------------------
 
 
 def prepared(root: Path) -> tuple[State, dict[int, dict[str, object]]]:
-    """A directory with two committed checkpoints and one spare; the state of a third step is ready to be saved."""
+    """A directory with two committed checkpoints and one spare; the state of a third step is ready to be
+    saved."""
     state, seen = State(seed=1), {}
     with World(root, threads=1) as world:
         for step in (1, 2):
@@ -147,7 +159,9 @@ def prepared(root: Path) -> tuple[State, dict[int, dict[str, object]]]:
     return state, seen
 
 
-def attempt(root: Path, *faults: testing.Fault) -> tuple[bool, testing.FaultyFiles, dict[int, dict[str, object]]]:
+def attempt(
+    root: Path, *faults: testing.Fault
+) -> tuple[bool, testing.FaultyFiles, dict[int, dict[str, object]]]:
     state, seen = prepared(root)
     files = testing.FaultyFiles(*faults)
     with World(root, files, threads=1) as world:
@@ -194,7 +208,9 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield tmp_path_factory.mktemp("quick")
 
 
-@pytest.mark.parametrize("fault", [{"errno": errno.EIO}, {"errno": errno.ENOSPC}, {"short": True}], ids=["EIO", "ENOSPC", "short"])
+@pytest.mark.parametrize(
+    "fault", [{"errno": errno.EIO}, {"errno": errno.ENOSPC}, {"short": True}], ids=["EIO", "ENOSPC", "short"]
+)
 def test_a_fault_at_any_operation_costs_at_most_an_attempt(
     quick: Path, operations: int, fault: dict[str, int], request: pytest.FixtureRequest
 ) -> None:
@@ -221,7 +237,9 @@ def test_a_fault_that_lasts_leaves_the_previous_one_or_the_new_one(
     assert outcomes[-1] == (True, 3)
 
 
-@pytest.mark.parametrize("operation", ["open", "close", "pwrite", "fsync", "truncate", "allocate", "rename", "mkdir", "unlink"])
+@pytest.mark.parametrize(
+    "operation", ["open", "close", "pwrite", "fsync", "truncate", "allocate", "rename", "mkdir", "unlink"]
+)
 def test_one_kind_of_operation_that_fails_for_good_leaves_what_was_there(quick: Path, operation: str) -> None:
     root = quick / f"kind-{operation}"
     saved, files, seen = attempt(root, testing.Fault(operation, 1, lasting=True))

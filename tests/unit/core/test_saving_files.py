@@ -53,7 +53,9 @@ def test_files_are_laid_down_digested_and_committed(world: World) -> None:
     for name, data in expected(7).items():
         file = entry.record.file(name)
         assert file is not None and file.size == len(data)
-        assert file.chunks == tuple(digest.of(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk))
+        assert file.chunks == tuple(
+            digest.of(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)
+        )
     assert entry.record.written == entry.record.size == capture(7).nbytes + len(b'{"value": 7}')
     restore.verify(entry, world.engine)
     testing.assert_resumable(world.catalog.root, 7, exact=True)
@@ -74,7 +76,9 @@ def test_groups_and_files_stand_side_by_side(world: World) -> None:
     assert {file.name for file in entry.record.files} == {
         "state.json", "model.safetensors", "base.safetensors", "optimizer.safetensors", *NAMES,
     }  # fmt: skip
-    assert sorted(world.saver.sizes(both)) == sorted(file.size for file in entry.record.files if file.name != "state.json")
+    assert sorted(world.saver.sizes(both)) == sorted(
+        file.size for file in entry.record.files if file.name != "state.json"
+    )
     fresh = State()
     assert world.restore(fresh) is not None
     assert fresh.contents() == state.contents()
@@ -128,7 +132,8 @@ def slow(clock: FakeClock) -> Slow:
 @pytest.mark.parametrize("kind", [Kind.JIT, Kind.RESCUE])
 @pytest.mark.parametrize("with_groups", [False, True])
 def test_where_the_time_runs_out_nothing_is_committed(tmp_path: Path, kind: Kind, with_groups: bool) -> None:
-    """Partial checkpoints are for our own format: a framework would load what is there, and not know what is missing."""
+    """Partial checkpoints are for our own format: a framework would load what is there, and not know what is
+    missing."""
     clock = FakeClock()
     with World(tmp_path / "run", clock=clock, threads=1) as world:
         before = world.saver.save(capture(1), REQUEST)
@@ -150,8 +155,12 @@ def test_an_abandoned_save_commits_nothing(world: World) -> None:
     assert world.catalog.entries() == [] and os.listdir(world.catalog.staging) == []
 
 
-@pytest.mark.parametrize(("operation", "number"), [("mkdir", 3), ("mkdir", 4), ("fsync", 2), ("fsync", 4), ("open", 4)])
-def test_after_one_failure_it_is_tried_again_from_the_start(tmp_path: Path, operation: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("operation", "number"), [("mkdir", 3), ("mkdir", 4), ("fsync", 2), ("fsync", 4), ("open", 4)]
+)
+def test_after_one_failure_it_is_tried_again_from_the_start(
+    tmp_path: Path, operation: str, number: int
+) -> None:
     files = FaultyFiles(Fault(operation, number, errno.EIO))
     with World(tmp_path / "run", files=files) as world:
         entry = world.saver.save(capture(3), REQUEST)
@@ -159,7 +168,9 @@ def test_after_one_failure_it_is_tried_again_from_the_start(tmp_path: Path, oper
         restore.verify(entry, world.engine)
 
 
-def test_a_rank_of_many_lays_its_files_down_too_and_again_where_folders_are_left(world: World, tmp_path: Path) -> None:
+def test_a_rank_of_many_lays_its_files_down_too_and_again_where_folders_are_left(
+    world: World, tmp_path: Path
+) -> None:
     folder = tmp_path / "staged"
     folder.mkdir()
     (folder / "sub").mkdir()  # left by an attempt that failed, or made by another rank

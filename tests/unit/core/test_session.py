@@ -36,22 +36,35 @@ def test_one_process_writes_all(tmp_path: Path) -> None:
 
 
 def test_the_first_of_many_writes_what_they_share(tmp_path: Path) -> None:
-    assert [names(tmp_path, rank, 3) for rank in range(3)] == [["weights", "rng-0", "state"], ["rng-1"], ["rng-2"]]
+    assert [names(tmp_path, rank, 3) for rank in range(3)] == [
+        ["weights", "rng-0", "state"],
+        ["rng-1"],
+        ["rng-2"],
+    ]
 
 
 @pytest.mark.parametrize("writers", [(1, 2), (2, 1)])
-def test_where_the_first_is_gone_the_lowest_that_writes_does(tmp_path: Path, writers: tuple[int, ...]) -> None:
-    assert [names(tmp_path, rank, 3, writers) for rank in (1, 2)] == [["weights", "rng-1", "state"], ["rng-2"]]
+def test_where_the_first_is_gone_the_lowest_that_writes_does(
+    tmp_path: Path, writers: tuple[int, ...]
+) -> None:
+    assert [names(tmp_path, rank, 3, writers) for rank in (1, 2)] == [
+        ["weights", "rng-1", "state"],
+        ["rng-2"],
+    ]
     assert names(tmp_path, 2, 3, (2,)) == ["weights", "rng-2", "state"]
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_is_committed_after_the_identity_was_lost_is_the_newest_all_the_same(tmp_path: Path, size: int) -> None:
+def test_what_is_committed_after_the_identity_was_lost_is_the_newest_all_the_same(
+    tmp_path: Path, size: int
+) -> None:
     for steps in (3, 5):
         assert Crew(tmp_path, size).train(steps) == [steps] * size
     (tmp_path / ".lastcall" / "run.json").unlink()
     assert Crew(tmp_path, size).train(7) == [7] * size
     last = Crew(tmp_path, size)
     assert last.train(8) == [8] * size
-    assert [subject.resumed for subject in last.subjects] == [{"rank": rank, "step": 7} for rank in range(size)]
+    assert [subject.resumed for subject in last.subjects] == [
+        {"rank": rank, "step": 7} for rank in range(size)
+    ]
     assert [entry.record.incarnation for entry in last.contexts[0].catalog.entries()][:2] == [4, 3]

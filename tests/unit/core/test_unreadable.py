@@ -1,4 +1,5 @@
-"""A checkpoint that cannot be read, or moved: what is damage, what is not, and which one the run goes on from."""
+"""A checkpoint that cannot be read, or moved: what is damage, what is not, and which one the run goes on
+from."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def names(world: World) -> list[str]:
     return sorted(path.name for path in world.catalog.root.iterdir() if path.name.startswith("checkpoint"))
 
 
-# ---- C2, C3: what an errno means ---------------------------------------------------------------------------------------------------
+# ---- C2, C3: what an errno means ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "lastcall.json"])
@@ -69,7 +70,9 @@ def test_c2_a_passing_error_of_the_only_checkpoint_costs_nothing(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "lastcall.json"])
-def test_c2_one_that_lasts_stops_the_start_and_moves_nothing(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_c2_one_that_lasts_stops_the_start_and_moves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     history(world, 40, 50)
     fails(monkeypatch, f"checkpoint-50/{name}", errno.ESTALE)
     with pytest.raises(errors.UnreadableError, match=r"checkpoint-50.*ESTALE.*Start it again"):
@@ -80,7 +83,9 @@ def test_c2_one_that_lasts_stops_the_start_and_moves_nothing(world: World, monke
     assert names(world) == ["checkpoint-40", "checkpoint-50"]
 
 
-def test_c2_a_directory_that_cannot_be_listed_is_not_empty(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c2_a_directory_that_cannot_be_listed_is_not_empty(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history(world, 50)
 
     def refuse(path: object) -> None:
@@ -103,7 +108,9 @@ class Sectors(storage.Files):
         return super().pread(fd, data, offset)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ, errno.EBADMSG])
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ, errno.EBADMSG]
+)
 def test_c3_a_bad_sector_is_damage_and_the_older_checkpoint_serves(tmp_path: Path, code: int) -> None:
     with World(tmp_path / "run", Sectors("checkpoint-40/model.safetensors", code)) as world:
         history(world, 20, 40)
@@ -112,14 +119,16 @@ def test_c3_a_bad_sector_is_damage_and_the_older_checkpoint_serves(tmp_path: Pat
         assert names(world) == ["checkpoint-20", "checkpoint-40.damaged-0"]
 
 
-def test_c2_what_cannot_be_looked_at_is_not_rotated_and_costs_no_save(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c2_what_cannot_be_looked_at_is_not_rotated_and_costs_no_save(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history(world, 1, 2, 3)
     fails(monkeypatch, "checkpoint-2/lastcall.json", errno.ESTALE)
     assert world.catalog.prune(Keep(limit=1)) == []
     assert world.catalog.find("no such save") is None
 
 
-# ---- H7: other versions ------------------------------------------------------------------------------------------------------------
+# ---- H7: other versions ------------------------------------------------------------------------------------
 
 
 def rewrite(world: World, step: int, change: Callable[[dict[str, Any]], None], *, sign: bool = True) -> None:
@@ -134,13 +143,23 @@ def rewrite(world: World, step: int, change: Callable[[dict[str, Any]], None], *
 
 OTHERS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "newer": (lambda body: body.update(format=2), "is of format 2, and lastcall .* reads format 1"),
-    "newer, with its version": (lambda body: body.update(format=7, version="3.1.0"), r"pip install 'lastcall==3\.1\.0'"),
+    "newer, with its version": (
+        lambda body: body.update(format=7, version="3.1.0"),
+        r"pip install "
+        r"'lastcall==3\.1\.0'",
+    ),
     "older": (lambda body: body.update(format=0, version=""), "older lastcall"),
     "a field more": (lambda body: body.update(shards=[]), "does not know what it says .shards"),
     "a field less": (lambda body: body.pop("sequence"), "no sequence"),
     "another kind": (lambda body: body.update(kind="teleported"), "the kind 'teleported'"),
-    "files of another shape": (lambda body: body["files"][0].update(compressed=True), "a file with .*compressed"),
-    "another digest": (lambda body: body.update(algorithm="blake4", version="99.0"), "'blake4' cannot be checked here"),
+    "files of another shape": (
+        lambda body: body["files"][0].update(compressed=True),
+        "a file with .*compressed",
+    ),
+    "another digest": (
+        lambda body: body.update(algorithm="blake4", version="99.0"),
+        "'blake4' cannot be checked here",
+    ),
 }
 
 
@@ -169,14 +188,15 @@ def test_h7_a_damaged_record_is_damage_whatever_its_fields_say(world: World) -> 
     assert "does not match its own digest" in said
 
 
-# ---- H2: folders that cannot be moved ----------------------------------------------------------------------------------------------
+# ---- H2: folders that cannot be moved ----------------------------------------------------------------------
 
 
 class Overlay(storage.Files):
     """Folders that were there at the start come from a lower layer: overlayfs does not rename them."""
 
     def __init__(self, root: Path) -> None:
-        self._held = [os.open(path, os.O_RDONLY) for path in root.iterdir()]  # so that no new folder gets the number of one of them
+        # so that no new folder gets the number of one of them
+        self._held = [os.open(path, os.O_RDONLY) for path in root.iterdir()]
         self.lower = {os.fstat(fd).st_ino for fd in self._held}
 
     def __del__(self) -> None:
@@ -214,7 +234,9 @@ def test_h2_a_damaged_checkpoint_of_a_lower_layer_is_set_aside_and_the_older_ser
         assert len(list((world.catalog.root / "checkpoint-3.damaged-0").iterdir())) > 3
 
 
-def test_h2_one_that_cannot_be_moved_at_all_is_passed_over(overlaid: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h2_one_that_cannot_be_moved_at_all_is_passed_over(
+    overlaid: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -242,7 +264,10 @@ def test_h2_a_step_of_a_lower_layer_is_saved_again(overlaid: World) -> None:
         world.restore(state)
         state.step(2)
         entry = world.save(state, 2)
-        assert entry.path.name == "checkpoint-2" and Catalog(world.catalog.root, storage.Files()).entries()[0].record == entry.record
+        assert (
+            entry.path.name == "checkpoint-2"
+            and Catalog(world.catalog.root, storage.Files()).entries()[0].record == entry.record
+        )
 
 
 def test_h2_a_stranger_of_a_lower_layer_keeps_its_name(tmp_path: Path) -> None:
@@ -256,7 +281,10 @@ def test_h2_a_stranger_of_a_lower_layer_keeps_its_name(tmp_path: Path) -> None:
 
 def _overlay(folder: Path) -> str:
     """Empty where an overlay can be mounted, by whoever runs this."""
-    command = f"cd {folder} && mkdir -p l u w m && mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w,userxattr m && umount m"
+    command = (
+        f"cd {folder} && mkdir -p l u w m && mount -t overlay none -o "
+        "lowerdir=l,upperdir=u,workdir=w,userxattr m && umount m"
+    )
     done = subprocess.run(["unshare", "-Urm", "sh", "-c", command], capture_output=True, text=True)
     return done.stderr.strip() if done.returncode else ""
 
@@ -284,7 +312,10 @@ with World(Path({str(over / "m" / "run")!r})) as world:
     print(sorted(entry.path.name for entry in world.catalog.entries()))
 """
     (over / "code.py").write_text(code)
-    mount = f"cd {over} && mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w,userxattr m && {sys.executable} code.py"
+    mount = (
+        f"cd {over} && mount -t overlay none -o lowerdir=l,upperdir=u,workdir=w,userxattr m && "
+        f"{sys.executable} code.py"
+    )
     done = subprocess.run(["unshare", "-Urm", "sh", "-c", mount], capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "checkpoint-2 ['checkpoint-1', 'checkpoint-2', 'checkpoint-3.damaged-0']",

@@ -1,4 +1,5 @@
-"""A mirror that does not answer, or is not there: said while it is waited for, and never replaced by something else."""
+"""A mirror that does not answer, or is not there: said while it is waited for, and never replaced by
+something else."""
 
 from __future__ import annotations
 
@@ -64,27 +65,42 @@ def test_c9_a_place_that_answers_is_not_spoken_of(caplog: pytest.LogCaptureFixtu
     assert asked.silent() is None and not caplog.records
 
 
-# ---- F20 ---------------------------------------------------------------------------------------------------------------------------
+# ---- F20 ---------------------------------------------------------------------------------------------------
 
 
-def test_f20_a_mirror_whose_parent_is_missing_is_refused_and_nothing_is_made(tmp_path: Path, root: Path) -> None:
+def test_f20_a_mirror_whose_parent_is_missing_is_refused_and_nothing_is_made(
+    tmp_path: Path, root: Path
+) -> None:
     place = Watched(tmp_path / "mnt" / "runs" / "exp1")
-    with pytest.raises(errors.StorageRefused, match=r"mnt/runs does not exist\. Is its disk mounted.*mkdir -p"):
+    with pytest.raises(
+        errors.StorageRefused,
+        match=r"mnt/runs does not exist\. Is its disk mounted.*mkdir "
+        r"-p",
+    ):
         place.write("a", b"")
     with pytest.raises(errors.ConfigError, match="LASTCALL_MIRROR: file://.*does not exist"):
-        Mirror(place.url, Catalog(root, storage.Files()), clocks.Clock(), EventLog(root / "events", clocks.Clock()), Keep).take_over(
-            lambda: False
-        )
+        Mirror(
+            place.url,
+            Catalog(root, storage.Files()),
+            clocks.Clock(),
+            EventLog(root / "events", clocks.Clock()),
+            Keep,
+        ).take_over(lambda: False)
     assert not (tmp_path / "mnt").exists()
 
 
 def test_f20_a_disk_that_fstab_names_must_be_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "with space").mkdir()
     table = tmp_path / "fstab"
-    table.write_text(f"# a comment\nserver:/x {tmp_path}/with\\040space nfs rw 0 0\n/dev/sda1 / ext4 rw 0 1\n")
+    table.write_text(
+        f"# a comment\nserver:/x {tmp_path}/with\\040space nfs rw 0 0\n/dev/sda1 / ext4 rw 0 1\n"
+    )
     monkeypatch.setattr(mounts, "FSTAB", table)
     place = objects.opened(f"file://{tmp_path}/with space/exp1")
-    with pytest.raises(errors.StorageRefused, match="lists a disk for .*/with space, but none is mounted there. Mount it: mount"):
+    with pytest.raises(
+        errors.StorageRefused,
+        match="lists a disk for .*/with space, but none is mounted there. Mount it: mount",
+    ):
         place.read("a", 1)
     assert not (tmp_path / "with space" / "exp1").exists()
     mounted = tmp_path / "mountinfo"

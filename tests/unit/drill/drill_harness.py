@@ -27,7 +27,13 @@ def drill(folder: Path, *words: object, **env: str) -> subprocess.CompletedProce
     """The whole drill, in a folder of its own for temporary files."""
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=folder, env=_environment(folder, env)
+        command(*words),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=folder,
+        env=_environment(folder, env),
     )
     assert not leftovers(folder), f"left behind: {leftovers(folder)}\n{done.stderr}"
     return done
@@ -36,7 +42,12 @@ def drill(folder: Path, *words: object, **env: str) -> subprocess.CompletedProce
 def begin(folder: Path, *words: object, **env: str) -> subprocess.Popen[str]:
     """The drill in the background."""
     return subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=_environment(folder, env)
+        command(*words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=_environment(folder, env),
     )
 
 

@@ -23,11 +23,27 @@ def parsed(*words: str) -> Options:
 
 def test_the_defaults_are_those_that_are_documented() -> None:
     assert parsed("--", "python", "x.py") == Options(("python", "x.py"))
-    assert Options(("x",)).grace == 30.0 and Options(("x",)).signal_name == "SIGTERM" and Options(("x",)).patience == 300.0
+    assert (
+        Options(("x",)).grace == 30.0
+        and Options(("x",)).signal_name == "SIGTERM"
+        and Options(("x",)).patience == 300.0
+    )
 
 
 def test_every_option_arrives() -> None:
-    words = ["--after", "1.5", "--grace", "9", "--signal", "usr1", "--times", "3", "--to", "group", "--to-the-end"]
+    words = [
+        "--after",
+        "1.5",
+        "--grace",
+        "9",
+        "--signal",
+        "usr1",
+        "--times",
+        "3",
+        "--to",
+        "group",
+        "--to-the-end",
+    ]
     words += ["--patience", "7", "--log", "log"]
     assert parsed(*words, "--", "x") == Options(
         ("x",), None, 1.5, 9.0, signal.SIGUSR1, "group", 3, 7.0, True, Path("log")
@@ -42,7 +58,9 @@ def test_what_follows_the_command_belongs_to_it() -> None:
     assert parsed("python", "x.py", "--json").command == ("python", "x.py", "--json")
 
 
-@pytest.mark.parametrize(("text", "signum"), [("15", 15), ("TERM", 15), ("sigterm", 15), ("SIGUSR2", 12), ("9", 9)])
+@pytest.mark.parametrize(
+    ("text", "signum"), [("15", 15), ("TERM", 15), ("sigterm", 15), ("SIGUSR2", 12), ("9", 9)]
+)
 def test_a_signal_may_be_a_name_or_a_number(text: str, signum: int) -> None:
     assert parsed("--signal", text, "x").signum == signum
 
@@ -60,8 +78,14 @@ def test_a_signal_may_be_a_name_or_a_number(text: str, signum: int) -> None:
         (["--patience", "inf", "x"], "--patience inf: must be a number of seconds"),
         (["--signal", "SIGNONE", "x"], "--signal SIGNONE: no such signal"),
         (["--signal", "0", "x"], "--signal 0: no such signal"),
-        (["--log", "/nowhere/log", "true"], "--log /nowhere/log: No such file or directory. Name a writable file."),
-        (["--", "no-such-program"], "no-such-program: command not found. Is it installed, and is it in PATH?"),
+        (
+            ["--log", "/nowhere/log", "true"],
+            "--log /nowhere/log: No such file or directory. Name a writable file.",
+        ),
+        (
+            ["--", "no-such-program"],
+            "no-such-program: command not found. Is it installed, and is it in PATH?",
+        ),
         (["--", "/etc"], "/etc is a directory"),
         (["--", "/etc/passwd"], "/etc/passwd is not executable. Run: chmod +x /etc/passwd"),
     ],
@@ -78,7 +102,10 @@ def test_a_script_without_an_interpreter_leaves_with_78(tmp_path: Path) -> None:
     script.chmod(0o755)
     done = harness.drill(tmp_path, "--", script)
     assert done.returncode == errors.EXIT_CONFIG
-    assert f"cannot start {script}: No such file or directory. Check that the interpreter in its first line exists" in done.stderr
+    assert (
+        f"cannot start {script}: No such file or directory. Check that the interpreter in its first line "
+        "exists" in done.stderr
+    )
 
 
 def test_two_moments_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,9 @@ def test_a_notice_is_followed_from_its_arrival_to_the_end(tmp_path: Path) -> Non
         clock._now = 100.0 + seconds
         log.emit(kind, **fields)
     log.flush()
-    assert evidence.traces(tmp_path, 100.0) == Traces(100.0, 30.0, 7, 102.0, 8, 105.0, "half a disk", "saved", 9)
+    assert evidence.traces(tmp_path, 100.0) == Traces(
+        100.0, 30.0, 7, 102.0, 8, 105.0, "half a disk", "saved", 9
+    )
 
 
 def test_what_was_before_the_notice_does_not_count(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def start(lives: list[Incarnation], folder: Path, *command: str) -> Incarnation:
     """A life with a registry and a log of its own."""
     book = folder / f"life-{len(lives)}"
     book.mkdir()
-    lives.append(Incarnation(Options(command), "/bin/sh" if command[0] == "sh" else command[0], book, folder / "log"))
+    lives.append(
+        Incarnation(Options(command), "/bin/sh" if command[0] == "sh" else command[0], book, folder / "log")
+    )
     return lives[-1]
 
 
@@ -47,13 +49,17 @@ def watched(life: Incarnation) -> bool:
     return bool(life.members)
 
 
-def test_a_training_process_is_known_by_its_word(lives: list[Incarnation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_process_is_known_by_its_word(
+    lives: list[Incarnation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(processes.SOURCES))
     life = start(lives, tmp_path, sys.executable, "-c", JOIN)
     assert life.step() is None and not life.stepping and not life.finished
     until(lambda: watched(life), "a member")
     assert (life.step(), life.stepping, life.finished) == (4, True, False)
-    assert life.roots == [Path("here").absolute()] and [member.pid for member in life.unaware] == [life.process.pid]
+    assert life.roots == [Path("here").absolute()] and [member.pid for member in life.unaware] == [
+        life.process.pid
+    ]
 
 
 def test_the_registry_of_a_launcher_in_between_is_found_in_the_environment(
@@ -64,7 +70,9 @@ def test_the_registry_of_a_launcher_in_between_is_found_in_the_environment(
     other.mkdir()
     script = tmp_path / "join.py"
     script.write_text(JOIN)
-    life = start(lives, tmp_path, "sh", "-c", f"LASTCALL_REGISTRY='{other}' '{sys.executable}' '{script}'; true")
+    life = start(
+        lives, tmp_path, "sh", "-c", f"LASTCALL_REGISTRY='{other}' '{sys.executable}' '{script}'; true"
+    )
     until(lambda: watched(life), "a member")
     for path in other.glob("member-*"):
         path.unlink()  # as the launcher does at its end
@@ -100,17 +108,24 @@ def test_processes_that_were_there_before_are_left_alone(lives: list[Incarnation
 
 
 def test_it_is_told_once(lives: list[Incarnation], tmp_path: Path) -> None:
-    life = start(lives, tmp_path, "sh", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done")
+    life = start(
+        lives, tmp_path, "sh", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done"
+    )
     until(lambda: "ready" in life.tail(), "the trap")
     first = life.tell(signal.SIGTERM, "child")
     assert first[2] == [life.process.pid]
     assert life.tell(signal.SIGTERM, "child") is first
     until(lambda: "told" in life.tail(), "the signal")
     os.kill(life.process.pid, signal.SIGTERM)
-    until(lambda: life.tail().count("told") == 2, "the other signal: one of the drill's was all there was before")
+    until(
+        lambda: life.tail().count("told") == 2,
+        "the other signal: one of the drill's was all there was before",
+    )
 
 
-def test_who_is_told_where_no_training_has_joined_is_the_command(lives: list[Incarnation], tmp_path: Path) -> None:
+def test_who_is_told_where_no_training_has_joined_is_the_command(
+    lives: list[Incarnation], tmp_path: Path
+) -> None:
     life = start(lives, tmp_path, "sh", "-c", "sleep 600")
     assert life.tell(signal.SIGTERM, "training")[2] == [life.process.pid]
     assert life.process.wait() == -signal.SIGTERM

@@ -17,7 +17,15 @@ from lastcall.drill.report import Back, End, Gone, Part, Report, Round
 RUN = Path("/runs/a")
 OPTIONS = Options(("python", "train.py"), grace=30.0)
 SAVED = Checkpoint("checkpoint-12", 12, "jit", True, "", True, 1000)
-HEARD = Traces(noticed=100.01, believed=30.0, save_begins=103.0, save_step=12, committed=103.5, outcome="saved", stop_step=12)
+HEARD = Traces(
+    noticed=100.01,
+    believed=30.0,
+    save_begins=103.0,
+    save_step=12,
+    committed=103.5,
+    outcome="saved",
+    stop_step=12,
+)
 GONE = Gone(sent=100.0, seconds=4.0, status=75)
 BACK = Back(True, spoke=0.5, joined=2.0, first_step=3.0)
 PART = Part(RUN, 10, 12, False, HEARD, SAVED, True, resumed=SAVED, start=Start(106.0, "checkpoint-12", 0.2))
@@ -29,7 +37,9 @@ def judged(part: Part = PART, gone: Gone = GONE, back: Back = BACK, options: Opt
 
 def changed(part: Part = PART, **traces: object) -> Part:
     """The part of a run that came back from the beginning, with other traces."""
-    return dataclasses.replace(part, saved=None, resumed=None, traces=dataclasses.replace(part.traces, committed=None, **traces))
+    return dataclasses.replace(
+        part, saved=None, resumed=None, traces=dataclasses.replace(part.traces, committed=None, **traces)
+    )
 
 
 def test_a_step_that_was_saved_after_the_notice_counts_as_reached_and_nothing_is_lost() -> None:
@@ -52,7 +62,9 @@ def test_the_steps_after_the_notice_are_lost_too_if_nothing_is_saved() -> None:
 
 
 def test_the_step_of_the_notice_event_is_more_exact_than_the_word_before_it() -> None:
-    assert report.part(RUN, 10, 10, 100.0, dataclasses.replace(HEARD, notice_step=11), (SAVED, 103.0)).step == 11
+    assert (
+        report.part(RUN, 10, 10, 100.0, dataclasses.replace(HEARD, notice_step=11), (SAVED, 103.0)).step == 11
+    )
 
 
 def test_nothing_lost_is_a_success_without_words() -> None:
@@ -98,8 +110,18 @@ def test_phases_that_nobody_saw_are_null() -> None:
             "while the training (process 7, 8) got no notice",
         ),
         (changed(not_saved="no space left"), GONE, OPTIONS, "it could not save: no space left"),
-        (changed(noticed=None), GONE, dataclasses.replace(OPTIONS, signum=signal.SIGKILL), "SIGKILL leaves no time to save"),
-        (changed(noticed=None), GONE, dataclasses.replace(OPTIONS, signum=signal.SIGUSR1), "Set LASTCALL_SIGNALS=SIGUSR1"),
+        (
+            changed(noticed=None),
+            GONE,
+            dataclasses.replace(OPTIONS, signum=signal.SIGKILL),
+            "SIGKILL leaves no time to save",
+        ),
+        (
+            changed(noticed=None),
+            GONE,
+            dataclasses.replace(OPTIONS, signum=signal.SIGUSR1),
+            "Set LASTCALL_SIGNALS=SIGUSR1",
+        ),
         (changed(), GONE, OPTIONS, "it ended with exit code 75 before a checkpoint was committed"),
         (
             dataclasses.replace(PART, saved=None, resumed=None),
@@ -107,7 +129,12 @@ def test_phases_that_nobody_saw_are_null() -> None:
             OPTIONS,
             "a checkpoint was committed, but is no longer in /runs/a",
         ),
-        (dataclasses.replace(PART, resumed=None), GONE, OPTIONS, "checkpoint-12 was saved, but it resumed from scratch"),
+        (
+            dataclasses.replace(PART, resumed=None),
+            GONE,
+            OPTIONS,
+            "checkpoint-12 was saved, but it resumed from scratch",
+        ),
     ],
 )
 def test_every_loss_has_its_reason(part: Part, gone: Gone, options: Options, said: str) -> None:
@@ -149,7 +176,8 @@ def test_a_run_that_overrates_its_grace_is_told_the_variable_to_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "exit", "name"), [(75, 75, None), (-15, 143, "SIGTERM"), (-64, 192, "SIGRTMAX"), (-50, 178, "signal 50")]
+    ("status", "exit", "name"),
+    [(75, 75, None), (-15, 143, "SIGTERM"), (-64, 192, "SIGRTMAX"), (-50, 178, "signal 50")],
 )
 def test_an_exit_is_told_as_a_shell_would(status: int, exit: int, name: str | None) -> None:
     gone = dataclasses.replace(GONE, status=status)

@@ -1,4 +1,5 @@
-"""Drills of real processes that stand in for a training run: every way in which a run can come back, or not."""
+"""Drills of real processes that stand in for a training run: every way in which a run can come back, or
+not."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ def test_a_run_that_saves_comes_back_with_nothing_lost_each_time(tmp_path: Path)
     assert [one["round"] for one in body["rounds"]] == [1, 2, 3]
     saved = [one["directories"][0]["saved"]["step"] for one in body["rounds"]]
     assert saved == [one["directories"][0]["resumed"]["step"] for one in body["rounds"]] == sorted(set(saved))
-    assert all(one["exit"] == 75 and one["exact"] and not one["killed"] and not one["rescue"] for one in body["rounds"])
+    assert all(
+        one["exit"] == 75 and one["exact"] and not one["killed"] and not one["rescue"]
+        for one in body["rounds"]
+    )
     assert body["end"] == {"how": "stopped", "exit": 75, "saved": True}
     assert not list(tmp_path.glob("lastcall-drill-*"))
 
@@ -52,7 +56,9 @@ def test_the_table_and_the_verdict_are_on_stdout_and_the_progress_on_stderr(tmp_
 
 
 def test_a_run_can_be_let_go_on_to_its_end(tmp_path: Path) -> None:
-    done = harness.drill(tmp_path, *SOON, "--to-the-end", "--json", *harness.trainer(tmp_path / "run", "--steps", 200))
+    done = harness.drill(
+        tmp_path, *SOON, "--to-the-end", "--json", *harness.trainer(tmp_path / "run", "--steps", 200)
+    )
     assert done.returncode == 0, done.stdout
     assert harness.reported(done)["end"] == {"how": "finished", "exit": 0, "saved": True}
 
@@ -71,7 +77,8 @@ def test_a_run_that_finishes_too_early_is_no_success(tmp_path: Path) -> None:
         ("inexact", "which it resumed from, is not exact: in the middle of a step"),
         (
             "crash",
-            "it did not resume: it exited with exit code 1 before a first step. Last lines of its output: no module named nowhere",
+            "it did not resume: it exited with exit code 1 before a first step. Last lines of its output: no "
+            "module named nowhere",
         ),
     ],
 )
@@ -96,28 +103,54 @@ def test_a_checkpoint_that_goes_missing_is_noticed(tmp_path: Path) -> None:
 def test_exit_code_0_after_a_save_is_worth_a_word(tmp_path: Path) -> None:
     done = harness.drill(tmp_path, *SOON, *harness.trainer(tmp_path / "run", "--fault", "zero"))
     assert done.returncode == 0
-    assert "Round 1: exit code 0 means that training has finished: many platforms would not have restarted it" in done.stdout
+    assert (
+        "Round 1: exit code 0 means that training has finished: many platforms would not have restarted it"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
     ("fault", "arguments", "said"),
     [
         ("leave", ("--after", 60), "the run exited before the notice of round 1, with exit code 9"),
-        ("stall", ("--patience", 1), "no step was completed in 1 s. If the first one takes longer, use --patience SECONDS"),
+        (
+            "stall",
+            ("--patience", 1),
+            "no step was completed in 1 s. If the first one takes longer, use --patience SECONDS",
+        ),
         ("stand", ("--at", 50, "--patience", 1), "the run stands at step 10, and round 1 waits"),
     ],
 )
-def test_a_run_that_does_not_get_to_the_notice_says_so(tmp_path: Path, fault: str, arguments: tuple[object, ...], said: str) -> None:
-    done = harness.drill(tmp_path, *arguments, "--grace", 0, *harness.trainer(tmp_path / "run", "--fault", fault))
+def test_a_run_that_does_not_get_to_the_notice_says_so(
+    tmp_path: Path, fault: str, arguments: tuple[object, ...], said: str
+) -> None:
+    done = harness.drill(
+        tmp_path, *arguments, "--grace", 0, *harness.trainer(tmp_path / "run", "--fault", fault)
+    )
     assert done.returncode == 1
     assert said in done.stdout
     assert "joined" in (tmp_path / done.stdout.splitlines()[-1].split()[-1]).read_text()
 
 
-def test_a_run_without_lastcall_is_called_not_protected_and_killed_although_it_ignores_the_signal(tmp_path: Path) -> None:
-    done = harness.drill(tmp_path, "--patience", 0.5, "--grace", 0.2, "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+def test_a_run_without_lastcall_is_called_not_protected_and_killed_although_it_ignores_the_signal(
+    tmp_path: Path,
+) -> None:
+    done = harness.drill(
+        tmp_path,
+        "--patience",
+        0.5,
+        "--grace",
+        0.2,
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; while :; do sleep 0.1; done",
+    )
     assert done.returncode == 1
-    assert "this run is not protected: it would lose everything since the last checkpoint of its own" in done.stdout
+    assert (
+        "this run is not protected: it would lose everything since the last checkpoint of its own"
+        in done.stdout
+    )
     assert "Wrap the training loop in lastcall.protect()" in done.stdout
     assert "The drill killed the run without a checkpoint, exit code 137." in done.stdout
 
@@ -131,7 +164,10 @@ def test_a_command_that_ends_without_training_is_called_not_protected(tmp_path: 
 def test_a_command_that_fails_at_once_is_quoted(tmp_path: Path) -> None:
     done = harness.drill(tmp_path, "--", "sh", "-c", "echo the data is missing; exit 3")
     assert done.returncode == 1
-    assert "it exited with exit code 3 before a first step. Last lines of its output: the data is missing" in done.stdout
+    assert (
+        "it exited with exit code 3 before a first step. Last lines of its output: the data is missing"
+        in done.stdout
+    )
 
 
 def test_sigkill_leaves_no_time(tmp_path: Path) -> None:
@@ -139,7 +175,13 @@ def test_sigkill_leaves_no_time(tmp_path: Path) -> None:
     assert done.returncode == 1
     body = harness.reported(done)
     (one,) = body["rounds"]
-    assert one["died_of"] == "SIGKILL" and one["exit"] == 137 and not one["killed"] and one["lost"] > 0 and one["at_least"]
+    assert (
+        one["died_of"] == "SIGKILL"
+        and one["exit"] == 137
+        and not one["killed"]
+        and one["lost"] > 0
+        and one["at_least"]
+    )
     assert "SIGKILL leaves no time to save" in one["reasons"][0]
     assert body["end"] == {"how": "stopped", "exit": 75, "saved": True}
 
@@ -154,7 +196,9 @@ def test_a_shell_that_keeps_the_signal_to_itself_loses_the_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("to", ["group", "training"])
-def test_a_platform_that_signals_more_than_the_command_reaches_the_training_below_a_shell(tmp_path: Path, to: str) -> None:
+def test_a_platform_that_signals_more_than_the_command_reaches_the_training_below_a_shell(
+    tmp_path: Path, to: str
+) -> None:
     line = " ".join(map(str, harness.trainer(tmp_path / "run")[1:])) + "; exit $?"
     done = harness.drill(tmp_path, *SOON, "--to", to, "--json", "--", "bash", "-c", line)
     assert done.returncode == 0, done.stdout
@@ -163,7 +207,9 @@ def test_a_platform_that_signals_more_than_the_command_reaches_the_training_belo
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_drill_leaves_the_run_saved_and_stopped(tmp_path: Path, signum: signal.Signals) -> None:
+def test_an_interrupted_drill_leaves_the_run_saved_and_stopped(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
     process = harness.begin(tmp_path, "--after", 60, "--json", *harness.trainer(tmp_path / "run"))
     try:
         assert process.stderr is not None

@@ -1,10 +1,11 @@
-"""A training process as the drill sees one, without a framework: joins the registry, writes events, saves real checkpoints.
+"""A training process as the drill sees one, without a framework: joins the registry, writes events, saves
+real checkpoints.
 
 python trainer.py DIRECTORY [--steps N] [--fault NAME]
 
-Faults: `elsewhere` takes a new directory each time, `crash` dies on the second start, `leave` leaves by itself, `stall` never does a
-step, `stand` does ten and no more, `unsaved` says that it cannot save, `inexact` saves inexactly, `zero` leaves with 0 after a save,
-`disk` loses what it saved.
+Faults: `elsewhere` takes a new directory each time, `crash` dies on the second start, `leave` leaves by
+itself, `stall` never does a step, `stand` does ten and no more, `unsaved` says that it cannot save, `inexact`
+saves inexactly, `zero` leaves with 0 after a save, `disk` loses what it saved.
 """
 
 from __future__ import annotations

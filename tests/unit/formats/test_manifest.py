@@ -33,7 +33,9 @@ def refused(found: object) -> str:
 
 def groups(rank: int) -> tuple[Group, ...]:
     """Half of w, and something of the rank's own."""
-    half = TensorEntry(f"w@{2 * rank},0", "U8", (2, 3), block(bytes(6)), Share((4, 3), (2 * rank, 0), (rank,)))
+    half = TensorEntry(
+        f"w@{2 * rank},0", "U8", (2, 3), block(bytes(6)), Share((4, 3), (2 * rank, 0), (rank,))
+    )
     return (Group("model", (half, TensorEntry("bn", "U8", (2,), block(bytes(2))))), Group("rng", ()))
 
 
@@ -79,11 +81,17 @@ def test_the_same_rank_twice_prevents_the_commit() -> None:
 def test_ranks_with_other_shapes_prevent_the_commit() -> None:
     other = manifest.describe(1, groups(1))
     other["model"]["w"]["shape"] = [4, 4]
-    with pytest.raises(errors.SaveError, match=r"model/w: it is U8 \(4, 3\) on one rank and 'U8' \(4, 4\) on another"):
+    with pytest.raises(
+        errors.SaveError,
+        match=r"model/w: it is U8 \(4, 3\) on one rank and 'U8' \(4, 4\) on "
+        r"another",
+    ):
         manifest.merge([manifest.describe(0, groups(0)), other])
 
 
-@pytest.mark.parametrize("broken", [{"model": []}, {"model": {"w": 3}}, {"model": {"w": {"dtype": "F32", "shape": [1]}}}, 7])
+@pytest.mark.parametrize(
+    "broken", [{"model": []}, {"model": {"w": 3}}, {"model": {"w": {"dtype": "F32", "shape": [1]}}}, 7]
+)
 def test_a_part_file_that_makes_no_sense_prevents_the_commit(broken: Any) -> None:
     with pytest.raises(errors.SaveError):
         manifest.merge([manifest.describe(0, groups(0)), broken])
@@ -141,7 +149,7 @@ def test_what_is_wrong_with_a_tensor_is_said(found: object, why: str) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a..safetensors", ".safetensors", "state.json", "", "x" * 300,
+    ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a..safetensors", ".safetensors", "state.json", "", "x" * 300,  # noqa: E501
      5, None, "a\n.safetensors"],
 )  # fmt: skip
 def test_a_file_that_is_not_a_plain_name_is_refused(file: object) -> None:
@@ -157,7 +165,9 @@ def test_a_key_that_is_no_text_is_refused() -> None:
 
 
 def test_a_pinwheel_which_no_ranks_lay_is_refused() -> None:
-    pinwheel = tensor(([0, 0], [1, 2]), ([0, 2], [2, 1]), ([2, 1], [1, 2]), ([1, 0], [2, 1]), ([1, 1], [1, 1]), shape=[3, 3])
+    pinwheel = tensor(
+        ([0, 0], [1, 2]), ([0, 2], [2, 1]), ([2, 1], [1, 2]), ([1, 0], [2, 1]), ([1, 1], [1, 1]), shape=[3, 3]
+    )
     assert "are arranged as no ranks would write them" in refused(pinwheel)
 
 
@@ -184,7 +194,7 @@ def test_thousands_of_pieces_are_checked_quickly() -> None:
     [
         b"", b"[]", b"{", b"\xff", b"null", b'{"format": 1}', b'{"format": 1, "tensors": []}',
         b'{"format": 1, "tensors": {"model": 1}}',
-        b"[" * 100_000, b'{"format": 1, "tensors": {}, "more": 1}', b'{"format": ' + b"9" * 5000 + b', "tensors": {}}',
+        b"[" * 100_000, b'{"format": 1, "tensors": {}, "more": 1}', b'{"format": ' + b"9" * 5000 + b', "tensors": {}}',  # noqa: E501
     ],
     ids=lambda text: text[:40],
 )  # fmt: skip

@@ -19,7 +19,9 @@ from lastcall.types import TensorEntry
 
 
 def entry(name: str, dtype: str, shape: tuple[int, ...], fill: int = 1) -> TensorEntry:
-    return TensorEntry(name, dtype, shape, BytesSource(bytes([fill]) * math.prod(shape) * safetensors.DTYPES[dtype]))
+    return TensorEntry(
+        name, dtype, shape, BytesSource(bytes([fill]) * math.prod(shape) * safetensors.DTYPES[dtype])
+    )
 
 
 def write(path: Path, *entries: TensorEntry, metadata: dict[str, str] | None = None) -> Path:
@@ -51,13 +53,20 @@ def test_a_file_without_tensors_loads(tmp_path: Path) -> None:
 
 
 def test_metadata_reaches_the_library(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.safetensors", entry("x", "U8", (1,)), metadata={"format": "pt", "\u6a21": "\u2713"})
+    path = write(
+        tmp_path / "a.safetensors", entry("x", "U8", (1,)), metadata={"format": "pt", "\u6a21": "\u2713"}
+    )
     with library.safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt", "\u6a21": "\u2713"}
 
 
 def test_data_begins_on_its_phase_and_each_tensor_is_aligned_and_in_the_given_order_within_its_size() -> None:
-    given = [entry("b1", "BOOL", (3,)), entry("f1", "F32", (1,)), entry("h", "BF16", (5,)), entry("d", "F64", (1,))]
+    given = [
+        entry("b1", "BOOL", (3,)),
+        entry("f1", "F32", (1,)),
+        entry("h", "BF16", (5,)),
+        entry("d", "F64", (1,)),
+    ]
     layout = safetensors.layout("a", [*given, entry("f0", "I32", (1,)), entry("b0", "U8", (2,))])
     header = layout.extents[0].source
     assert isinstance(header, BytesSource)
@@ -68,7 +77,9 @@ def test_data_begins_on_its_phase_and_each_tensor_is_aligned_and_in_the_given_or
 
 
 def test_tensors_of_whole_sectors_come_first_so_that_they_share_a_phase() -> None:
-    layout = safetensors.layout("a", [entry("odd", "F64", (3,)), entry("whole", "F32", (128,)), entry("bytes", "U8", (1024,))])
+    layout = safetensors.layout(
+        "a", [entry("odd", "F64", (3,)), entry("whole", "F32", (128,)), entry("bytes", "U8", (1024,))]
+    )
     header = layout.extents[0].source
     assert isinstance(header, BytesSource)
     tensors, _ = safetensors.parse(header.data, layout.size)
@@ -118,7 +129,9 @@ def test_a_header_longer_than_the_library_reads_is_refused(monkeypatch: pytest.M
 
 def test_a_file_of_the_library_is_read_with_absolute_offsets(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    library.torch.save_file({"w": torch.arange(4.0), "b": torch.tensor([7], dtype=torch.uint8)}, path, {"k": "v"})
+    library.torch.save_file(
+        {"w": torch.arange(4.0), "b": torch.tensor([7], dtype=torch.uint8)}, path, {"k": "v"}
+    )
     tensors, metadata = safetensors.parse(safetensors.read_header(path), path.stat().st_size)
     data = path.read_bytes()
     assert metadata == {"k": "v"}
@@ -146,7 +159,9 @@ def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
         safetensors.read_header(tmp_path / "pipe")
 
 
-def test_a_directory_a_device_and_a_socket_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_a_device_and_a_socket_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CheckpointError, match="but a directory"):
         safetensors.read_header(tmp_path)
     with pytest.raises(CheckpointError, match="but a device"):

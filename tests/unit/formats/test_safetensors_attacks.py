@@ -63,7 +63,10 @@ FRAMES = {
         file(b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
         "name is not valid Unicode",
     ),
-    "infinity": (file(b'{"a":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,0]}}'), "'a': shape .* not inf"),
+    "infinity": (
+        file(b'{"a":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,0]}}'),
+        "'a': shape .* not inf",
+    ),
     "minus zero": (file(b'{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}'), "'a': shape .* not -0.0"),
     "thousands of digits": (
         file(b'{"a":{"dtype":"U8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,0]}}'),
@@ -97,9 +100,15 @@ HEADERS = {
     "a list in a shape": (tensors(4, a=tensor(shape=[[1]])), r"'a': shape must hold integers .* not \[1\]"),
     "null in a shape": (tensors(4, a=tensor(shape=[None])), "'a': shape must hold integers .* not None"),
     "a negative dimension": (tensors(4, a=tensor(shape=[-1])), "'a': shape must hold integers .* not -1"),
-    "two negative dimensions": (tensors(4, a=tensor(shape=[-1, -1])), "'a': shape must hold integers .* not -1"),
+    "two negative dimensions": (
+        tensors(4, a=tensor(shape=[-1, -1])),
+        "'a': shape must hold integers .* not -1",
+    ),
     "a dimension of 2**63": (tensors(4, a=tensor(shape=[2**63])), "'a': shape .* not 9223372036854775808"),
-    "a product of 2**64": (tensors(0, a=tensor(shape=[2**32, 2**32], offsets=[0, 0])), "'a': the product .* overflows"),
+    "a product of 2**64": (
+        tensors(0, a=tensor(shape=[2**32, 2**32], offsets=[0, 0])),
+        "'a': the product .* overflows",
+    ),
     "a product that wraps to 1": (tensors(4, a=tensor(shape=[2**62, 4, 1])), "'a': the product .* overflows"),
     "an overflow hidden by zero": (
         tensors(0, a=tensor(shape=[0, 2**62, 2**62], offsets=[0, 0])),
@@ -107,17 +116,44 @@ HEADERS = {
     ),
     "one offset": (tensors(4, a=tensor(offsets=[0])), r"'a': data_offsets must be two numbers, not \(0,\)"),
     "three offsets": (tensors(4, a=tensor(offsets=[0, 4, 8])), "'a': data_offsets must be two numbers"),
-    "offsets that are null": (tensors(4, a=tensor(offsets=None)), "'a': data_offsets must be a list, not None"),
-    "boolean offsets": (tensors(1, a=tensor("U8", [1], [False, True])), "'a': data_offsets must hold .* not False"),
+    "offsets that are null": (
+        tensors(4, a=tensor(offsets=None)),
+        "'a': data_offsets must be a list, not None",
+    ),
+    "boolean offsets": (
+        tensors(1, a=tensor("U8", [1], [False, True])),
+        "'a': data_offsets must hold .* not False",
+    ),
     "a negative offset": (tensors(4, a=tensor(offsets=[-4, 0])), "'a': data_offsets must hold .* not -4"),
     "a float offset": (tensors(4, a=tensor(offsets=[0, 4.0])), r"'a': data_offsets must hold .* not 4\.0"),
-    "a huge offset": (tensors(4, a=tensor(offsets=[0, 10**30])), "'a': data_offsets must hold .* not 1000000"),
+    "a huge offset": (
+        tensors(4, a=tensor(offsets=[0, 10**30])),
+        "'a': data_offsets must hold .* not 1000000",
+    ),
     "reversed offsets": (tensors(4, a=tensor(offsets=[4, 0])), r"'a': data_offsets are reversed: \(4, 0\)"),
-    "an end out of range": (tensors(4, a=tensor(shape=[2], offsets=[0, 8])), "'a': .* out of range, the data has 4"),
-    "both out of range": (tensors(0, a=tensor(offsets=[2**40, 2**40 + 4])), "'a': .* out of range, the data has 0"),
-    "fewer bytes than the shape": (tensors(4, a=tensor(shape=[2])), r"'a': .* hold 4 bytes, but F32 .* takes 8"),
-    "more bytes than the shape": (tensors(8, a=tensor(offsets=[0, 8])), r"'a': .* hold 8 bytes, but F32 .* takes 4"),
-    "bytes for an empty tensor": (tensors(4, a=tensor(shape=[0])), r"'a': .* hold 4 bytes, but F32 .* takes 0"),
+    "an end out of range": (
+        tensors(4, a=tensor(shape=[2], offsets=[0, 8])),
+        "'a': .* out of range, the data has 4",
+    ),
+    "both out of range": (
+        tensors(0, a=tensor(offsets=[2**40, 2**40 + 4])),
+        "'a': .* out of range, the data has 0",
+    ),
+    "fewer bytes than the shape": (
+        tensors(4, a=tensor(shape=[2])),
+        r"'a': .* hold 4 bytes, but F32 .* takes "
+        r"8",
+    ),
+    "more bytes than the shape": (
+        tensors(8, a=tensor(offsets=[0, 8])),
+        r"'a': .* hold 8 bytes, but F32 .* "
+        r"takes 4",
+    ),
+    "bytes for an empty tensor": (
+        tensors(4, a=tensor(shape=[0])),
+        r"'a': .* hold 4 bytes, but F32 .* takes "
+        r"0",
+    ),
     "one range for two tensors": (tensors(4, a=tensor(), b=tensor()), "'b': begins at byte .* overlaps"),
     "ranges that overlap": (
         tensors(6, a=tensor("U8", [4], [0, 4]), b=tensor("U8", [4], [2, 6])),
@@ -132,14 +168,26 @@ HEADERS = {
         "'b': begins at byte .* overlaps",
     ),
     "a hole at the start": (tensors(8, a=tensor(offsets=[4, 8])), "'a': begins at byte .* leaves a gap"),
-    "a hole between": (tensors(12, a=tensor(), b=tensor(offsets=[8, 12])), "'b': begins at byte .* leaves a gap"),
+    "a hole between": (
+        tensors(12, a=tensor(), b=tensor(offsets=[8, 12])),
+        "'b': begins at byte .* leaves a gap",
+    ),
     "bytes at the end": (tensors(7, a=tensor()), "3 belong to none"),
     "bytes without tensors": (tensors(7), "7 belong to none"),
-    "metadata that is null": (tensors(0, __metadata__=None), "__metadata__ must map strings to strings, not be None"),
-    "metadata that is a list": (tensors(0, __metadata__=["a"]), "__metadata__ must map strings .* not be \\['a'\\]"),
+    "metadata that is null": (
+        tensors(0, __metadata__=None),
+        "__metadata__ must map strings to strings, not be None",
+    ),
+    "metadata that is a list": (
+        tensors(0, __metadata__=["a"]),
+        "__metadata__ must map strings .* not be \\['a'\\]",
+    ),
     "a number in metadata": (tensors(0, __metadata__={"a": 1}), "__metadata__ must map .* but 'a' is 1"),
     "an object in metadata": (tensors(0, __metadata__={"a": {}}), "__metadata__ must map .* but 'a' is {}"),
-    "a surrogate in metadata": (tensors(0, __metadata__={"a": "\udfff"}), "__metadata__ must map .* but 'a' is"),
+    "a surrogate in metadata": (
+        tensors(0, __metadata__={"a": "\udfff"}),
+        "__metadata__ must map .* but 'a' is",
+    ),
     "a tensor as metadata": (tensors(4, __metadata__=tensor()), "__metadata__ must map .* but 'shape' is"),
 }
 

@@ -104,7 +104,9 @@ def roundtrip(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[objec
 
 
 @pytest.mark.parametrize("dtype", CODES)
-def test_every_dtype_comes_back_with_its_bytes(roundtrip: Callable[[object], Any], dtype: torch.dtype) -> None:
+def test_every_dtype_comes_back_with_its_bytes(
+    roundtrip: Callable[[object], Any], dtype: torch.dtype
+) -> None:
     tensor = torch.tensor([0, 1] * 48, dtype=torch.uint8).view(dtype)
     loaded = roundtrip({"x": tensor})["x"]
     assert loaded.dtype == dtype
@@ -122,7 +124,9 @@ def test_scalars_and_empty_tensors_come_back(roundtrip: Callable[[object], Any])
 def test_views_of_one_storage_still_share_it(roundtrip: Callable[[object], Any]) -> None:
     base = torch.arange(20.0)
     content = build([base, base[3:9]])
-    assert [name for name in zipfile.ZipFile(io.BytesIO(content)).namelist() if "/data/" in name] == ["archive/data/0"]
+    assert [name for name in zipfile.ZipFile(io.BytesIO(content)).namelist() if "/data/" in name] == [
+        "archive/data/0"
+    ]
     loaded = roundtrip([base, base[3:9], base.view(4, 5).t()])
     assert torch.equal(loaded[1], base[3:9]) and torch.equal(loaded[2], base.view(4, 5).t())
     assert loaded[2].stride() == (1, 5) and not loaded[2].is_contiguous()
@@ -194,7 +198,9 @@ PLAIN: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_values_come_back_equal_and_of_their_types(roundtrip: Callable[[object], Any], name: str) -> None:
+def test_plain_values_come_back_equal_and_of_their_types(
+    roundtrip: Callable[[object], Any], name: str
+) -> None:
     loaded = roundtrip(PLAIN[name])
     assert loaded == PLAIN[name]
     assert repr(loaded) == repr(PLAIN[name])
@@ -239,9 +245,20 @@ def test_a_training_state_loads_into_its_model_with_versions(roundtrip: Callable
 
 def test_the_file_is_byte_for_byte_the_one_torch_saves_but_for_the_serialization_id() -> None:
     base = torch.arange(20.0)
-    views = [base[3:9], base.view(4, 5).t(), torch.nn.Parameter(torch.ones(2, 2)), torch.ones(1, requires_grad=True)]
-    odd = [torch.zeros(0, 3), torch.tensor(3), torch.zeros(2, dtype=torch.uint16), torch.ones(1, dtype=torch.complex64)]
-    plain = {key: value for key, value in PLAIN.items() if key != "bytes"}  # weights_only cannot load torch's b""
+    views = [
+        base[3:9],
+        base.view(4, 5).t(),
+        torch.nn.Parameter(torch.ones(2, 2)),
+        torch.ones(1, requires_grad=True),
+    ]
+    odd = [
+        torch.zeros(0, 3),
+        torch.tensor(3),
+        torch.zeros(2, dtype=torch.uint16),
+        torch.ones(1, dtype=torch.complex64),
+    ]
+    # weights_only cannot load torch's b""
+    plain = {key: value for key, value in PLAIN.items() if key != "bytes"}
     tree = {"state": training_state(), "views": views, "odd": odd, "plain": plain, "bytes": [b"a", b"abc"]}
     buffer = io.BytesIO()
     torch.save(tree, buffer)
@@ -368,8 +385,11 @@ def read_at(path: Path, offset: int, nbytes: int) -> bytes:
 def test_torch_maps_a_file_of_more_than_four_gigabytes(tmp_path: Path) -> None:
     huge = unreadable(2**32 + 64)
     small = torchzip.Tensor("I64", (2,), None, BytesSource(struct.pack("<2q", 7, -8)))
-    path = write_sparse(tmp_path / "a.pt", torchzip.layout("a.pt", {"huge": huge[0], "small": small}, crc=False))
-    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):  # a private map counts as memory in use
+    path = write_sparse(
+        tmp_path / "a.pt", torchzip.layout("a.pt", {"huge": huge[0], "small": small}, crc=False)
+    )
+    # a private map counts as memory in use
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         loaded = torch.load(path, weights_only=True, mmap=True)
     assert loaded["huge"].shape == (2**30 + 16,)
     assert loaded["huge"][-1] == 0.0
@@ -457,7 +477,10 @@ def test_a_tree_without_end_is_refused() -> None:
 def test_the_pickle_names_nothing_but_what_it_needs() -> None:
     content = build({"state": training_state(), "plain": PLAIN})
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        found = {(code.name, argument) for code, argument, _ in pickletools.genops(archive.read("archive/data.pkl"))}
+        found = {
+            (code.name, argument)
+            for code, argument, _ in pickletools.genops(archive.read("archive/data.pkl"))
+        }
     names = {argument for name, argument in found if name == "GLOBAL"}
     assert names == {
         "torch._utils _rebuild_tensor_v2",
@@ -471,5 +494,8 @@ def test_the_pickle_names_nothing_but_what_it_needs() -> None:
 
 
 def test_no_framework_is_imported() -> None:
-    code = "import sys, lastcall.formats.torchzip; sys.exit(bool({'torch', 'numpy', 'safetensors'} & sys.modules.keys()))"
+    code = (
+        "import sys, lastcall.formats.torchzip; sys.exit(bool({'torch', 'numpy', 'safetensors'} & "
+        "sys.modules.keys()))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -53,7 +53,8 @@ def same(one: Any, other: Any) -> bool:
         return same(one.real, other.real) and same(one.imag, other.imag)
     if isinstance(one, dict):
         return len(one) == len(other) and all(
-            same(k1, k2) and same(v1, v2) for (k1, v1), (k2, v2) in zip(one.items(), other.items(), strict=True)
+            same(k1, k2) and same(v1, v2)
+            for (k1, v1), (k2, v2) in zip(one.items(), other.items(), strict=True)
         )
     if isinstance(one, list | tuple | collections.deque):
         return len(one) == len(other) and all(itertools.starmap(same, zip(one, other, strict=True)))
@@ -158,7 +159,11 @@ def test_sets_are_written_in_the_same_order_whatever_the_hash_seed() -> None:
     seen = set()
     for seed in ("1", "2", "3"):
         environ = {**os.environ, "PYTHONHASHSEED": seed}
-        seen.add(subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=True).stdout)
+        seen.add(
+            subprocess.run(
+                [sys.executable, "-c", script], env=environ, capture_output=True, check=True
+            ).stdout
+        )
     assert len(seen) == 1
     assert json.loads(seen.pop())[1] == {"$": "set", "items": [1, 9, 10]}
 
@@ -239,7 +244,9 @@ def test_the_deepest_nesting_allowed_survives_json_and_one_more_is_refused(wrap:
     for _ in range(tree.MAX_DEPTH):
         value = wrap(value)
     again = there_and_back(value)
-    assert json.dumps(tree.encode(again, "x", tree.refuse)) == json.dumps(tree.encode(value, "x", tree.refuse))
+    assert json.dumps(tree.encode(again, "x", tree.refuse)) == json.dumps(
+        tree.encode(value, "x", tree.refuse)
+    )
     with pytest.raises(errors.StateError, match="levels deep"):
         tree.encode(wrap(value), "extra", tree.refuse)
 
@@ -368,7 +375,13 @@ def test_a_copy_is_equal_and_of_the_same_type(index: int) -> None:
 
 def mutable_parts(value: Any) -> list[Any]:
     """Every container in a value that could be changed later."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set | collections.deque) else ()
+    inner = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple | set | collections.deque)
+        else ()
+    )
     own = [value] if isinstance(value, dict | list | set | bytearray | collections.deque) else []
     return own + [part for item in inner for part in mutable_parts(item)]
 
@@ -405,7 +418,11 @@ def test_leaves_that_may_change_go_to_the_leaf_function_and_others_are_kept() ->
     }
     result = tree.copy(value, leaf)
     assert taken == [box] * 6
-    assert result["b"] == [1, "copied"] and result["c"] == ("copied", None) and result["e"] == frozenset({"copied"})
+    assert (
+        result["b"] == [1, "copied"]
+        and result["c"] == ("copied", None)
+        and result["e"] == frozenset({"copied"})
+    )
     assert tree.copy(box, leaf) == "copied"
     assert tree.copy(3, leaf) == 3
     assert tree.copy(value)["b"][1] is box

@@ -1,4 +1,5 @@
-"""A kubectl that is not one: it keeps a cluster in a folder, and does to it what a real one would have the API server do."""
+"""A kubectl that is not one: it keeps a cluster in a folder, and does to it what a real one would have the
+API server do."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ elif verb == "exec":
     if (home / "no-exec").exists():
         fail("Error from server (Forbidden): pods is forbidden: cannot create resource pods/exec")
     os.execvp("sh", rest[rest.index("--") + 1 :])
-"""
+"""  # noqa: E501
 
 
 class Cluster:
@@ -103,9 +104,14 @@ class Cluster:
         body: dict[str, Any] = json.loads((self.home / resource / f"{name}.json").read_text())
         return body
 
-    def pod(self, name: str, label: str, phase: str = "Running", says: str = "", *, leaving: bool = False) -> None:
+    def pod(
+        self, name: str, label: str, phase: str = "Running", says: str = "", *, leaving: bool = False
+    ) -> None:
         key, value = label.split("=")
-        containers = [{"name": "sidecar"}, {"name": "train", "env": [{"name": "LASTCALL_ENABLED", "value": "1"}]}]
+        containers = [
+            {"name": "sidecar"},
+            {"name": "train", "env": [{"name": "LASTCALL_ENABLED", "value": "1"}]},
+        ]
         body: dict[str, dict[str, Any]] = {
             "metadata": {"name": name, "labels": {key: value}},
             "spec": {"containers": containers, "nodeName": "node-1"},

@@ -23,7 +23,13 @@ def made(version: str, kind: str, spec: Object, annotations: Object | None = Non
 
 
 def job(annotations: Object | None = None, *, metadata: Object | None = None, **spec: Any) -> Object:
-    return made("batch/v1", "Job", {"template": {"spec": pod(**spec)}}, ON if annotations is None else annotations, **(metadata or {}))
+    return made(
+        "batch/v1",
+        "Job",
+        {"template": {"spec": pod(**spec)}},
+        ON if annotations is None else annotations,
+        **(metadata or {}),
+    )
 
 
 def cluster(*names: str) -> Object:
@@ -36,12 +42,25 @@ def every(annotations: Object) -> list[Object]:
     template = {"template": {"spec": pod()}}
     return [
         made("ray.io/v1", "RayCluster", cluster(), annotations),
-        made("ray.io/v1", "RayJob", {"rayClusterSpec": cluster(), "submitterPodTemplate": {"spec": pod()}}, annotations),
+        made(
+            "ray.io/v1",
+            "RayJob",
+            {"rayClusterSpec": cluster(), "submitterPodTemplate": {"spec": pod()}},
+            annotations,
+        ),
         made("ray.io/v1", "RayService", {"rayClusterConfig": cluster()}, annotations),
         made(
-            "kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": {"Master": dict(template), "Worker": dict(template)}}, annotations
+            "kubeflow.org/v1",
+            "PyTorchJob",
+            {"pytorchReplicaSpecs": {"Master": dict(template), "Worker": dict(template)}},
+            annotations,
         ),
-        made("jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"name": "w", "template": {"spec": template}}]}, annotations),
+        made(
+            "jobset.x-k8s.io/v1alpha2",
+            "JobSet",
+            {"replicatedJobs": [{"name": "w", "template": {"spec": template}}]},
+            annotations,
+        ),
         made("batch/v1", "Job", dict(template), annotations),
         made("batch/v1", "CronJob", {"jobTemplate": {"spec": template}}, annotations),
         made("apps/v1", "StatefulSet", dict(template), annotations),
@@ -75,8 +94,17 @@ def trainer(obj: Object) -> Object:
 
 
 def review(obj: Any, operation: str = "CREATE", old: Any = None, **more: Any) -> bytes:
-    request = {"uid": "abc", "operation": operation, "namespace": "team", "object": obj, "oldObject": old, **more}
-    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+    request = {
+        "uid": "abc",
+        "operation": operation,
+        "namespace": "team",
+        "object": obj,
+        "oldObject": old,
+        **more,
+    }
+    return json.dumps(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    ).encode()
 
 
 def operations(document: Object) -> list[Object]:

@@ -22,7 +22,8 @@ from unit.kube import objects
 from unit.kube.objects import ON, job, made, pod, protected, trainer
 
 HELD_BY_ITSELF = (
-    "apiVersion: v1\nkind: Pod\nmetadata: {annotations: {lastcall.dev/enabled: 'true'}}\nspec: &a {containers: [{name: x}], b: [*a]}\n"
+    "apiVersion: v1\nkind: Pod\nmetadata: {annotations: {lastcall.dev/enabled: 'true'}}\nspec: &a "
+    "{containers: [{name: x}], b: [*a]}\n"
 )
 Said = tuple[int, str, str]
 
@@ -40,7 +41,9 @@ def kube(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_inject_does_what_the_webhook_does_and_keeps_the_order(kube: Any, tmp_path: Path) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "ä: 1\nb"}}
     listed = {"apiVersion": "v1", "kind": "List", "items": [made("v1", "Pod", pod(), ON), config]}
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all([config, job(), listed, config], allow_unicode=True))
+    (tmp_path / "all.yaml").write_text(
+        yaml.safe_dump_all([config, job(), listed, config], allow_unicode=True)
+    )
     code, out, err = kube("inject", "-f", tmp_path / "all.yaml", "--image", "lastcall:1")
     first, second, third, last = yaml.safe_load_all(out)
     assert (code, err, first, last) == (0, "", config, config)
@@ -48,7 +51,9 @@ def test_inject_does_what_the_webhook_does_and_keeps_the_order(kube: Any, tmp_pa
     assert third == {**listed, "items": [protected(made("v1", "Pod", pod(), ON)), config]}
 
 
-def test_inject_of_what_was_injected_changes_nothing(kube: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inject_of_what_was_injected_changes_nothing(
+    kube: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
     _, once, _ = kube("inject", "-f", tmp_path / "job.yaml")
     monkeypatch.setattr(sys, "stdin", io.StringIO(once))
@@ -58,10 +63,14 @@ def test_inject_of_what_was_injected_changes_nothing(kube: Any, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "text", ["1e-5", "1E5", "08", "0o17", "12345e67", "y", "N", "yes", "1:30", ".5", "1_000", "~", "-.inf", "0x1F"]
+    "text",
+    ["1e-5", "1E5", "08", "0o17", "12345e67", "y", "N", "yes", "1:30", ".5", "1_000", "~", "-.inf", "0x1F"],
 )
-def test_a_text_that_kubernetes_would_take_for_something_else_is_quoted(kube: Any, tmp_path: Path, text: str) -> None:
-    """PyYAML sees no need to: a learning rate then comes back as a number, and kubectl refuses the whole job."""
+def test_a_text_that_kubernetes_would_take_for_something_else_is_quoted(
+    kube: Any, tmp_path: Path, text: str
+) -> None:
+    """PyYAML sees no need to: a learning rate then comes back as a number, and kubectl refuses the whole
+    job."""
     annotated = job()
     trainer(annotated)["args"] = ["--lr", text]
     file = tmp_path / "job.yaml"
@@ -94,7 +103,9 @@ def test_a_text_that_kubernetes_would_take_for_something_else_is_quoted(kube: An
         ("v1.2.3", "v1.2.3"),
     ],
 )
-def test_what_has_no_quotes_is_what_kubectl_takes_it_for(kube: Any, tmp_path: Path, plain: str, out: str) -> None:
+def test_what_has_no_quotes_is_what_kubectl_takes_it_for(
+    kube: Any, tmp_path: Path, plain: str, out: str
+) -> None:
     """As kubectl 1.32 says: kubectl annotate --local -f FILE -o json a=b."""
     (tmp_path / "x.yaml").write_text(f"apiVersion: example.com/v1\nkind: Other\nspec:\n  it: {plain}\n")
     code, said, _ = kube("inject", "-f", tmp_path / "x.yaml")
@@ -111,14 +122,21 @@ def test_a_text_with_a_rare_end_of_line_comes_out_as_it_was(kube: Any, tmp_path:
 def test_inject_shows_the_difference(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
     _, out, _ = kube("inject", "-f", tmp_path / "job.yaml", "--diff")
-    assert "+      terminationGracePeriodSeconds: 120\n" in out and not [line for line in out.splitlines()[2:] if line.startswith("-")]
+    assert "+      terminationGracePeriodSeconds: 120\n" in out and not [
+        line for line in out.splitlines()[2:] if line.startswith("-")
+    ]
 
 
 def test_inject_says_the_patch_and_its_reason_as_json(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/grace-seconds": "5"})))
     code, out, err = kube("inject", "-f", tmp_path / "job.yaml", "--json")
     (told,) = json.loads(out)["objects"]
-    assert (code, told["object"], told["patch"], told["because"]) == (0, "Job x", [], "not enabled by an annotation")
+    assert (code, told["object"], told["patch"], told["because"]) == (
+        0,
+        "Job x",
+        [],
+        "not enabled by an annotation",
+    )
     assert told["warnings"] and told["warnings"][0] in err
 
 
@@ -134,7 +152,11 @@ def test_a_namespace_in_the_file_is_the_default_for_what_is_in_it(kube: Any, tmp
 def test_a_wrong_annotation_of_a_namespace_in_the_file_is_refused_with_78(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "n.yaml").write_text(
         yaml.safe_dump(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "annotations": {"lastcall.dev/enabled": "maybe"}}}
+            {
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": "team", "annotations": {"lastcall.dev/enabled": "maybe"}},
+            }
         )
     )
     code, out, err = kube("inject", "-f", tmp_path / "n.yaml")
@@ -143,7 +165,9 @@ def test_a_wrong_annotation_of_a_namespace_in_the_file_is_refused_with_78(kube: 
 
 
 def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Path) -> None:
-    (tmp_path / "l.json").write_text(json.dumps({"apiVersion": "batch/v1", "kind": "JobList", "items": [job()]}))
+    (tmp_path / "l.json").write_text(
+        json.dumps({"apiVersion": "batch/v1", "kind": "JobList", "items": [job()]})
+    )
     code, out, _ = kube("inject", "-f", tmp_path / "l.json", "--image", "lastcall:1")
     assert (code, yaml.safe_load(out)["items"]) == (0, [protected(job())])
 
@@ -157,7 +181,9 @@ def test_the_objects_of_a_list_of_one_kind_are_protected(kube: Any, tmp_path: Pa
         (b"a: !!int x", "not YAML"),
     ],
 )
-def test_a_file_without_objects_is_refused_with_78(kube: Any, tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_without_objects_is_refused_with_78(
+    kube: Any, tmp_path: Path, content: bytes, said: str
+) -> None:
     """An empty answer would go on to kubectl, whose message says nothing of the file."""
     (tmp_path / "x").write_bytes(content)
     code, out, err = kube("inject", "-f", tmp_path / "x")
@@ -165,7 +191,9 @@ def test_a_file_without_objects_is_refused_with_78(kube: Any, tmp_path: Path, co
     assert said in err
 
 
-@pytest.mark.parametrize("words", [("--namespace", "Not_One"), ("--namespace", ""), ("--image", ""), ("--image", "two words")])
+@pytest.mark.parametrize(
+    "words", [("--namespace", "Not_One"), ("--namespace", ""), ("--image", ""), ("--image", "two words")]
+)
 def test_a_manifest_that_the_api_server_would_refuse_is_not_made(kube: Any, words: tuple[str, ...]) -> None:
     code, out, err = kube("manifest", *words)
     assert (code, out) == (78, "")
@@ -182,7 +210,9 @@ def test_inject_refuses_an_image_without_a_name(kube: Any, tmp_path: Path) -> No
 def test_inject_refuses_a_wrong_value_with_78(kube: Any, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job({"lastcall.dev/enabled": True})))
     code, out, err = kube("inject", "-f", tmp_path / "job.yaml")
-    assert (code, out) == (78, "") and err.startswith("lastcall: Job x: lastcall.dev/enabled: True is not text. Put it in quotes")
+    assert (code, out) == (78, "") and err.startswith(
+        "lastcall: Job x: lastcall.dev/enabled: True is not text. Put it in quotes"
+    )
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 5", "just text", HELD_BY_ITSELF])
@@ -201,20 +231,30 @@ def test_a_manifest_made_again_keeps_its_authority(kube: Any, tmp_path: Path) ->
 
 def test_a_manifest_as_json_is_a_list_that_kubectl_takes(kube: Any) -> None:
     found = json.loads(kube("manifest", "--json", "--image", "x:1")[1])
-    assert (found.pop("apiVersion"), found.pop("kind"), len(found.pop("items")), found) == ("v1", "List", 9, {})
+    assert (found.pop("apiVersion"), found.pop("kind"), len(found.pop("items")), found) == (
+        "v1",
+        "List",
+        9,
+        {},
+    )
 
 
 @pytest.mark.parametrize("form", ["kustomize", "helm"])
 def test_several_files_go_into_a_directory(kube: Any, tmp_path: Path, form: str) -> None:
     code, out, _ = kube("manifest", "--format", form, "--output", tmp_path / "out", "--json")
     files = json.loads(out)["files"]
-    assert code == 0 and sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.yaml")) == files
+    assert (
+        code == 0
+        and sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.yaml"))
+        == files
+    )
     code, _, err = kube("manifest", "--format", form)
     assert code == 78 and "--output webhook" in err
 
 
 def test_the_key_of_the_authority_is_for_this_user_alone(kube: Any, tmp_path: Path) -> None:
-    """Rough edges of section F: files with the key were 0644, and `--output` without `--format` printed it."""
+    """Rough edges of section F: files with the key were 0644, and `--output` without `--format` printed
+    it."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "secret.yaml").write_text("an earlier one")
     kube("manifest", "--format", "kustomize", "--output", tmp_path / "out")
@@ -230,7 +270,13 @@ def test_a_wrong_authority_is_refused_with_78(kube: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--ca-cert", "a"), ("--tls-cert", "a"), ("--ca-cert", "a", "--ca-key", "b", "--name", "c", "--tls-cert", "d")]
+    "words",
+    [
+        (),
+        ("--ca-cert", "a"),
+        ("--tls-cert", "a"),
+        ("--ca-cert", "a", "--ca-key", "b", "--name", "c", "--tls-cert", "d"),
+    ],
 )
 def test_a_webhook_without_one_certificate_is_refused_with_78(kube: Any, words: tuple[str, ...]) -> None:
     code, _, err = kube("webhook", *words)
@@ -264,7 +310,9 @@ def test_the_webhook_serves_over_tls_and_ends_by_sigterm(tmp_path: Path) -> None
         tmp_path / "ca.key",
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "lastcall", "kube", "webhook", *map(str, words)], stderr=subprocess.PIPE, env=nursery.environment()
+        [sys.executable, "-m", "lastcall", "kube", "webhook", *map(str, words)],
+        stderr=subprocess.PIPE,
+        env=nursery.environment(),
     )
     try:
         assert process.stderr is not None

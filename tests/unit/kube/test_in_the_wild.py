@@ -18,14 +18,22 @@ def warnings(obj: dict[str, Any]) -> str:
 
 
 def install(obj: dict[str, Any]) -> dict[str, Any]:
-    (found,) = (item for item in obj["spec"]["template"]["spec"]["initContainers"] if item["name"] == "lastcall-install")
+    (found,) = (
+        item
+        for item in obj["spec"]["template"]["spec"]["initContainers"]
+        if item["name"] == "lastcall-install"
+    )
     return dict(found)
 
 
 def test_a_guaranteed_pod_stays_guaranteed() -> None:
     """Every container of one, init containers too, has limits that are its requests."""
     annotated = job()
-    trainer(annotated)["resources"] = {"limits": {**SIZES, "nvidia.com/gpu": 8}, "requests": SIZES, "claims": [{"name": "gpu"}]}
+    trainer(annotated)["resources"] = {
+        "limits": {**SIZES, "nvidia.com/gpu": 8},
+        "requests": SIZES,
+        "claims": [{"name": "gpu"}],
+    }
     assert install(protected(annotated))["resources"] == {"requests": SIZES, "limits": SIZES}
 
 
@@ -33,7 +41,9 @@ def test_a_pod_that_asks_for_nothing_still_asks_for_nothing() -> None:
     assert install(protected(job()))["resources"] == {}
 
 
-@pytest.mark.parametrize("spec", [{"os": {"name": "windows"}}, {"nodeSelector": {"kubernetes.io/os": "windows"}}])
+@pytest.mark.parametrize(
+    "spec", [{"os": {"name": "windows"}}, {"nodeSelector": {"kubernetes.io/os": "windows"}}]
+)
 def test_pods_on_windows_are_left_alone(spec: dict[str, Any]) -> None:
     """The API server refuses the init container's rights there, and with them the job."""
     annotated = job(**spec)
@@ -43,7 +53,9 @@ def test_pods_on_windows_are_left_alone(spec: dict[str, Any]) -> None:
 
 def test_a_group_on_windows_does_not_keep_the_others_from_being_protected() -> None:
     linux, windows = {"template": {"spec": pod()}}, {"template": {"spec": pod(os={"name": "windows"})}}
-    after = protected(made("ray.io/v1", "RayCluster", {"headGroupSpec": linux, "workerGroupSpecs": [windows, linux]}, ON))
+    after = protected(
+        made("ray.io/v1", "RayCluster", {"headGroupSpec": linux, "workerGroupSpecs": [windows, linux]}, ON)
+    )
     (theirs, ours) = after["spec"]["workerGroupSpecs"]
     assert theirs == windows
     assert "initContainers" in ours["template"]["spec"]
@@ -53,8 +65,24 @@ def test_a_group_on_windows_does_not_keep_the_others_from_being_protected() -> N
     ("rules", "warned"),
     [
         ([{"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0, 42]}}], True),
-        ([{"action": "FailIndex", "onExitCodes": {"containerName": "main", "operator": "In", "values": [75]}}], True),
-        ([{"action": "FailJob", "onExitCodes": {"containerName": "other", "operator": "NotIn", "values": [1]}}], False),
+        (
+            [
+                {
+                    "action": "FailIndex",
+                    "onExitCodes": {"containerName": "main", "operator": "In", "values": [75]},
+                }
+            ],
+            True,
+        ),
+        (
+            [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "other", "operator": "NotIn", "values": [1]},
+                }
+            ],
+            False,
+        ),
         ([{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}], False),
         ([{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}], False),
         (
@@ -83,7 +111,8 @@ def test_a_failure_policy_that_ends_the_job_of_a_saved_run_is_warned_of(rules: A
     ],
 )
 def test_what_a_hook_sleeps_comes_on_top_of_the_grace(hook: dict[str, Any]) -> None:
-    """The grace begins with the hook, and SIGTERM comes after it: a run that counts on all of it would save too late."""
+    """The grace begins with the hook, and SIGTERM comes after it: a run that counts on all of it would save
+    too late."""
     annotated = job({**ON, "lastcall.dev/grace-seconds": "60"})
     trainer(annotated)["lifecycle"] = {"preStop": hook}
     after = protected(annotated)
@@ -93,7 +122,8 @@ def test_what_a_hook_sleeps_comes_on_top_of_the_grace(hook: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    "hook", [{"sleep": {"seconds": 86400}}, {"sleep": {"seconds": -5}}, {"exec": {"command": ["sleep", "infinity"]}}]
+    "hook",
+    [{"sleep": {"seconds": 86400}}, {"sleep": {"seconds": -5}}, {"exec": {"command": ["sleep", "infinity"]}}],
 )
 def test_a_hook_that_sleeps_for_ever_does_not_make_the_grace_as_long(hook: dict[str, Any]) -> None:
     annotated = job()
@@ -111,7 +141,9 @@ def test_a_longer_grace_of_the_user_is_told_without_what_the_hook_sleeps() -> No
 
 def test_a_hook_that_stops_ray_is_told_to_lose_work() -> None:
     group: dict[str, Any] = {"template": {"spec": pod()}}
-    group["template"]["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}}
+    group["template"]["spec"]["containers"][0]["lifecycle"] = {
+        "preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}
+    }
     assert "Remove it" in warnings(made("ray.io/v1", "RayCluster", {"headGroupSpec": group}, ON))
 
 
@@ -123,13 +155,26 @@ def test_a_kill_wait_does_not_make_the_grace_longer_than_a_week(name: str) -> No
 
 def test_a_contradiction_is_told_by_the_names_that_were_written() -> None:
     with pytest.raises(annotations.AnnotationError, match=r"^ray.io/jit-checkpoint-kill-wait: 90 is longer"):
-        annotations.wishes({**ON, "ray.io/jit-checkpoint-kill-wait": "90", "lastcall.dev/grace-seconds": "60"}, ray=True)
-    with pytest.raises(annotations.AnnotationError, match=r"^lastcall.dev/kill-wait-seconds of the namespace: 90 is longer"):
-        annotations.wishes({**ON, "lastcall.dev/grace-seconds": "60"}, {"lastcall.dev/kill-wait-seconds": "90"})
+        annotations.wishes(
+            {**ON, "ray.io/jit-checkpoint-kill-wait": "90", "lastcall.dev/grace-seconds": "60"}, ray=True
+        )
+    with pytest.raises(
+        annotations.AnnotationError,
+        match=r"^lastcall.dev/kill-wait-seconds of the "
+        r"namespace: 90 is longer",
+    ):
+        annotations.wishes(
+            {**ON, "lastcall.dev/grace-seconds": "60"}, {"lastcall.dev/kill-wait-seconds": "90"}
+        )
 
 
 def test_a_rayjob_that_runs_on_a_cluster_of_others_is_told_to_be_unprotected() -> None:
-    rayjob = made("ray.io/v1", "RayJob", {"clusterSelector": {"ray.io/cluster": "shared"}}, {"ray.io/jit-checkpoint-enabled": "true"})
+    rayjob = made(
+        "ray.io/v1",
+        "RayJob",
+        {"clusterSelector": {"ray.io/cluster": "shared"}},
+        {"ray.io/jit-checkpoint-enabled": "true"},
+    )
     assert "no pod template" in warnings(rayjob)
 
 
@@ -170,14 +215,24 @@ def test_storage_that_the_run_does_not_save_to_is_warned_of() -> None:
 def test_a_directory_on_rays_kinds_is_told_to_have_no_effect() -> None:
     spec = {"headGroupSpec": {"template": {"spec": pod()}}}
     directory = {**ON, "lastcall.dev/directory": "/mnt/exp1"}
-    assert "lastcall.dev/directory has no effect" in warnings(made("ray.io/v1", "RayCluster", spec, directory))
-    assert warnings(made("ray.io/v1", "RayCluster", spec, {**directory, "lastcall.dev/storage": "shared"})) == ""
+    assert "lastcall.dev/directory has no effect" in warnings(
+        made("ray.io/v1", "RayCluster", spec, directory)
+    )
+    assert (
+        warnings(made("ray.io/v1", "RayCluster", spec, {**directory, "lastcall.dev/storage": "shared"})) == ""
+    )
 
 
 def test_two_annotations_that_contradict_each_other_are_told() -> None:
     spec = {"headGroupSpec": {"template": {"spec": pod()}}}
-    both = {"ray.io/jit-checkpoint-enabled": "true", "ray.io/jit-checkpoint-kill-wait": "5.0", "lastcall.dev/enabled": "false"}
-    assert warnings(made("ray.io/v1", "RayCluster", spec, both)).startswith("ray.io/jit-checkpoint-enabled has no effect")
+    both = {
+        "ray.io/jit-checkpoint-enabled": "true",
+        "ray.io/jit-checkpoint-kill-wait": "5.0",
+        "lastcall.dev/enabled": "false",
+    }
+    assert warnings(made("ray.io/v1", "RayCluster", spec, both)).startswith(
+        "ray.io/jit-checkpoint-enabled has no effect"
+    )
     agreed = {**both, "lastcall.dev/enabled": "1", "lastcall.dev/kill-wait-seconds": "5"}
     assert warnings(made("ray.io/v1", "RayCluster", spec, agreed)) == ""
 
@@ -188,12 +243,26 @@ def test_two_annotations_that_contradict_each_other_are_told() -> None:
         made(
             "batch/v1",
             "CronJob",
-            {"jobTemplate": {"metadata": {"annotations": {"lastcall.dev/enabled": "sure"}}, "spec": job()["spec"]}},
+            {
+                "jobTemplate": {
+                    "metadata": {"annotations": {"lastcall.dev/enabled": "sure"}},
+                    "spec": job()["spec"],
+                }
+            },
         ),
         made(
             "jobset.x-k8s.io/v1alpha2",
             "JobSet",
-            {"replicatedJobs": [{"template": {"metadata": {"annotations": {"lastcall.dev/enabled": "sure"}}, "spec": job()["spec"]}}]},
+            {
+                "replicatedJobs": [
+                    {
+                        "template": {
+                            "metadata": {"annotations": {"lastcall.dev/enabled": "sure"}},
+                            "spec": job()["spec"],
+                        }
+                    }
+                ]
+            },
         ),
     ],
 )
@@ -203,7 +272,9 @@ def test_a_wrong_annotation_of_the_jobs_that_it_makes_is_refused_with_the_object
         warnings(obj)
 
 
-@pytest.mark.parametrize(("policy", "warned"), [("Never", True), ("OnFailure", False), ("ExitCode", False), (None, False)])
+@pytest.mark.parametrize(
+    ("policy", "warned"), [("Never", True), ("OnFailure", False), ("ExitCode", False), (None, False)]
+)
 def test_a_pytorchjob_that_ends_with_its_first_pod_is_warned_of(policy: str | None, warned: bool) -> None:
     replica = {"restartPolicy": policy, "template": {"spec": pod("pytorch")}}
     said = warnings(made("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": {"Worker": replica}}, ON))

@@ -14,12 +14,16 @@ from lastcall.core.process.identity import Process
 from lastcall.launch import command
 
 
-def test_the_launcher_signs_its_registry_and_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_signs_its_registry_and_takes_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with command._registry() as book:
         assert registry.Membership(book.folder, tmp_path).launcher() == dataclasses.asdict(Process.own())
         book.clear()
-        assert registry.Membership(book.folder, tmp_path).launcher(), "the next incarnation has the same launcher"
+        assert registry.Membership(book.folder, tmp_path).launcher(), (
+            "the next incarnation has the same launcher"
+        )
     assert not book.folder.exists()
 
 

@@ -73,14 +73,16 @@ def ending(status: int, *members: Member, notice: Notice | None = None, **more: 
         (ending(0, member("finished")), Result.ENDED, 0),
         (ending(0, member("finished"), notice=TERM), Result.ENDED, 0),
         (ending(5, member("finished")), Result.FAILED, 5),
-        (ending(-15, member("finished"), notice=TERM), Result.SAVED, CODE),  # all is committed: what follows training is done again
+        # all is committed: what follows training is done again
+        (ending(-15, member("finished"), notice=TERM), Result.SAVED, CODE),
         # failed
         (ending(9, member("failed")), Result.FAILED, 9),
         (ending(-11, member(None, pid=1)), Result.FAILED, 139),
         (ending(0, member("failed")), Result.FAILED, 1),
         (ending(0, member("failed"), statuses={10: 9}), Result.FAILED, 9),
         (ending(0, member(None), statuses={10: -9}), Result.FAILED, 137),
-        (ending(0, member("failed", pid=1)), Result.ENDED, 0),  # sys.exit(0) inside the block, and nobody in between
+        # sys.exit(0) inside the block, and nobody in between
+        (ending(0, member("failed", pid=1)), Result.ENDED, 0),
         (ending(1, member("failed"), interrupted=True), Result.STOPPED, 130),
         (ending(1, member("failed"), notice=TERM), Result.STOPPED, 1),
         (ending(78, member("failed")), Result.STOPPED, 78),

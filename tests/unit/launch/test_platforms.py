@@ -23,7 +23,9 @@ from lastcall.launch.options import Options
         ("runai", {}, "runai", 1),
     ],
 )
-def test_the_platform_is_told_by_its_variables_or_by_hand(name: str, environ: dict[str, str], found: str, code: int) -> None:
+def test_the_platform_is_told_by_its_variables_or_by_hand(
+    name: str, environ: dict[str, str], found: str, code: int
+) -> None:
     platform, because = platforms.choose(name, environ)
     assert (platform.name, platform.exit_code) == (found, code)
     assert because
@@ -35,7 +37,9 @@ def test_outside_a_slurm_job_there_is_nothing_to_requeue(caplog: pytest.LogCaptu
 
 
 def test_only_the_first_task_of_a_step_requeues(tmp_path: Path) -> None:
-    assert not platforms.requeue({"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_SUBMIT_DIR": str(tmp_path)})
+    assert not platforms.requeue(
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,10 +75,21 @@ def test_what_the_user_has_set_stays() -> None:
 
 def test_options_become_variables() -> None:
     built = build(
-        {}, grace=12.5, grace_given=True, guard=True, guard_steps=3, guard_seconds=0.5, log_level="DEBUG", log_level_given=True
+        {},
+        grace=12.5,
+        grace_given=True,
+        guard=True,
+        guard_steps=3,
+        guard_seconds=0.5,
+        log_level="DEBUG",
+        log_level_given=True,
     )
     assert built["LASTCALL_GRACE_SECONDS"] == "12.5"
-    assert (built["LASTCALL_GUARD"], built["LASTCALL_GUARD_STEPS"], built["LASTCALL_GUARD_SECONDS"]) == ("1", "3", "0.5")
+    assert (built["LASTCALL_GUARD"], built["LASTCALL_GUARD_STEPS"], built["LASTCALL_GUARD_SECONDS"]) == (
+        "1",
+        "3",
+        "0.5",
+    )
     assert built["LASTCALL_LOG_LEVEL"] == "DEBUG"
     assert built["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "73"
 
@@ -104,18 +119,26 @@ def test_a_command_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
     ("said", "standing"),
     [  # as Slurm 22.05 says it
         ("JobState=RUNNING Reason=None Restarts=0 PreemptTime=None", platforms.Standing.RUNNING),
-        ("JobState=RUNNING Reason=None Restarts=0 PreemptTime=2026-11-15T11:50:13", platforms.Standing.RUNNING),
+        (
+            "JobState=RUNNING Reason=None Restarts=0 PreemptTime=2026-11-15T11:50:13",
+            platforms.Standing.RUNNING,
+        ),
         ("JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None", platforms.Standing.CANCELLED),
         ("JobState=CANCELLED Reason=None Restarts=0", platforms.Standing.CANCELLED),
         ("JobState=COMPLETING Reason=TimeLimit Restarts=0 PreemptTime=None", platforms.Standing.ENDING),
-        ("JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-11-15T11:46:11", platforms.Standing.ENDING),
+        (
+            "JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-11-15T11:46:11",
+            platforms.Standing.ENDING,
+        ),
         ("JobState=COMPLETING Reason=None Restarts=1", platforms.Standing.REQUEUED),
         ("JobState=PENDING Reason=BeginTime Restarts=1", platforms.Standing.REQUEUED),
         ("", platforms.Standing.RUNNING),
         ("slurm_load_jobs error: Invalid job id specified", platforms.Standing.RUNNING),
     ],
 )
-def test_whether_to_requeue_is_told_by_what_slurm_is_doing_with_the_job(said: str, standing: platforms.Standing) -> None:
+def test_whether_to_requeue_is_told_by_what_slurm_is_doing_with_the_job(
+    said: str, standing: platforms.Standing
+) -> None:
     assert platforms.standing(said, 0) is standing
 
 

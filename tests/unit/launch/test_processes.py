@@ -57,7 +57,8 @@ def test_servants_of_python_are_told_from_programs() -> None:
         one.pid: one
         for one in (
             process(2, 1, "bash", "run.sh"),
-            process(3, 2, "bash", "run.sh"),  # a subshell has its parent's command line, too, but it is no Python
+            # a subshell has its parent's command line, too, but it is no Python
+            process(3, 2, "bash", "run.sh"),
             process(4, 3, "python", "train.py"),
             process(5, 4, "python", "train.py"),
             process(6, 4, "python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(7)"),
@@ -72,7 +73,13 @@ def test_servants_of_python_are_told_from_programs() -> None:
 
 def test_an_agent_above_is_found_through_any_number_of_generations() -> None:
     tree = {
-        one.pid: one for one in (process(2, 1, "torchrun"), process(3, 2, "bash"), process(4, 3, "python"), process(5, 1, "python"))
+        one.pid: one
+        for one in (
+            process(2, 1, "torchrun"),
+            process(3, 2, "bash"),
+            process(4, 3, "python"),
+            process(5, 1, "python"),
+        )
     }
     assert processes.has_agent_above(4, tree)
     assert not processes.has_agent_above(2, tree)
@@ -81,7 +88,9 @@ def test_an_agent_above_is_found_through_any_number_of_generations() -> None:
 
 
 def test_the_tree_below_is_what_lives_there() -> None:
-    child = subprocess.Popen(["bash", "-c", "sleep 1000 & (sleep 1000; true) & (exit 0) & echo up; wait"], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        ["bash", "-c", "sleep 1000 & (sleep 1000; true) & (exit 0) & echo up; wait"], stdout=subprocess.PIPE
+    )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
         until(lambda: len(processes.below(child.pid)) == 3, "two sleepers and a subshell")
@@ -108,8 +117,13 @@ def test_a_process_that_is_gone_or_another_one_by_now_is_not_signalled() -> None
 
 
 def test_who_catches_a_signal_is_seen_from_outside(tmp_path: Path) -> None:
-    source = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print('up', flush=True); signal.pause()"
-    child = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, env={"LASTCALL_REGISTRY": "/here"})
+    source = (
+        "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print('up', flush=True); "
+        "signal.pause()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, env={"LASTCALL_REGISTRY": "/here"}
+    )
     try:
         assert child.stdout is not None
         child.stdout.readline()
@@ -126,5 +140,10 @@ def test_who_catches_a_signal_is_seen_from_outside(tmp_path: Path) -> None:
 
 
 def test_return_codes_and_crowds_in_words() -> None:
-    assert [processes.described(status) for status in (0, 3, -9, -99)] == ["exit code 0", "exit code 3", "SIGKILL", "signal 99"]
+    assert [processes.described(status) for status in (0, 3, -9, -99)] == [
+        "exit code 0",
+        "exit code 3",
+        "SIGKILL",
+        "signal 99",
+    ]
     assert [processes.names(pids) for pids in ([], [7], [8, 7])] == ["nobody", "process 7", "processes 7, 8"]

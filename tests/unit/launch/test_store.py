@@ -36,7 +36,9 @@ def test_each_launcher_has_a_secret_of_its_own() -> None:
         assert len(one.told.partition(":")[2]) == 32
 
 
-def test_a_launcher_without_a_port_runs_all_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_launcher_without_a_port_runs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(host: str, port: int) -> None:
         raise PermissionError("Operation not permitted")
 
@@ -48,6 +50,10 @@ def test_a_launcher_without_a_port_runs_all_the_same(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("told", "expected"), [("4711:abc", "4711:abc"), (None, None)])
-def test_the_command_is_told_of_this_launchers_store_and_never_of_another(told: str | None, expected: str | None) -> None:
-    built = environment.build(Options(("true",), auto=False), 75, Path("/registry"), {"LASTCALL_STORE": "1:outer"}, told)
+def test_the_command_is_told_of_this_launchers_store_and_never_of_another(
+    told: str | None, expected: str | None
+) -> None:
+    built = environment.build(
+        Options(("true",), auto=False), 75, Path("/registry"), {"LASTCALL_STORE": "1:outer"}, told
+    )
     assert built.get("LASTCALL_STORE") == expected

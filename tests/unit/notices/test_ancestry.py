@@ -10,14 +10,20 @@ import time
 from helpers.nursery import PATIENCE, environment
 from lastcall.notices import ancestry
 
-ASK = "import time; from lastcall.notices import ancestry; print(time.time() - ancestry.began_with('LASTCALL_STOP_FILE', '/tmp/x'))"
+ASK = (
+    "import time; from lastcall.notices import ancestry; print(time.time() - "
+    "ancestry.began_with('LASTCALL_STOP_FILE', '/tmp/x'))"
+)
 
 
 def ages(command: str, *, given_to_all: bool) -> float:
-    """How long ago the oldest bearer began, as seen by a Python below a shell that has slept for a second first."""
+    """How long ago the oldest bearer began, as seen by a Python below a shell that has slept for a second
+    first."""
     env = environment(**({"LASTCALL_STOP_FILE": "/tmp/x"} if given_to_all else {}))
     script = f'sleep 1; {command} {sys.executable} -c "{ASK}"; true'
-    done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        ["sh", "-c", script], env=env, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     return float(done.stdout)
 
 
@@ -28,7 +34,8 @@ def test_it_is_the_shell_that_started_the_process_where_that_was_given_the_varia
 def test_it_is_the_process_itself_where_the_shell_was_not() -> None:
     began = time.time()
     age = ages("env LASTCALL_STOP_FILE=/tmp/x", given_to_all=False)
-    assert age <= time.time() - began - 1.0 + 0.05  # the shell's second is not in it; the kernel counts in hundredths
+    # the shell's second is not in it; the kernel counts in hundredths
+    assert age <= time.time() - began - 1.0 + 0.05
 
 
 def test_a_process_that_is_gone_has_no_parent_and_carries_nothing() -> None:
@@ -39,7 +46,9 @@ def test_a_process_that_is_gone_has_no_parent_and_carries_nothing() -> None:
 
 def test_a_process_carries_what_it_was_started_with_and_not_what_it_has_set_since() -> None:
     program = "import os, sys; os.environ['LATER'] = '1'; print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], env={"GIVEN": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env={"GIVEN": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         assert ancestry.carries(child.pid, "GIVEN=1") and not ancestry.carries(child.pid, "LATER=1")

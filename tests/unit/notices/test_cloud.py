@@ -88,7 +88,7 @@ def close_to(value: float | None, expected: float, slack: float = 5.0) -> bool:
     return value is not None and abs(value - expected) <= slack
 
 
-# ---- every cloud ---------------------------------------------------------------------------------------------------------------
+# ---- every cloud -------------------------------------------------------------------------------------------
 
 
 def test_news_become_one_notice_with_its_deadline(server: MetadataServer) -> None:
@@ -140,7 +140,9 @@ def test_a_redirect_is_not_followed(server: MetadataServer) -> None:
     assert not any("elsewhere" in path for _, path in server.requests)
 
 
-def test_proxies_of_the_environment_are_ignored(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_ignored(
+    server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     announce(server)
@@ -170,7 +172,10 @@ def test_a_server_that_is_not_there_is_warned_of_once(caplog: pytest.LogCaptureF
     assert "cannot be reached" in warnings(caplog)[0] and "Training continues" in warnings(caplog)[0]
 
 
-@pytest.mark.parametrize("base", ["metadata", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:99999999", "http://a b/"])
+@pytest.mark.parametrize(
+    "base",
+    ["metadata", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:99999999", "http://a b/"],
+)
 def test_a_wrong_address_is_an_error_that_shows_it(base: str) -> None:
     with pytest.raises(polling.Trouble) as caught:
         Client(base).request("GET", "/", {})
@@ -184,7 +189,9 @@ def test_each_probe_knows_its_own_cloud_only() -> None:
             assert answers == [server is aws, server is gcp, server is azure]
 
 
-def test_a_notify_that_raises_does_not_end_the_listening(aws: AwsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notify_that_raises_does_not_end_the_listening(
+    aws: AwsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: queue.Queue[Notice] = queue.Queue()
 
     def notify(notice: Notice) -> None:
@@ -214,7 +221,7 @@ def test_notify_may_stop_the_source(aws: AwsServer) -> None:
     assert done.wait(PATIENCE)
 
 
-# ---- EC2 -----------------------------------------------------------------------------------------------------------------------
+# ---- EC2 ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
@@ -239,7 +246,9 @@ def test_ec2_a_time_that_is_too_far_ahead_is_a_wrong_clock(aws: AwsServer) -> No
     assert close_to(notice.deadline, notice.at + 120.0, 1.0)
 
 
-def test_ec2_an_interruption_without_a_readable_time_is_still_one(aws: AwsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_ec2_an_interruption_without_a_readable_time_is_still_one(
+    aws: AwsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     aws.items["spot/instance-action"] = json.dumps({"action": "stop", "time": "soon"})
     with listening(Aws(aws.url)) as heard:
         notice = heard.get(timeout=PATIENCE)
@@ -247,16 +256,28 @@ def test_ec2_an_interruption_without_a_readable_time_is_still_one(aws: AwsServer
 
 
 @pytest.mark.parametrize(
-    "body", ['{"action": "noop", "time": "2017-09-18T08:22:00Z"}', "{}", "[]", "null", "terminate", '{"action": ["stop"]}']
+    "body",
+    [
+        '{"action": "noop", "time": "2017-09-18T08:22:00Z"}',
+        "{}",
+        "[]",
+        "null",
+        "terminate",
+        '{"action": ["stop"]}',
+    ],
 )
-def test_ec2_an_action_that_is_none_is_no_notice(aws: AwsServer, body: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_ec2_an_action_that_is_none_is_no_notice(
+    aws: AwsServer, body: str, caplog: pytest.LogCaptureFixture
+) -> None:
     aws.items["spot/instance-action"] = body
     with listening(Aws(aws.url)) as heard:
         aws.wait_for_requests(4, "instance-action")
     assert heard.empty() and len(warnings(caplog)) == 1
 
 
-def test_ec2_a_token_that_has_run_out_is_replaced_without_a_word(aws: AwsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_ec2_a_token_that_has_run_out_is_replaced_without_a_word(
+    aws: AwsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with listening(Aws(aws.url)) as heard:
         aws.wait_for_requests(4)
         aws.interrupt(60.0)
@@ -267,14 +288,18 @@ def test_ec2_a_token_that_has_run_out_is_replaced_without_a_word(aws: AwsServer,
     assert not warnings(caplog)
 
 
-def test_ec2_silence_explains_the_hop_limit_of_containers(aws: AwsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_ec2_silence_explains_the_hop_limit_of_containers(
+    aws: AwsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     aws.behaviour = "hang"
     with listening(Aws(aws.url), 0.05):
         until(lambda: bool(warnings(caplog)), "a warning")
     assert "--http-put-response-hop-limit 2" in warnings(caplog)[0]
 
 
-def test_ec2_a_rebalance_recommendation_is_only_logged(aws: AwsServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_ec2_a_rebalance_recommendation_is_only_logged(
+    aws: AwsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     aws.items["events/recommendations/rebalance"] = '{"noticeTime": "2020-10-27T08:22:00Z"}'
     with caplog.at_level(logging.INFO, "lastcall"), listening(Aws(aws.url)) as heard:
         aws.wait_for_requests(4, "rebalance")
@@ -299,7 +324,7 @@ def test_ec2_auto_scaling_says_when_an_instance_leaves(aws: AwsServer) -> None:
     assert "Auto Scaling" in notice.reason and notice.deadline is None
 
 
-# ---- Compute Engine ------------------------------------------------------------------------------------------------------------
+# ---- Compute Engine ----------------------------------------------------------------------------------------
 
 
 def test_gce_a_question_is_held_until_the_answer_changes(gcp: GcpServer) -> None:
@@ -315,7 +340,9 @@ def test_gce_maintenance_that_stops_the_machine_is_a_notice_of_a_minute(gcp: Gcp
     gcp.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     with listening(Gcp(gcp.host)) as heard:
         notice = heard.get(timeout=PATIENCE)
-    assert "TERMINATE_ON_HOST_MAINTENANCE" in notice.reason and close_to(notice.deadline, notice.at + 60.0, 1.0)
+    assert "TERMINATE_ON_HOST_MAINTENANCE" in notice.reason and close_to(
+        notice.deadline, notice.at + 60.0, 1.0
+    )
 
 
 def test_gce_a_live_migration_is_no_notice(gcp: GcpServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -325,7 +352,9 @@ def test_gce_a_live_migration_is_no_notice(gcp: GcpServer, caplog: pytest.LogCap
     assert heard.empty() and not warnings(caplog)
 
 
-def test_gce_a_server_of_another_flavor_is_not_believed(gcp: GcpServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_gce_a_server_of_another_flavor_is_not_believed(
+    gcp: GcpServer, caplog: pytest.LogCaptureFixture
+) -> None:
     gcp.flavor = "Vanilla"
     gcp.set("preempted", "TRUE")
     with listening(Gcp(gcp.host)) as heard:
@@ -333,7 +362,7 @@ def test_gce_a_server_of_another_flavor_is_not_believed(gcp: GcpServer, caplog: 
     assert heard.empty() and "Metadata-Flavor" in warnings(caplog)[0]
 
 
-# ---- Azure ---------------------------------------------------------------------------------------------------------------------
+# ---- Azure -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
@@ -344,7 +373,9 @@ def test_azure_each_stop_is_a_notice_that_names_it(azure: AzureServer, kind: str
     assert notice.source == "azure" and kind in notice.reason and close_to(notice.deadline, notice.at + 40.0)
 
 
-def test_azure_a_freeze_and_the_events_of_other_machines_are_no_notices(azure: AzureServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_azure_a_freeze_and_the_events_of_other_machines_are_no_notices(
+    azure: AzureServer, caplog: pytest.LogCaptureFixture
+) -> None:
     azure.announce("Freeze", 40.0)
     azure.announce("Preempt", 40.0, "trainer_1", "trainer_2")
     with listening(Azure(azure.url)) as heard:
@@ -354,7 +385,9 @@ def test_azure_a_freeze_and_the_events_of_other_machines_are_no_notices(azure: A
         assert heard.get(timeout=PATIENCE)
 
 
-def test_azure_every_event_is_ours_where_the_name_is_unknown(azure: AzureServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_azure_every_event_is_ours_where_the_name_is_unknown(
+    azure: AzureServer, caplog: pytest.LogCaptureFixture
+) -> None:
     azure.machine = None
     azure.announce("Preempt", 40.0, "trainer_1")
     with listening(Azure(azure.url)) as heard:
@@ -404,14 +437,16 @@ def test_azure_a_slow_first_answer_is_expected(azure: AzureServer, caplog: pytes
 
 
 @pytest.mark.parametrize("events", [["event"], [5], [None]])
-def test_azure_events_that_are_none_are_no_notices(azure: AzureServer, events: list[object], caplog: pytest.LogCaptureFixture) -> None:
+def test_azure_events_that_are_none_are_no_notices(
+    azure: AzureServer, events: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
     azure.events = events
     with listening(Azure(azure.url)) as heard:
         azure.wait_for_requests(3, "scheduledevents")
     assert heard.empty() and len(warnings(caplog)) == 1
 
 
-# ---- times ---------------------------------------------------------------------------------------------------------------------
+# ---- times -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "stop"
 
 
-def test_a_file_that_appears_is_one_notice_without_a_deadline(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_appears_is_one_notice_without_a_deadline(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with listening(path) as (source, heard):
         source.wait_for_looks()
         assert heard.empty()
@@ -76,7 +78,9 @@ def test_a_file_that_appears_is_one_notice_without_a_deadline(path: Path, caplog
         ("{}", None, ""),
     ],
 )
-def test_its_content_is_the_grace_and_the_reason(path: Path, content: str, grace: float | None, reason: str) -> None:
+def test_its_content_is_the_grace_and_the_reason(
+    path: Path, content: str, grace: float | None, reason: str
+) -> None:
     with listening(path) as (_, heard):
         path.write_text(content)
         notice = heard.get(timeout=PATIENCE)
@@ -86,7 +90,7 @@ def test_its_content_is_the_grace_and_the_reason(path: Path, content: str, grace
 
 @pytest.mark.parametrize(
     "content",
-    [b"soon", b"\xff\xfe", b"-5", b"nan", b"NaN", b"Infinity", b"true", b"[30]", b'"30"', b'{"grace": "30"}', b'{"grace": null}',
+    [b"soon", b"\xff\xfe", b"-5", b"nan", b"NaN", b"Infinity", b"true", b"[30]", b'"30"', b'{"grace": "30"}', b'{"grace": null}',  # noqa: E501
      b"1e999", b"[" * 60_000, b"9" * 70_000],
 )  # fmt: skip
 def test_content_that_makes_no_sense_is_a_notice_without_a_deadline_and_a_warning(
@@ -95,7 +99,11 @@ def test_content_that_makes_no_sense_is_a_notice_without_a_deadline_and_a_warnin
     with listening(path) as (_, heard):
         path.write_bytes(content)
         assert heard.get(timeout=PATIENCE).deadline is None
-    assert len(warnings(caplog)) == 1 and str(path) in warnings(caplog)[0] and '{"grace": 30}' in warnings(caplog)[0]
+    assert (
+        len(warnings(caplog)) == 1
+        and str(path) in warnings(caplog)[0]
+        and '{"grace": 30}' in warnings(caplog)[0]
+    )
 
 
 def test_content_that_is_written_just_after_the_file_was_created_is_not_missed(path: Path) -> None:
@@ -166,7 +174,9 @@ def test_what_is_no_file_is_a_notice_with_a_warning_and_blocks_nothing(
     assert "not a regular file" in warnings(caplog)[0]
 
 
-def test_a_folder_that_does_not_exist_yet_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_does_not_exist_yet_is_no_trouble(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "not" / "yet" / "stop"
     with listening(path) as (source, heard):
         source.wait_for_looks()
@@ -176,11 +186,16 @@ def test_a_folder_that_does_not_exist_yet_is_no_trouble(tmp_path: Path, caplog: 
     assert not warnings(caplog)
 
 
-def test_a_file_that_cannot_be_looked_for_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_looked_for_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with caplog.at_level(logging.DEBUG, "lastcall"), listening(loop / "stop") as (_, heard):
-        until(lambda: len([line for line in caplog.messages if "cannot be checked" in line]) >= 3, "three failures")
+        until(
+            lambda: len([line for line in caplog.messages if "cannot be checked" in line]) >= 3,
+            "three failures",
+        )
         loop.unlink()
         loop.mkdir()
         (loop / "stop").touch()
@@ -198,10 +213,12 @@ def test_stop_ends_the_thread_and_the_notices(path: Path) -> None:
     assert heard.empty()
 
 
-# ---- a file that the environment names ----------------------------------------------------------------------------------------
+# ---- a file that the environment names ---------------------------------------------------------------------
 
 
-def test_a_file_that_was_written_since_the_container_began_is_news_though_it_was_there_first(path: Path) -> None:
+def test_a_file_that_was_written_since_the_container_began_is_news_though_it_was_there_first(
+    path: Path,
+) -> None:
     path.write_text('{"grace": 20, "reason": "preStop"}')
     source, heard = Watched(path, since=time.time() - 60), queue.Queue[Notice]()
     source.start(heard.put)
@@ -214,7 +231,9 @@ def test_a_file_that_was_written_since_the_container_began_is_news_though_it_was
         source.stop()
 
 
-def test_a_file_that_is_older_than_the_container_is_a_leftover(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_older_than_the_container_is_a_leftover(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path.write_text("20")
     os.utime(path, (time.time() - 60, time.time() - 60))
     source, heard = Watched(path, since=time.time() - 30), queue.Queue[Notice]()

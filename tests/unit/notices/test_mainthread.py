@@ -46,7 +46,7 @@ def left():
     return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGURG), c_handler, len(os.listdir("/proc/self/fd"))
 
 never = threading.Event()
-"""
+"""  # noqa: E501
 ASIDE = """
 def aside():
     time.sleep(0.15)  # the main thread is where it shall be
@@ -189,14 +189,17 @@ sys.exit(75)
 
 
 @pytest.mark.parametrize(("ignore", "code"), [(False, -signal.SIGTERM), (True, 75)])
-def test_after_a_stop_that_did_not_reach_the_main_thread_the_next_signal_puts_things_back(tmp_path, ignore, code):
+def test_after_a_stop_that_did_not_reach_the_main_thread_the_next_signal_puts_things_back(
+    tmp_path, ignore, code
+):
     with run(tmp_path, STOPPED_IN_C.replace("IGNORE", str(ignore))) as script:
         assert script.expect("stopped") == "True"
         assert script.wait() == code
 
 
 def test_a_main_thread_without_any_python_handler_is_reached_in_its_waiting_for_locks(tmp_path):
-    body = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + ASIDE + "never.wait()"  # as a shell starts a job in the background
+    # as a shell starts a job in the background
+    body = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + ASIDE + "never.wait()"
     with run(tmp_path, body) as script:
         script.expect("heard")
         assert script.expect("same").startswith("True"), script.lines
@@ -240,7 +243,9 @@ def test_what_the_work_raises_is_raised_where_it_was_asked_for():
 def test_many_side_threads_ask_at_once():
     done: queue.Queue[int] = queue.Queue()
     hook = sys.unraisablehook
-    threads = [threading.Thread(target=mainthread.call, args=(lambda n=n: done.put(n), 60)) for n in range(50)]
+    threads = [
+        threading.Thread(target=mainthread.call, args=(lambda n=n: done.put(n), 60)) for n in range(50)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

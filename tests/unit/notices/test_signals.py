@@ -215,7 +215,9 @@ def test_it_can_be_stopped_from_its_own_callback(heard):
 @pytest.mark.usefixtures("put_back")
 def test_the_handler_that_was_there_before_is_called_in_the_main_thread(heard):
     called = []
-    signal.signal(signal.SIGUSR1, lambda signum, frame: called.append((signum, threading.current_thread().name)))
+    signal.signal(
+        signal.SIGUSR1, lambda signum, frame: called.append((signum, threading.current_thread().name))
+    )
     listener = listen(heard, "SIGUSR1")
     signal.raise_signal(signal.SIGUSR1)
     listener.stop()
@@ -330,7 +332,8 @@ stuck()
         assert script.expect("heard") == "SIGTERM 1"
         assert script.expect("ours again") == "True"
         script.send(signal.SIGTERM)
-        assert script.expect("heard") == "SIGTERM 2"  # the first came by the handler, this one by the wakeup fd
+        # the first came by the handler, this one by the wakeup fd
+        assert script.expect("heard") == "SIGTERM 2"
 
 
 def test_a_process_that_inherited_a_blocked_signal_hears_it(tmp_path):

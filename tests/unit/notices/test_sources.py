@@ -33,7 +33,13 @@ def nowhere(tmp_path: Path) -> Path:
     """The firmware of a machine under somebody's desk."""
     folder = tmp_path / "dmi"
     folder.mkdir()
-    return firmware(folder, sys_vendor="Dell Inc.", product_name="Precision", board_vendor="Dell Inc.", chassis_asset_tag="")
+    return firmware(
+        folder,
+        sys_vendor="Dell Inc.",
+        product_name="Precision",
+        board_vendor="Dell Inc.",
+        chassis_asset_tag="",
+    )
 
 
 @pytest.fixture
@@ -46,7 +52,9 @@ def kinds(found: Sequence[sources.Source]) -> list[type]:
     return [type(source) for source in found]
 
 
-def test_off_cloud_and_without_slurm_there_is_nothing_and_nobody_is_asked(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_cloud_and_without_slurm_there_is_nothing_and_nobody_is_asked(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a connection was made")
 
@@ -65,7 +73,9 @@ def test_every_source_that_has_something_to_say_is_built(tmp_path: Path, nowhere
 
 
 @pytest.mark.parametrize(("cloud", "expected"), [("aws", Aws), ("gcp", Gcp), ("azure", Azure)])
-def test_a_cloud_that_was_chosen_is_taken_whatever_the_firmware_says(cloud: str, expected: type, nowhere: Path) -> None:
+def test_a_cloud_that_was_chosen_is_taken_whatever_the_firmware_says(
+    cloud: str, expected: type, nowhere: Path
+) -> None:
     assert kinds(sources.build(None, cloud, environ={}, firmware=nowhere)) == [expected]
 
 
@@ -81,8 +91,22 @@ def test_a_cloud_that_does_not_exist_is_refused_with_the_choices(nowhere: Path) 
         ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon"}, "aws"),
         ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gcp"),
         ({"sys_vendor": "Google", "product_name": "Eve"}, ""),
-        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine", "chassis_asset_tag": AZURE_TAG}, "azure"),
-        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine", "chassis_asset_tag": "5"}, ""),
+        (
+            {
+                "sys_vendor": "Microsoft Corporation",
+                "product_name": "Virtual Machine",
+                "chassis_asset_tag": AZURE_TAG,
+            },
+            "azure",
+        ),
+        (
+            {
+                "sys_vendor": "Microsoft Corporation",
+                "product_name": "Virtual Machine",
+                "chassis_asset_tag": "5",
+            },
+            "",
+        ),
         ({"sys_vendor": "QEMU", "product_name": "Standard PC"}, ""),
         ({}, None),
     ],
@@ -103,9 +127,13 @@ def test_the_endpoints_are_those_of_the_vendors_own_variables(nowhere: Path) -> 
         "GCE_METADATA_HOST": "b:2",
         "LASTCALL_AZURE_METADATA_ENDPOINT": "http://c:3",
     }
-    found = [sources.build(None, cloud, environ=environ, firmware=nowhere)[0] for cloud in ("aws", "gcp", "azure")]
+    found = [
+        sources.build(None, cloud, environ=environ, firmware=nowhere)[0] for cloud in ("aws", "gcp", "azure")
+    ]
     assert [source.client.base for source in found] == ["http://a:1", "http://b:2", "http://c:3"]  # type: ignore[attr-defined]
-    (ipv6,) = sources.build(None, "aws", environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}, firmware=nowhere)
+    (ipv6,) = sources.build(
+        None, "aws", environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}, firmware=nowhere
+    )
     assert ipv6.client.base == "http://[fd00:ec2::254]"  # type: ignore[attr-defined]
 
 
@@ -126,15 +154,21 @@ def test_auto_with_an_endpoint_probes_it_and_listens_to_who_answers(nowhere: Pat
             assert heard.get(timeout=PATIENCE).source == "azure"
             source.stop()
         assert len(aws.requests) == len(gcp.requests) == 1
-        assert isinstance(source, detect.Detecting) and source.found is not None and source.found._thread is None
+        assert (
+            isinstance(source, detect.Detecting) and source.found is not None and source.found._thread is None
+        )
 
 
 @pytest.mark.parametrize(("behaviour", "expected"), [("good", "aws"), ("500", "azure")])
-def test_an_endpoint_that_was_set_goes_before_the_firmware_if_it_answers(tmp_path: Path, behaviour: str, expected: str) -> None:
+def test_an_endpoint_that_was_set_goes_before_the_firmware_if_it_answers(
+    tmp_path: Path, behaviour: str, expected: str
+) -> None:
     folder = firmware(tmp_path, sys_vendor="Microsoft Corporation", chassis_asset_tag=AZURE_TAG)
     with AwsServer() as aws:
         aws.behaviour = behaviour
-        (source,) = sources.build(None, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": aws.url}, firmware=folder)
+        (source,) = sources.build(
+            None, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": aws.url}, firmware=folder
+        )
         assert isinstance(source, detect.Detecting) and source.otherwise is not None
         source.otherwise.client.base = "http://127.0.0.1:9"  # nobody leaves this machine in a test
         source.start(lambda notice: None)
@@ -165,7 +199,9 @@ def test_auto_without_a_firmware_asks_all_three_once_and_gives_up_quietly(
 def test_stop_during_the_search_ends_it(nowhere: Path) -> None:
     with AwsServer() as aws:
         aws.behaviour = "hang"
-        (source,) = sources.build(None, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": aws.url}, firmware=nowhere)
+        (source,) = sources.build(
+            None, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": aws.url}, firmware=nowhere
+        )
         source.start(lambda notice: None)
         until(lambda: bool(aws.requests), "the question")
         thread = source._thread  # type: ignore[attr-defined]
@@ -192,9 +228,12 @@ def test_a_wrong_setting_is_refused_by_name(variable: str, value: str, cloud: st
 
 def test_the_settings_reach_their_sources(nowhere: Path) -> None:
     environ = {
-        "LASTCALL_AWS_REBALANCE": "1", "LASTCALL_AZURE_LEAD_SECONDS": "60", "LASTCALL_SLURM_LEAD_SECONDS": "45",
-        "SLURM_JOB_ID": "5", "SLURM_JOB_END_TIME": "1714557600",
-    }  # fmt: skip
+        "LASTCALL_AWS_REBALANCE": "1",
+        "LASTCALL_AZURE_LEAD_SECONDS": "60",
+        "LASTCALL_SLURM_LEAD_SECONDS": "45",
+        "SLURM_JOB_ID": "5",
+        "SLURM_JOB_END_TIME": "1714557600",
+    }
     aws, slurm = sources.build(None, "aws", environ=environ, firmware=nowhere)
     (azure,) = sources.build(None, "azure", slurm=False, environ=environ, firmware=nowhere)
     assert aws._rebalance is True  # type: ignore[attr-defined]
@@ -214,7 +253,9 @@ def test_starting_twice_is_harmless(tmp_path: Path, nowhere: Path) -> None:
     assert heard.empty()
 
 
-def test_the_stop_file_that_the_environment_names_is_listened_to_unless_another_is_given(nowhere: Path, tmp_path: Path) -> None:
+def test_the_stop_file_that_the_environment_names_is_listened_to_unless_another_is_given(
+    nowhere: Path, tmp_path: Path
+) -> None:
     environ = {"LASTCALL_STOP_FILE": f" {tmp_path / 'named'} "}
     (named,) = sources.build(None, environ=environ, firmware=nowhere)
     (given,) = sources.build(tmp_path / "given", environ=environ, firmware=nowhere)

@@ -15,7 +15,8 @@ from lastcall.notices import polling, walltime
 from lastcall.types import Notice
 
 JOB = (
-    "JobId=71 JobName=train UserId=me(1000) JobState=RUNNING Reason=None Requeue=1 RunTime=00:10:00 TimeLimit=01:00:00 "
+    "JobId=71 JobName=train UserId=me(1000) JobState=RUNNING Reason=None Requeue=1 RunTime=00:10:00 "
+    "TimeLimit=01:00:00 "
     "SubmitTime=2024-05-01T10:00:00 StartTime=2024-05-01T11:00:00 EndTime={end} Deadline=N/A Partition=gpu\n"
 )
 
@@ -60,7 +61,9 @@ class Turned(clocks.Clock):
         return time.time() + self.ahead
 
 
-def slurm(environ: Mapping[str, str], lead: float = 120.0, clock: clocks.Clock | None = None) -> walltime.Slurm:
+def slurm(
+    environ: Mapping[str, str], lead: float = 120.0, clock: clocks.Clock | None = None
+) -> walltime.Slurm:
     source = walltime.Slurm.of_environment(environ, lead, clock)
     assert source is not None
     return source
@@ -86,7 +89,9 @@ def test_outside_of_an_allocation_there_is_no_source(scontrol: Scontrol) -> None
     assert scontrol.calls == []
 
 
-def test_without_a_variable_and_without_scontrol_there_is_no_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_variable_and_without_scontrol_there_is_no_source(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG, "lastcall"):
         assert walltime.Slurm.of_environment({"SLURM_JOB_ID": "71", "PATH": str(tmp_path)}) is None
     assert "SLURM_JOB_END_TIME" in caplog.text and "--signal=B:TERM@120" in caplog.text
@@ -141,7 +146,9 @@ def test_a_job_without_a_limit_is_asked_about_again_later(scontrol: Scontrol) ->
     assert source.look() == 60.0 and source.end is None
 
 
-def test_a_job_shorter_than_the_lead_keeps_half_of_its_time(scontrol: Scontrol, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_shorter_than_the_lead_keeps_half_of_its_time(
+    scontrol: Scontrol, caplog: pytest.LogCaptureFixture
+) -> None:
     scontrol.says(time.time() + 60)
     source = slurm(scontrol.environ(), lead=120.0)
     assert source.look() == pytest.approx(30.0, abs=2.0)
@@ -149,7 +156,9 @@ def test_a_job_shorter_than_the_lead_keeps_half_of_its_time(scontrol: Scontrol, 
     assert len(warnings(caplog)) == 1 and "instead of 120 s" in warnings(caplog)[0]
 
 
-@pytest.mark.parametrize("shell", ["exit 1", "echo slurm_load_jobs error >&2; exit 1", "echo hello", "printf 'EndTime=later'"])
+@pytest.mark.parametrize(
+    "shell", ["exit 1", "echo slurm_load_jobs error >&2; exit 1", "echo hello", "printf 'EndTime=later'"]
+)
 def test_an_scontrol_that_fails_is_warned_of_once_and_the_variable_still_holds(
     scontrol: Scontrol, shell: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,7 +169,9 @@ def test_an_scontrol_that_fails_is_warned_of_once_and_the_variable_still_holds(
     assert source.end == end and len(warnings(caplog)) == 1
 
 
-def test_an_scontrol_that_hangs_is_ended(scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_scontrol_that_hangs_is_ended(
+    scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(walltime, "_SCONTROL_SECONDS", 0.2)
     scontrol.does("exec sleep 600")
     source = slurm(scontrol.environ(SLURM_JOB_END_TIME=str(int(time.time()) + 3600)))
@@ -168,7 +179,9 @@ def test_an_scontrol_that_hangs_is_ended(scontrol: Scontrol, monkeypatch: pytest
     assert "timed out" in warnings(caplog)[0]
 
 
-def test_where_only_scontrol_could_know_a_failure_is_tried_again(scontrol: Scontrol, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_only_scontrol_could_know_a_failure_is_tried_again(
+    scontrol: Scontrol, caplog: pytest.LogCaptureFixture
+) -> None:
     scontrol.does("exit 1")
     source = slurm(scontrol.environ(), lead=120.0)
     source.interval = 0.01

@@ -1,4 +1,5 @@
-"""What a script's own save does to those around it: exceptions, trace functions, variables, other ranks, other machines."""
+"""What a script's own save does to those around it: exceptions, trace functions, variables, other ranks,
+other machines."""
 
 from __future__ import annotations
 
@@ -16,13 +17,20 @@ from helpers.script_stage import Stage, enter, replay
 from lastcall.script.source import sources
 
 PLAIN = script_shapes.STEP_SHAPES["plain"]
-SHAPES = {**script_shapes.EPOCH_SHAPES, **script_shapes.STEP_SHAPES, **script_programs.FAR, **script_steps.NEAR}
+SHAPES = {
+    **script_shapes.EPOCH_SHAPES,
+    **script_shapes.STEP_SHAPES,
+    **script_programs.FAR,
+    **script_steps.NEAR,
+}
 
 
 @pytest.mark.parametrize(
     "shape",
     [
-        shape if "rank" in SHAPES[shape].rpartition("get_world_rank()")[2] else pytest.param(shape, marks=pytest.mark.slow)
+        shape
+        if "rank" in SHAPES[shape].rpartition("get_world_rank()")[2]
+        else pytest.param(shape, marks=pytest.mark.slow)
         for shape in SHAPES
     ],
 )
@@ -44,7 +52,9 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path, shape: str) -> None:
         ("loss < 0 and step % every == 999", ""),
     ],
 )
-def test_an_option_that_was_not_given_keeps_a_script_from_its_save(tmp_path: Path, test: str, kept: str) -> None:
+def test_an_option_that_was_not_given_keeps_a_script_from_its_save(
+    tmp_path: Path, test: str, kept: str
+) -> None:
     """run_clm_no_trainer.py without --checkpointing_steps has a save in its loop, and never comes to it."""
     found: list[str] = []
 
@@ -52,22 +62,30 @@ def test_an_option_that_was_not_given_keeps_a_script_from_its_save(tmp_path: Pat
         assert stage.script is not None
         found.append(stage.script.kept_from)
 
-    source = PLAIN.replace("if step % every == 999:", f"if {test}:").replace("every, rank =", "wanted = None\n    every, rank =")
+    source = PLAIN.replace("if step % every == 999:", f"if {test}:").replace(
+        "every, rank =", "wanted = None\n    every, rank ="
+    )
     assert "wanted = None" in source and f"if {test}:" in source
     Stage(tmp_path, source, at=3, act=act).run()
     assert found == [kept]
 
 
 def test_an_exception_of_the_scripts_own_save_is_the_scripts(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, PLAIN.replace('f"{folder}/state.pt"', 'f"{folder}/missing/state.pt"'), at=3, act=enter)
+    stage = Stage(
+        tmp_path, PLAIN.replace('f"{folder}/state.pt"', 'f"{folder}/missing/state.pt"'), at=3, act=enter
+    )
     with pytest.raises(RuntimeError, match="missing"):
         stage.run()
     assert stage.after == 0
 
 
 def test_an_exception_that_the_script_handles_does_not_end_the_save(tmp_path: Path) -> None:
-    source = PLAIN.replace("torch.save(", "try:\n                    open('/nowhere/at/all')\n                except OSError:\n"
-                           "                    pass\n                torch.save(")  # fmt: skip
+    source = PLAIN.replace(
+        "torch.save(",
+        "try:\n                    open('/nowhere/at/all')\n               "
+        " except OSError:\n"
+        "                    pass\n                torch.save(",
+    )
     assert Stage(tmp_path, source, at=3, act=enter).run().saved is not None
 
 

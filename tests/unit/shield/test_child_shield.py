@@ -61,7 +61,7 @@ if __name__ == '__main__':
         iterator._shutdown_workers()
     print('statuses', *(worker.exitcode for worker in iterator._workers), flush=True)
     sys.exit(75)
-"""
+"""  # noqa: E501
 
 
 def pids(line: str) -> list[int]:
@@ -69,7 +69,9 @@ def pids(line: str) -> list[int]:
 
 
 def consume(method: str, *, options: str = "{}", name: str = "SIGTERM") -> str:
-    return LOADER + CONSUME.replace("SIGNAL", repr(name)).replace("METHOD", repr(method)).replace("OPTIONS", options)
+    return LOADER + CONSUME.replace("SIGNAL", repr(name)).replace("METHOD", repr(method)).replace(
+        "OPTIONS", options
+    )
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -110,7 +112,9 @@ def test_workers_do_not_hear_the_ctrl_c_of_their_terminal(tmp_path):
 
 
 def test_the_workers_of_a_stateful_loader_are_shielded_too(tmp_path):
-    source = consume("fork").replace("    begin(", "    from torchdata.stateful_dataloader import StatefulDataLoader\n    begin(")
+    source = consume("fork").replace(
+        "    begin(", "    from torchdata.stateful_dataloader import StatefulDataLoader\n    begin("
+    )
     source = source.replace("loader = DataLoader", "loader = StatefulDataLoader")
     with Script(tmp_path, source) as script:
         script.expect("workers")
@@ -143,7 +147,9 @@ if __name__ == '__main__':
         ("spawn", "pass", "os._exit(75)"),
     ],
 )
-def test_no_worker_stays_behind_when_its_parent_leaves_in_the_middle_of_an_epoch(tmp_path, method, first, leave):
+def test_no_worker_stays_behind_when_its_parent_leaves_in_the_middle_of_an_epoch(
+    tmp_path, method, first, leave
+):
     with Script(tmp_path, LOADER + LEAVE % (method, first, leave)) as script:
         workers = pids(script.expect("workers"))
         script.send_group(signal.SIGTERM)

@@ -80,7 +80,9 @@ def test_a_signal_becomes_a_notice_with_the_grace_as_its_deadline(session: Sessi
         shield.let_go()
     (notice,) = session.notices
     assert (notice.source, notice.reason, notice.signum) == ("signal", "SIGUSR1", signal.SIGUSR1)
-    assert before <= notice.at and notice.deadline is not None and abs(notice.deadline - notice.at - 12.0) < 1e-6
+    assert (
+        before <= notice.at and notice.deadline is not None and abs(notice.deadline - notice.at - 12.0) < 1e-6
+    )
 
 
 def test_afterwards_the_handlers_are_what_they_were(session: Session) -> None:
@@ -139,14 +141,19 @@ def test_two_runs_at_once_are_one_too_many_and_the_first_goes_on(session: Sessio
     second.let_go()
 
 
-def test_a_misspelt_variable_is_said(session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_variable_is_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("LASTCALL_GRACE_SECOND", "3")
     monkeypatch.setenv("LASTCALL_RUN_ID", "exp1")
     shield = protection(session)
     shield.begin()
     shield.let_go()
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["LASTCALL_GRACE_SECOND is not a setting of lastcall and is ignored. Did you mean LASTCALL_GRACE_SECONDS?"]
+    assert messages == [
+        "LASTCALL_GRACE_SECOND is not a setting of lastcall and is ignored. Did you mean "
+        "LASTCALL_GRACE_SECONDS?"
+    ]
 
 
 def test_where_signals_cannot_be_had_the_run_goes_on_without(
@@ -163,7 +170,7 @@ def test_where_signals_cannot_be_had_the_run_goes_on_without(
     assert "Cannot listen to signals: not here. Notices must come from another source" in caplog.text
 
 
-# ---- the way out -----------------------------------------------------------------------------------------------------------
+# ---- the way out -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -179,25 +186,35 @@ def told(session: Session, signum: int | None) -> None:
     session.latch.offer(Notice("signal" if signum else "request", "SIGTERM", 0.0, None, signum))
 
 
-def test_a_notice_that_could_not_be_answered_is_died_of(session: Session, ends: list[tuple[str, int]]) -> None:
+def test_a_notice_that_could_not_be_answered_is_died_of(
+    session: Session, ends: list[tuple[str, int]]
+) -> None:
     told(session, signal.SIGTERM)
     session.outcome.decide(Outcome.NOT_SAVED)
     leave(protection(session), session, None)
     assert ends == [("died", signal.SIGTERM)]
 
 
-@pytest.mark.parametrize("outcome", [None, *(outcome for outcome in Outcome if outcome is not Outcome.NOT_SAVED)])
-def test_any_other_end_returns(session: Session, ends: list[tuple[str, int]], outcome: Outcome | None) -> None:
+@pytest.mark.parametrize(
+    "outcome", [None, *(outcome for outcome in Outcome if outcome is not Outcome.NOT_SAVED)]
+)
+def test_any_other_end_returns(
+    session: Session, ends: list[tuple[str, int]], outcome: Outcome | None
+) -> None:
     told(session, signal.SIGTERM)
     if outcome is not None:
         session.outcome.decide(outcome)
     for left in (ValueError(), errors.Preempted(75, "saved")):
         assert leave(protection(session), session, left) is left
-    assert leave(protection(session), session, None) is (session.again_please if outcome is Outcome.SAVED else None)
+    assert leave(protection(session), session, None) is (
+        session.again_please if outcome is Outcome.SAVED else None
+    )
     assert ends == []
 
 
-def test_a_notice_that_was_no_signal_is_nothing_to_die_of(session: Session, ends: list[tuple[str, int]]) -> None:
+def test_a_notice_that_was_no_signal_is_nothing_to_die_of(
+    session: Session, ends: list[tuple[str, int]]
+) -> None:
     session.outcome.decide(Outcome.NOT_SAVED)
     leave(protection(session), session, None)
     told(session, None)
@@ -205,7 +222,9 @@ def test_a_notice_that_was_no_signal_is_nothing_to_die_of(session: Session, ends
     assert ends == []
 
 
-def test_on_a_side_thread_the_process_is_left_with_the_code(session: Session, ends: list[tuple[str, int]]) -> None:
+def test_on_a_side_thread_the_process_is_left_with_the_code(
+    session: Session, ends: list[tuple[str, int]]
+) -> None:
     session.outcome.decide(Outcome.SAVED)
     shield = protection(session)
     for left in (errors.Preempted(75, "saved"), ValueError()):

@@ -20,13 +20,17 @@ class Enough(Exception):
 
 
 def test_all_is_done_and_the_results_come_in_order() -> None:
-    assert daemons.at_once(lambda number: number * number, range(20), 4, lambda: None) == [n * n for n in range(20)]
+    assert daemons.at_once(lambda number: number * number, range(20), 4, lambda: None) == [
+        n * n for n in range(20)
+    ]
     assert daemons.at_once(lambda number: number, [], 4, lambda: None) == []
 
 
 def test_no_more_are_at_work_than_asked_for_and_that_many_are() -> None:
     meeting = threading.Barrier(3)
-    names = daemons.at_once(lambda _: (meeting.wait(PATIENCE), threading.current_thread().name)[0], range(9), 3, lambda: None)
+    names = daemons.at_once(
+        lambda _: (meeting.wait(PATIENCE), threading.current_thread().name)[0], range(9), 3, lambda: None
+    )
     assert sorted(names) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -71,6 +75,9 @@ def test_an_executor_is_left_when_its_work_is_done() -> None:
 
 
 def test_a_process_does_not_wait_for_them_at_its_end() -> None:
-    script = "import threading; from lastcall.storage.daemons import Daemons; Daemons(1).submit(threading.Event().wait)"
+    script = (
+        "import threading; from lastcall.storage.daemons import Daemons; "
+        "Daemons(1).submit(threading.Event().wait)"
+    )
     done = subprocess.run([sys.executable, "-c", script], env=environment(), timeout=PATIENCE)
     assert done.returncode == 0

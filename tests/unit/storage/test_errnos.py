@@ -14,9 +14,20 @@ from lastcall.storage import errnos
 GONE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR)
 MEDIUM = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ, errno.EBADMSG)
 PASSING = (
-    errno.ESTALE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN, errno.ENOMEM,
-    errno.ENOTCONN, errno.EBUSY, errno.EHOSTDOWN, 9999,
-)  # fmt: skip
+    errno.ESTALE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ETIMEDOUT,
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.ENOTCONN,
+    errno.EBUSY,
+    errno.EHOSTDOWN,
+    9999,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +68,11 @@ def test_c2_what_passes_is_tried_again_and_then_says_nothing_about_the_bytes(cod
     operation, calls = failing(code, times=2)
     assert errnos.reading(operation, "model cannot be opened") == "bytes"
     operation, calls = failing(code)
-    with pytest.raises(errors.UnreadableError, match=r"model cannot be opened: .*neither continues without.*Start it again"):
+    with pytest.raises(
+        errors.UnreadableError,
+        match=r"model cannot be opened: .*neither continues "
+        r"without.*Start it again",
+    ):
         errnos.reading(operation, "model cannot be opened")
     assert len(calls) == 3
 

@@ -1,4 +1,5 @@
-"""The lock of a directory outlives what the training process does with the files in it, and does not outlive the process."""
+"""The lock of a directory outlives what the training process does with the files in it, and does not outlive
+the process."""
 
 from __future__ import annotations
 
@@ -32,10 +33,14 @@ print(catalog.try_lock())
 
 def second(root: Path) -> str:
     """Whether another process gets the lock."""
-    return subprocess.run([sys.executable, "-c", SECOND, str(root)], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", SECOND, str(root)], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-def test_c6_a_copy_of_the_directory_in_the_training_process_does_not_give_the_lock_away(tmp_path: Path) -> None:
+def test_c6_a_copy_of_the_directory_in_the_training_process_does_not_give_the_lock_away(
+    tmp_path: Path,
+) -> None:
     with World(tmp_path / "run"):
         shutil.copytree(tmp_path / "run", tmp_path / "backup")
         (tmp_path / "run" / ".lastcall" / "lock").read_bytes()
@@ -43,7 +48,9 @@ def test_c6_a_copy_of_the_directory_in_the_training_process_does_not_give_the_lo
     assert second(tmp_path / "run") == "True"
 
 
-def test_c6_without_open_file_locks_a_posix_lock_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c6_without_open_file_locks_a_posix_lock_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(fcntl, "F_OFD_SETLK")
     with World(tmp_path / "run"):
         assert second(tmp_path / "run") == "False"
@@ -126,7 +133,11 @@ def test_h4_a_second_user_who_may_not_write_is_told_what_to_do(tmp_path: Path) -
     (tmp_path / "run" / ".lastcall").chmod(0o777)
     os.seteuid(65534)
     try:
-        with pytest.raises(errors.ConfigError, match=r"lock cannot be opened .*EACCES.*belongs to user 0.*chmod -R g\+rwX"):
+        with pytest.raises(
+            errors.ConfigError,
+            match=r"lock cannot be opened .*EACCES.*belongs to user "
+            r"0.*chmod -R g\+rwX",
+        ):
             Catalog(tmp_path / "run", Files()).open(clock.Clock())
         with pytest.raises(errors.ConfigError, match=r"cannot be made .*EACCES.*belongs to user 0"):
             Catalog(tmp_path / "new" / "run", Files()).open(clock.Clock())

@@ -47,7 +47,9 @@ def test_a_file_given_is_the_file_taken(pool: spare.SparePool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("wanted", "got"), [(1, 10), (10, 10), (11, 20), (25, 30), (31, 30), (1000, 30)])
-def test_the_best_fitting_spare_is_taken(pool: spare.SparePool, tmp_path: Path, wanted: int, got: int) -> None:
+def test_the_best_fitting_spare_is_taken(
+    pool: spare.SparePool, tmp_path: Path, wanted: int, got: int
+) -> None:
     fill(pool, tmp_path, 20, 10, 30)
     assert pool.take(wanted, tmp_path / "new")
     assert (tmp_path / "new").stat().st_size == got
@@ -73,7 +75,9 @@ def test_a_file_with_a_second_name_is_not_recycled(pool: spare.SparePool, tmp_pa
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
-def test_a_file_that_this_process_has_open_is_not_recycled(pool: spare.SparePool, tmp_path: Path, flags: int) -> None:
+def test_a_file_that_this_process_has_open_is_not_recycled(
+    pool: spare.SparePool, tmp_path: Path, flags: int
+) -> None:
     fd = os.open(file(tmp_path / "old", 10), flags)
     assert not pool.give(tmp_path / "old")
     os.close(fd)
@@ -102,11 +106,15 @@ READER = """
         assert ctypes.string_at(where, 1) == b"x"
     print("reading", flush=True)
     signal.pause()
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize(("mapped", "sharing"), [(False, 0), (True, mmap.MAP_SHARED), (True, mmap.MAP_PRIVATE)])
-def test_a_file_that_another_process_reads_is_not_recycled(pool: spare.SparePool, tmp_path: Path, mapped: bool, sharing: int) -> None:
+@pytest.mark.parametrize(
+    ("mapped", "sharing"), [(False, 0), (True, mmap.MAP_SHARED), (True, mmap.MAP_PRIVATE)]
+)
+def test_a_file_that_another_process_reads_is_not_recycled(
+    pool: spare.SparePool, tmp_path: Path, mapped: bool, sharing: int
+) -> None:
     old = file(tmp_path / "old", 8192)
     with Script(tmp_path, READER.format(path=str(old), mapped=mapped, sharing=sharing)) as reader:
         reader.expect("reading")
@@ -140,7 +148,9 @@ def test_on_an_overlay_a_file_that_is_mapped_and_closed_is_not_recycled(tmp_path
             assert old.read_bytes() == b"x" * 8192
 
 
-def test_a_spare_that_somebody_opened_or_linked_meanwhile_is_not_taken(pool: spare.SparePool, tmp_path: Path) -> None:
+def test_a_spare_that_somebody_opened_or_linked_meanwhile_is_not_taken(
+    pool: spare.SparePool, tmp_path: Path
+) -> None:
     fill(pool, tmp_path, 10, 20, 30)
     opened, linked, left = sorted((tmp_path / "spare").iterdir(), key=lambda path: path.stat().st_size)
     fd = os.open(opened, os.O_RDONLY)
@@ -175,7 +185,9 @@ def test_a_folder_that_is_a_link_to_somewhere_is_not_a_pool(pool: spare.SparePoo
 
 @pytest.mark.parametrize("operation", ["rename", "mkdir", "unlink"])
 def test_a_failing_disk_costs_only_the_spares(tmp_path: Path, operation: str) -> None:
-    faulty = spare.SparePool(tmp_path / "spare", testing.FaultyFiles(testing.Fault(operation, 1, lasting=True)))
+    faulty = spare.SparePool(
+        tmp_path / "spare", testing.FaultyFiles(testing.Fault(operation, 1, lasting=True))
+    )
     old = file(tmp_path / "old", 10)
     if operation == "unlink":
         assert faulty.give(old)

@@ -1,1 +1,2 @@
-"""Hugging Face Accelerate: loops of one's own around an Accelerator, with `lastcall.protect(directory, accelerator=accelerator)`."""
+"""Hugging Face Accelerate: loops of one's own around an Accelerator, with `lastcall.protect(directory,
+accelerator=accelerator)`."""

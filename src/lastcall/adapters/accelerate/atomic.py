@@ -1,8 +1,9 @@
-"""save_state(), made atomic: written beside where it belongs, made durable, and then renamed. Saves that a notice asked for get a
-commit record, so that `lastcall ls` and `lastcall verify` know them.
+"""save_state(), made atomic: written beside where it belongs, made durable, and then renamed. Saves that a
+notice asked for get a commit record, so that `lastcall ls` and `lastcall verify` know them.
 
-The scratch folder is not among the user's own: scripts that resume take the newest folder that they find there. Who takes part in a
-save of many ranks is known to the script only; `company` is what is known of it here.
+The scratch folder is not among the user's own: scripts that resume take the newest folder that they find
+there. Who takes part in a save of many ranks is known to the script only; `company` is what is known of it
+here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ class Occasion:
     resumes: bool  # whether the same command is expected to go on from it
 
 
-def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, company: Company, occasion: Occasion | None) -> Any:
+def save(
+    original: Callable[[str], Any],
+    accelerator: Any,
+    output_dir: Any,
+    company: Company,
+    occasion: Occasion | None,
+) -> Any:
     """`original` is save_state() of this accelerator; `occasion`: the notice that it answers, if it does."""
     if output_dir is None or accelerator.project_configuration.automatic_checkpoint_naming:
         return original(output_dir)
@@ -48,7 +55,10 @@ def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, comp
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = _beside(target, meeting.token)
     try:
-        meeting.take_part(lambda: _write(original, staging), lambda: _publish(staging, target, occasion, accelerator.num_processes))
+        meeting.take_part(
+            lambda: _write(original, staging),
+            lambda: _publish(staging, target, occasion, accelerator.num_processes),
+        )
         if staging.exists():  # the ranks of this host have a disk of their own
             with contextlib.suppress(FileNotFoundError):
                 _publish(staging, target, occasion, accelerator.num_processes)
@@ -60,7 +70,11 @@ def save(original: Callable[[str], Any], accelerator: Any, output_dir: Any, comp
 
 def _beside(target: Path, token: str) -> Path:
     above = target.parent.parent
-    home = above if os.stat(above).st_dev == os.stat(target.parent).st_dev and os.access(above, os.W_OK) else target.parent
+    home = (
+        above
+        if os.stat(above).st_dev == os.stat(target.parent).st_dev and os.access(above, os.W_OK)
+        else target.parent
+    )
     return home / f".{target.parent.name}-lastcall-{token}"
 
 

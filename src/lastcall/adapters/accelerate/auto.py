@@ -1,12 +1,14 @@
-"""Scripts with an Accelerator that know nothing of lastcall: a notice makes them take their own save branch, and leave.
+"""Scripts with an Accelerator that know nothing of lastcall: a notice makes them take their own save branch,
+and leave.
 
     if step % 500 == 0:
         accelerator.save_state(f"{out}/step_{step}")
 
-At the first completed optimizer step the branch is looked for in the source of the frames that led there. From then on signals are
-listened to. After a notice, at a completed step (with many ranks: at one that all have agreed on), the branch is entered as though its
-condition were true; when the frame has left its body, the process leaves with the code for "saved". The script resumes as it always
-has. A Trainer and protect() have better ways: under them nothing is done here.
+At the first completed optimizer step the branch is looked for in the source of the frames that led there.
+From then on signals are listened to. After a notice, at a completed step (with many ranks: at one that all
+have agreed on), the branch is entered as though its condition were true; when the frame has left its body,
+the process leaves with the code for "saved". The script resumes as it always has. A Trainer and protect()
+have better ways: under them nothing is done here.
 """
 
 from __future__ import annotations
@@ -68,7 +70,13 @@ def protect_all(module: ModuleType) -> None:
             return save_state(self, output_dir, *args, **kwargs)
         company = watch.company.called_from(sys._getframe(1))
         watch.saving()
-        saved = atomic.save(lambda folder: save_state(self, folder, *args, **kwargs), self, output_dir, company, watch.occasion)
+        saved = atomic.save(
+            lambda folder: save_state(self, folder, *args, **kwargs),
+            self,
+            output_dir,
+            company,
+            watch.occasion,
+        )
         watch.has_saved(Path(str(saved)).absolute())
         return saved
 
@@ -136,7 +144,7 @@ class WatchedScript:
         if self._link is not None:
             self._link.tell(**changes)
 
-    # ---- the training thread ---------------------------------------------------------------------------------------------------
+    # ---- the training thread -------------------------------------------------------------------------------
 
     def loaded(self, given: Any, *, lead: bool) -> None:
         """The script has gone on from a checkpoint."""
@@ -167,7 +175,8 @@ class WatchedScript:
             log.info("Step %d of this process is complete: the script's own save comes next", save.steps)
             self._saved_before = self.saved
             assert self._script is not None
-            self._entering = self._script.enter(frame, self._leave, wait=not save.many)  # False: from elsewhere
+            # False: from elsewhere
+            self._entering = self._script.enter(frame, self._leave, wait=not save.many)
 
     def _begin(self, frame: FrameType) -> None:
         self._began = True
@@ -182,7 +191,8 @@ class WatchedScript:
         self._script = find(frame, _StateSaves())
         if not self._script.points:
             log.warning(
-                "This script is not protected: %s. Save in the training loop under a condition on the step (if step %% 500 == 0: "
+                "This script is not protected: %s. Save in the training loop under a condition on the step "
+                "(if step %% 500 == 0: "
                 "accelerator.save_state(...)), or use lastcall.protect(directory, accelerator=accelerator)",
                 self._script.because,
             )
@@ -193,22 +203,29 @@ class WatchedScript:
         kept = self._script.kept_from
         if kept:
             log.warning(
-                "A notice will save nothing: %s keeps the script from its own save (%s). Give the option that switches it on "
-                "(--checkpointing_steps, in Hugging Face's examples), or use lastcall.protect(directory, accelerator=accelerator)",
-                kept, self._script.place,
-            )  # fmt: skip
+                "A notice will save nothing: %s keeps the script from its own save (%s). Give the option "
+                "that switches it on "
+                "(--checkpointing_steps, in Hugging Face's examples), or use lastcall.protect(directory, "
+                "accelerator=accelerator)",
+                kept,
+                self._script.place,
+            )
         else:
             log.info("A notice will run the script's own save: %s", self._script.place)
         self._look_back(frame)
         self._stays = resuming.why_not(frame, self._loaded, sys.argv[1:])
         if self._stays and not kept:
             log.warning(
-                "A notice will be answered by the script's own save, but the same command would not go on from it: %s. The exit code "
-                "will be the signal's own. Let the restart have the path: lastcall run --resume-args '--resume_from_checkpoint {path}' "
+                "A notice will be answered by the script's own save, but the same command would not go on "
+                "from it: %s. The exit code "
+                "will be the signal's own. Let the restart have the path: lastcall run --resume-args "
+                "'--resume_from_checkpoint {path}' "
                 "-- COMMAND",
                 self._stays,
             )
-        self._writes = self._jit.directory is not None and not resuming.works_with(self._jit.directory, frame, sys.argv[1:])
+        self._writes = self._jit.directory is not None and not resuming.works_with(
+            self._jit.directory, frame, sys.argv[1:]
+        )
         self._join()
 
     def _look_back(self, frame: FrameType) -> None:
@@ -220,8 +237,10 @@ class WatchedScript:
             return
         step = f"step {found.record.step}, after {found.record.reason}" if found.record is not None else ""
         told = (
-            f"{found.path} was saved for a restart ({step}), and this one has not loaded it: training has begun anew. To go on from "
-            f"it: lastcall run --resume-args '--resume_from_checkpoint {{path}}' -- COMMAND, or give the script that path yourself"
+            f"{found.path} was saved for a restart ({step}), and this one has not loaded it: training has "
+            "begun anew. To go on from "
+            f"it: lastcall run --resume-args '--resume_from_checkpoint {{path}}' -- COMMAND, or give the "
+            "script that path yourself"
         )
         if found.demands_a_resume(job_identity.identity(), time.time()):
             self._end()
@@ -229,7 +248,8 @@ class WatchedScript:
         log.warning("%s", told)
 
     def _join(self) -> None:
-        """`lastcall run` must know whom to wait for, and how this process ends: what lies between turns every code into 1."""
+        """`lastcall run` must know whom to wait for, and how this process ends: what lies between turns every
+        code into 1."""
         self._link = LauncherLink(Path.cwd(), _NOWHERE, self._context.clock, self._jit.grace)
         self.tell(step=0)
         atexit.register(self._ended, os.getpid())
@@ -274,13 +294,17 @@ class WatchedScript:
         if not self._save.left(self.saved > self._saved_before):
             self._end()
             self._die()
-        log.info("JIT checkpoint completed in %.1fs, by the script's own save", self._context.clock.now() - notice.at)
+        log.info(
+            "JIT checkpoint completed in %.1fs, by the script's own save",
+            self._context.clock.now() - notice.at,
+        )
         code = exits.code(notice, not self._stays, self._jit.exit_code)
         exits.see_out(code, self._answer.deadline)
         self._last_words()
         if self._stays:
             log.warning(
-                "The run is saved, but the same command would not go on from it: %s. The exit code is the signal's own. Start it with: "
+                "The run is saved, but the same command would not go on from it: %s. The exit code is the "
+                "signal's own. Start it with: "
                 "lastcall run --resume-args '--resume_from_checkpoint {path}' -- COMMAND",
                 self._stays,
             )
@@ -290,7 +314,9 @@ class WatchedScript:
     def _last_words(self) -> None:
         """To the launcher, and to who reads the events."""
         context, outcome = self._context, self._context.outcome
-        self.tell(step=self._save.steps, outcome=outcome.text, **({"stays": self._stays} if outcome.saved else {}))
+        self.tell(
+            step=self._save.steps, outcome=outcome.text, **({"stays": self._stays} if outcome.saved else {})
+        )
         context.events.emit("stop", outcome=outcome.text, step=self._save.steps)
         if self._writes:
             context.events.close()
@@ -306,7 +332,7 @@ class WatchedScript:
         notice = self._context.latch.notice
         return signal.SIGTERM if notice is None or notice.signum is None else notice.signum
 
-    # ---- notices, on other threads ---------------------------------------------------------------------------------------------
+    # ---- notices, on other threads -------------------------------------------------------------------------
 
     def _on_signal(self, signum: int, count: int) -> None:
         if count > 1 and signum == signal.SIGINT:
@@ -329,7 +355,9 @@ class WatchedScript:
         context = self._context
         if context.latch.offer(notice):
             left = None if notice.deadline is None else round(notice.deadline - context.clock.now(), 3)
-            context.events.emit("notice", source=notice.source, reason=notice.reason, deadline_in=left, step=self._save.steps)
+            context.events.emit(
+                "notice", source=notice.source, reason=notice.reason, deadline_in=left, step=self._save.steps
+            )
 
     def _attend(self) -> None:
         """The agent: sleeps until there is a notice, and has it answered."""
@@ -346,8 +374,8 @@ class WatchedScript:
             self._responder.fault()
 
     def _write_down(self) -> None:
-        """On a thread of its own: a dead network disk may hold it up for long. Into LASTCALL_DIRECTORY, if the script leaves that
-        to us."""
+        """On a thread of its own: a dead network disk may hold it up for long. Into LASTCALL_DIRECTORY, if
+        the script leaves that to us."""
         while not self._phases.wait_closed(1.0):
             self.tell(step=self._save.steps)
             if self._writes:
@@ -369,7 +397,10 @@ def _bytes_of(optimizer: Any) -> int:
     """What a save has to write, about: the parameters, and what the optimizer keeps of each."""
     inner = getattr(optimizer, "optimizer", optimizer)
     kept = [
-        value for state in dict(getattr(inner, "state", {})).values() for value in state.values() if isinstance(value, torch.Tensor)
+        value
+        for state in dict(getattr(inner, "state", {})).values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
     ]
     held = [value for group in getattr(inner, "param_groups", ()) for value in group["params"]]
     return sum(value.numel() * value.element_size() for value in (*kept, *held))

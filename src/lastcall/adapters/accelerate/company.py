@@ -1,8 +1,10 @@
-"""Who takes part in a save_state() of many ranks: all of them, or only those that a condition of the script's lets through.
+"""Who takes part in a save_state() of many ranks: all of them, or only those that a condition of the script's
+lets through.
 
-Where a condition around the call is about the rank, each that comes saves by itself. Where none is, all are waited for before
-anything is written. One that does not come shows that a condition was about the rank after all: that is decided once, by the first
-who has waited long enough, and for all; from then on nobody waits, and the script's saves are as they would be without us.
+Where a condition around the call is about the rank, each that comes saves by itself. Where none is, all are
+waited for before anything is written. One that does not come shows that a condition was about the rank after
+all: that is decided once, by the first who has waited long enough, and for all; from then on nobody waits,
+and the script's saves are as they would be without us.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ log = logging.getLogger("lastcall")
 _PATIENCE = 10.0  # seconds that the others are waited for before the save: they take the same steps
 _LONG = 600.0  # ... and while they write
 _POLL = 0.02
-_ABOUT_RANKS = re.compile(r"\b((is|on)_(local_)?(main|last)_process|(local_)?process_index|\w*rank)\b", re.IGNORECASE)
+_ABOUT_RANKS = re.compile(
+    r"\b((is|on)_(local_)?(main|last)_process|(local_)?process_index|\w*rank)\b", re.IGNORECASE
+)
 
 
 class Meeting(Protocol):
@@ -123,7 +127,11 @@ class _Gathered:
         """What each rank has said; nobody is waited for any more once one has failed."""
         keys = [f"{self._key}/{what}/{rank}" for rank in range(self._size)]
         end = time.monotonic() + patience
-        while None in (words := self._store.get_many(keys)) and b"failed" not in words and time.monotonic() < end:
+        while (
+            None in (words := self._store.get_many(keys))
+            and b"failed" not in words
+            and time.monotonic() < end
+        ):
             time.sleep(_POLL)
         return words
 

@@ -1,10 +1,12 @@
 """Where a loader that Accelerate has prepared stands.
 
-A DataLoaderShard is always one batch ahead of the training loop: it must know whether the batch it hands out is the last one. Its
-position at a boundary is therefore the one that the DataLoader underneath had before it made that next batch, and so is the randomness
-that the batch was made with: a resumed run makes the batch again with that, and goes on with what the boundary had.
+A DataLoaderShard is always one batch ahead of the training loop: it must know whether the batch it hands out
+is the last one. Its position at a boundary is therefore the one that the DataLoader underneath had before it
+made that next batch, and so is the randomness that the batch was made with: a resumed run makes the batch
+again with that, and goes on with what the boundary had.
 
-Discarded: Accelerate's skip_first_batches, which draws all former batches of the epoch again, with other random numbers.
+Discarded: Accelerate's skip_first_batches, which draws all former batches of the epoch again, with other
+random numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ AHEAD, SKIPPED = "accelerate", "accelerate-skipped"
 
 
 def is_prepared(loader: object) -> bool:
-    """Whether Accelerate has made it. isinstance() would ask the loader, which says that it is a DataLoader."""
+    """Whether Accelerate has made it. isinstance() would ask the loader, which says that it is a
+    DataLoader."""
     return issubclass(type(loader), DataLoaderAdapter)
 
 
@@ -83,7 +86,8 @@ class AheadTracker:
         if self._loaded is not None:
             return self._loaded
         running = self._pass() if self._pass is not None else None
-        before = running.before if running is not None else None  # read once: the training thread may put another in its place
+        # read once: the training thread may put another in its place
+        before = running.before if running is not None else None
         return {
             "kind": AHEAD,
             "version": VERSION,
@@ -91,7 +95,9 @@ class AheadTracker:
             "seeds": tuple(sampler.initial_seed for sampler in self._seedable()),
             "base": self._inner.state() if before is None else self._inner.state_of(before[0]),
             "began": running.began if running is not None else None,
-            "randomness": None if before is None else self._randomness.to_document(self._randomness.captured(before[1])),
+            "randomness": None
+            if before is None
+            else self._randomness.to_document(self._randomness.captured(before[1])),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -104,7 +110,8 @@ class AheadTracker:
         self.loader.iteration = state["iteration"]
         self._loaded = dict(state)
         if state["randomness"] is not None and self.loader.rng_types is not None:
-            # The ranks' generators were brought into line when the pass began, and have gone their own ways since.
+            # The ranks' generators were brought into line when the pass began, and have gone their own ways
+            # since.
             self._synchronized, self.loader.rng_types = self.loader.rng_types, None
 
     def iterate(self) -> Iterator[Any]:
@@ -127,14 +134,17 @@ class AheadTracker:
             made_with = self._randomness.from_document(loaded["randomness"])
         base = self.loader.base_dataloader
         began = loaded["began"] if loaded is not None and made_with is not None else None
-        iterator, began = self._iterator_of_torchdata(base, began) if self._stateful else (type(base).__iter__(base), None)
+        iterator, began = (
+            self._iterator_of_torchdata(base, began) if self._stateful else (type(base).__iter__(base), None)
+        )
         passage = _Pass(self, iterator, began, made_with)
         self._pass = weakref.ref(passage)
         return passage
 
     def _iterator_of_torchdata(self, base: Any, began: rng.State | None) -> tuple[Any, rng.State]:
-        """It draws the order of an interrupted pass anew, so the generators must be where they were when it was drawn first: after the
-        iterator was made, which draws too, or before where workers draw from the order at once."""
+        """It draws the order of an interrupted pass anew, so the generators must be where they were when it
+        was drawn first: after the iterator was made, which draws too, or before where workers draw from the
+        order at once."""
         generators = rng.find_generators(base)
         now = rng.take(generators)
         if began is None:
@@ -149,11 +159,16 @@ class AheadTracker:
         return iterator, began
 
     def _seedable(self) -> list[Any]:
-        return [sampler for sampler in rng.samplers(self.loader.base_dataloader) if isinstance(sampler, SeedableRandomSampler)]
+        return [
+            sampler
+            for sampler in rng.samplers(self.loader.base_dataloader)
+            if isinstance(sampler, SeedableRandomSampler)
+        ]
 
 
 def _draw_order(iterator: Any) -> None:
-    """torchdata skips in the order of the samples when the first batch is made: here it is made to skip at once."""
+    """torchdata skips in the order of the samples when the first batch is made: here it is made to skip at
+    once."""
     waiting = getattr(iterator, "_sampler_iter", None)
     if isinstance(waiting, itertools.islice):
         iterator._sampler_iter = itertools.chain(list(itertools.islice(waiting, 1)), waiting)
@@ -162,7 +177,13 @@ def _draw_order(iterator: Any) -> None:
 class _Pass:
     """The iterator of the DataLoader underneath, as Accelerate draws from it."""
 
-    def __init__(self, tracker: AheadTracker, iterator: Iterator[Any], began: rng.State | None, made_with: Captured | None) -> None:
+    def __init__(
+        self,
+        tracker: AheadTracker,
+        iterator: Iterator[Any],
+        began: rng.State | None,
+        made_with: Captured | None,
+    ) -> None:
         self.began = began  # all generators, before the order of the samples was drawn; for torchdata only
         self.before: tuple[Any, Noted] | None = None  # the latest draw: position and randomness, noted
         self._tracker = tracker
@@ -189,15 +210,16 @@ class _Pass:
         try:
             return self._draw()
         except StopIteration:
-            tracker.loader.iteration += 1  # all batches had been handed out: for Accelerate it looks like an empty pass
+            # all batches had been handed out: for Accelerate it looks like an empty pass
+            tracker.loader.iteration += 1
             raise
         finally:
             randomness.restore(now)
 
 
 class SkippingTracker:
-    """For a DataLoaderDispatcher, where one rank reads for all: batches are counted as run.batches() hands them out, and Accelerate
-    skips as many. Exact where the dataset is deterministic."""
+    """For a DataLoaderDispatcher, where one rank reads for all: batches are counted as run.batches() hands
+    them out, and Accelerate skips as many. Exact where the dataset is deterministic."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -215,7 +237,12 @@ class SkippingTracker:
         pass
 
     def state(self) -> dict[str, Any]:
-        return {"kind": SKIPPED, "version": VERSION, "iteration": self.loader.iteration, "delivered": self.delivered}
+        return {
+            "kind": SKIPPED,
+            "version": VERSION,
+            "iteration": self.loader.iteration,
+            "delivered": self.delivered,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         _check(state, SKIPPED)
@@ -247,6 +274,7 @@ class SkippingTracker:
 def _check(state: dict[str, Any], kind: str) -> None:
     if state.get("kind") != kind or state.get("version") != VERSION:
         raise errors.MismatchError(
-            f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, but this loader needs kind "
+            f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, "
+            "but this loader needs kind "
             f"{kind!r}, version {VERSION}. Prepare the loader as it was, or begin in another directory."
         )

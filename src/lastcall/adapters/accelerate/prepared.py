@@ -39,11 +39,16 @@ class Frozen:
 
 
 def values(accelerator: Any) -> dict[str, object]:
-    """The objects, by what they are. Those that cannot be copied at a boundary are left out: a rescue reads them as they are."""
+    """The objects, by what they are. Those that cannot be copied at a boundary are left out: a rescue reads
+    them as they are."""
     found = {
-        "models": [accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models],
+        "models": [
+            accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models
+        ],
         "optimizers": [getattr(optimizer, "optimizer", optimizer) for optimizer in accelerator._optimizers],
-        "schedulers": [_copied(getattr(one, "scheduler", one), "scheduler") for one in accelerator._schedulers],
+        "schedulers": [
+            _copied(getattr(one, "scheduler", one), "scheduler") for one in accelerator._schedulers
+        ],
         "scalers": [_copied(accelerator.scaler, "scaler")],
         "objects": [_copied(one, "registered object") for one in accelerator._custom_objects],
     }
@@ -64,7 +69,8 @@ def _copied(value: Any, what: str) -> Any:
 def count(accelerator: Any) -> tuple[int, ...]:
     """How many of everything there are: what is prepared later would not be saved."""
     return tuple(
-        len(getattr(accelerator, name)) for name in ("_models", "_optimizers", "_schedulers", "_dataloaders", "_custom_objects")
+        len(getattr(accelerator, name))
+        for name in ("_models", "_optimizers", "_schedulers", "_dataloaders", "_custom_objects")
     )
 
 
@@ -72,7 +78,11 @@ def knows(accelerator: Any, value: object) -> bool:
     """Whether it is one of the objects, with or without Accelerate's wrapper."""
     lists = ("_models", "_optimizers", "_schedulers", "_custom_objects")
     known = [one for name in lists for one in getattr(accelerator, name)]
-    inner = [getattr(one, name, None) for one in known for name in ("module", "_orig_mod", "optimizer", "scheduler")]
+    inner = [
+        getattr(one, name, None)
+        for one in known
+        for name in ("module", "_orig_mod", "optimizer", "scheduler")
+    ]
     return value is not None and any(one is value for one in (*known, *inner))
 
 
@@ -97,7 +107,11 @@ def _thawed(value: Any) -> Any:
     if isinstance(value, copies.Copied):
         return value.copy
     if isinstance(value, parts.Held):
-        return _thawed(value.part.thawed(value.copied)) if isinstance(value.part, objects.ObjectPart) else value.part.value
+        return (
+            _thawed(value.part.thawed(value.copied))
+            if isinstance(value.part, objects.ObjectPart)
+            else value.part.value
+        )
     if isinstance(value, dict):
         copied = [(key, _thawed(item)) for key, item in value.items()]
         return type(value)(copied) if type(value) is not dict else dict(copied)

@@ -1,8 +1,9 @@
-"""Accelerate's own save, made into files that the core writes: `save_state` runs into a scratch folder, hooks of the user's included,
-and the Recorder takes note of where the tensors are.
+"""Accelerate's own save, made into files that the core writes: `save_state` runs into a scratch folder, hooks
+of the user's included, and the Recorder takes note of where the tensors are.
 
-It runs on a copy of the Accelerator, which has its own counters, its own way of naming folders, and, for a rescue, objects with the
-state of the boundary. So nothing that the script sees of it changes, on whatever thread it runs.
+It runs on a copy of the Accelerator, which has its own counters, its own way of naming folders, and, for a
+rescue, objects with the state of the boundary. So nothing that the script sees of it changes, on whatever
+thread it runs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from lastcall.types import File
 
 
 def record(accelerator: Any, private: Path, small: object) -> tuple[File, ...]:
-    """The files of save_state(), but that of the randomness. `small`: the boundary copy, where the live objects may not be read;
-    `private`: where the scratch folder may lie."""
+    """The files of save_state(), but that of the randomness. `small`: the boundary copy, where the live
+    objects may not be read; `private`: where the scratch folder may lie."""
     together = prepared.spread(accelerator)
     with framework.scratch(private) as scratch:
         with recording_alone(), Recorder(scratch) as recorder, contextlib.ExitStack() as stack:
@@ -36,7 +37,9 @@ def record(accelerator: Any, private: Path, small: object) -> tuple[File, ...]:
                 stack.enter_context(answering(PartialState, "is_local_main_process", True, owner))
             _double(accelerator, small).save_state(str(scratch))
         layouts = recorder.files()
-    return tuple(File(layout, shared=not together) for layout in layouts if not layout.name.startswith(RNG_STATE_NAME))
+    return tuple(
+        File(layout, shared=not together) for layout in layouts if not layout.name.startswith(RNG_STATE_NAME)
+    )
 
 
 def randomness_file(rank: int, steps: int, randomness: rng.Captured) -> File:
@@ -53,7 +56,9 @@ def randomness_file(rank: int, steps: int, randomness: rng.Captured) -> File:
 
 def _double(accelerator: Any, small: object) -> Any:
     double = copy.copy(accelerator)
-    double.project_configuration = dataclasses.replace(accelerator.project_configuration, automatic_checkpoint_naming=False)
+    double.project_configuration = dataclasses.replace(
+        accelerator.project_configuration, automatic_checkpoint_naming=False
+    )
     if small is not None:
         double._schedulers = prepared.frozen(small, "schedulers", accelerator._schedulers)
         double._custom_objects = prepared.frozen(small, "objects", accelerator._custom_objects)

@@ -1,8 +1,10 @@
-"""Whether the command that started a script would go on from what the script's own save leaves: known before anything is lost.
+"""Whether the command that started a script would go on from what the script's own save leaves: known before
+anything is lost.
 
-A script resumes by load_state(), and when it does so it alone knows. What can be told from outside: it has none; it loads what the
-command names, which is not what will be saved; or an option of the command keeps it from loading, and the option is not given. Where a
-condition is about anything else (what lies in a folder, most of all), the script finds its checkpoints by itself.
+A script resumes by load_state(), and when it does so it alone knows. What can be told from outside: it has
+none; it loads what the command names, which is not what will be saved; or an option of the command keeps it
+from loading, and the option is not given. Where a condition is about anything else (what lies in a folder,
+most of all), the script finds its checkpoints by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _MOST = 400  # values that are looked at
 
 
 def why_not(frame: FrameType, loaded: str | None, argv: Sequence[str]) -> str:
-    """Empty where the same command is expected to resume. `loaded`: what load_state() was given in this process."""
+    """Empty where the same command is expected to resume. `loaded`: what load_state() was given in this
+    process."""
     if settings.hands_over():
         return ""
     if loaded is not None:
@@ -47,12 +50,18 @@ def folders(frame: FrameType, argv: Sequence[str]) -> list[str]:
                 for inner in getattr(value, "__dict__", {}).values() if _is_options(value) else [value]:
                     if isinstance(inner, str | os.PathLike) and 0 < len(os.fspath(inner)) < 1000:
                         found[os.fspath(inner)] = None
-    return [path for path in found if isinstance(path, str) and "\n" not in path and "\0" not in path and os.path.isdir(path)]
+    return [
+        path
+        for path in found
+        if isinstance(path, str) and "\n" not in path and "\0" not in path and os.path.isdir(path)
+    ]
 
 
 def works_with(folder: str, frame: FrameType, argv: Sequence[str]) -> bool:
     """Whether the script may look for its checkpoints there, and take whatever it finds for one of them."""
-    return any(os.path.realpath(path) == os.path.realpath(folder) for path in (os.curdir, *folders(frame, argv)))
+    return any(
+        os.path.realpath(path) == os.path.realpath(folder) for path in (os.curdir, *folders(frame, argv))
+    )
 
 
 def _names(argv: Sequence[str], path: str) -> bool:
@@ -83,7 +92,12 @@ def _sources(frames: Sequence[FrameType]) -> list[str]:
     found = dict.fromkeys(frame.f_code.co_filename for frame in frames)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and _is_users(file) and not _is_ours(getattr(module, "__name__", "")):
+        if (
+            isinstance(file, str)
+            and file.endswith(".py")
+            and _is_users(file)
+            and not _is_ours(getattr(module, "__name__", ""))
+        ):
             found[file] = None
     return list(found)
 
@@ -130,7 +144,9 @@ def _kept_out(needs: Sequence[Need], frames: Sequence[FrameType], argv: Sequence
         if not all(_is_options(value) for value in names.values()):
             continue
         try:
-            holds = bool(eval(compile(ast.Expression(test), "<condition>", "eval"), {"__builtins__": {}}, names))
+            holds = bool(
+                eval(compile(ast.Expression(test), "<condition>", "eval"), {"__builtins__": {}}, names)
+            )
         except Exception:
             continue
         if holds is not want:
@@ -140,7 +156,18 @@ def _kept_out(needs: Sequence[Need], frames: Sequence[FrameType], argv: Sequence
 
 def _roots(test: ast.expr) -> set[str]:
     """The names that a plain condition on options begins with; none where it is of another kind."""
-    plain = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.boolop, ast.unaryop, ast.cmpop, ast.Load)
+    plain = (
+        ast.Name,
+        ast.Attribute,
+        ast.Constant,
+        ast.Compare,
+        ast.BoolOp,
+        ast.UnaryOp,
+        ast.boolop,
+        ast.unaryop,
+        ast.cmpop,
+        ast.Load,
+    )
     if not all(isinstance(node, plain) for node in ast.walk(test)):
         return set()
     return {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
@@ -151,9 +178,14 @@ def _options(test: ast.expr) -> set[str]:
 
 
 def _given(option: str, argv: Sequence[str]) -> bool:
-    """Whether the command has it; a script may have put it back since, where it found nothing to resume from."""
+    """Whether the command has it; a script may have put it back since, where it found nothing to resume
+    from."""
     spelled = option.replace("-", "_")
-    return any(word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")[2] == spelled for word in argv if word)
+    return any(
+        word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")[2] == spelled
+        for word in argv
+        if word
+    )
 
 
 def _found(name: str, frames: Sequence[FrameType]) -> Any:
@@ -164,4 +196,6 @@ def _found(name: str, frames: Sequence[FrameType]) -> Any:
 
 
 def _is_options(value: Any) -> bool:
-    return isinstance(value, argparse.Namespace | SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    return isinstance(value, argparse.Namespace | SimpleNamespace) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )

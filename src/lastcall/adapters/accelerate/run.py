@@ -32,7 +32,9 @@ class AcceleratorRun(Run):
         files: Files | None = None,
     ) -> None:
         if jit.guard:
-            log.warning("LASTCALL_GUARD is not used with an accelerator: its checkpoints are Accelerate's own files")
+            log.warning(
+                "LASTCALL_GUARD is not used with an accelerator: its checkpoints are Accelerate's own files"
+            )
             jit = settings.changed(jit, guard=False)
         loaders.follow()
         self._accelerator = accelerator
@@ -58,13 +60,16 @@ class AcceleratorRun(Run):
         except errors.CheckpointError as error:
             if driver.world.rank == 0:
                 log.warning("%s", driver.context.catalog.set_aside(entry.path, str(error)))
-            raise errors.CheckpointError(f"{error}. Start the run again: it goes on from the checkpoint before this one.") from error
+            raise errors.CheckpointError(
+                f"{error}. Start the run again: it goes on from the checkpoint before this one."
+            ) from error
 
     def _begin(self, total: int | None) -> None:
         now = prepared.count(self._accelerator)
         if now != self._prepared:
             raise errors.StateError(
-                "the accelerator has prepared or registered something since protect() was called, which would not be saved: "
+                "the accelerator has prepared or registered something since protect() was called, which "
+                "would not be saved: "
                 "call prepare() and register_for_checkpointing() first"
             )
         super()._begin(total)

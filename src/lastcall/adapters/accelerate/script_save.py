@@ -1,8 +1,10 @@
-"""How a script's own save_state() answers a notice: at a completed step, the same on all ranks, its save branch is entered.
+"""How a script's own save_state() answers a notice: at a completed step, the same on all ranks, its save
+branch is entered.
 
 BOUNDARY   the script is on its way to the step, and from there to its save
 SAVING     it saves, or has left the branch and waits for the other ranks
-INSTANT    the time is over: nothing can be saved from the side, since only the script knows what belongs to its checkpoints
+INSTANT    the time is over: nothing can be saved from the side, since only the script knows what belongs to
+           its checkpoints
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ _LISTEN = 1.0  # seconds of one wait for news
 
 
 class ScriptSave:
-    """A `Strategy`, and what the training thread does at a completed step and when the script has left its save. `nbytes`: what a
-    save has to write, about. `die`: leaves the process, with nothing saved."""
+    """A `Strategy`, and what the training thread does at a completed step and when the script has left its
+    save. `nbytes`: what a save has to write, about. `die`: leaves the process, with nothing saved."""
 
-    def __init__(self, context: NoticeContext, answer: Answer, nbytes: Callable[[], int], die: Callable[[], None]) -> None:
+    def __init__(
+        self, context: NoticeContext, answer: Answer, nbytes: Callable[[], int], die: Callable[[], None]
+    ) -> None:
         self.steps = 0  # completed optimizer steps of this process; the ranks count alike
         self.target: int | None = None  # the one to save at
         self._context = context
@@ -59,12 +63,13 @@ class ScriptSave:
                 news = ranks.heard(_LISTEN)
                 if news is not None and news.get("rank") != ranks.rank:
                     now = self._context.clock.now()
-                    left = float(news.get("left", self._context.jit.grace))  # the clocks of two machines may differ by seconds
+                    # the clocks of two machines may differ by seconds
+                    left = float(news.get("left", self._context.jit.grace))
                     hear(Notice(_HEARD, str(news.get("reason")), now, now + left))
         except errors.StoreLost:
             log.debug("the store is gone: so are the others")
 
-    # ---- the agent's side ------------------------------------------------------------------------------------
+    # ---- the agent's side ----------------------------------------------------------------------------------
 
     def needs(self, deadline: float) -> float:
         return self._context.budget.until_safe(self._nbytes(), deadline)
@@ -72,7 +77,12 @@ class ScriptSave:
     def announce(self, notice: Notice) -> None:
         if self._agents is not None and notice.source != _HEARD:
             left = self._answer.left
-            news = {"rank": self._agents.rank, "reason": notice.reason, "left": left, "deadline": time.time() + left}
+            news = {
+                "rank": self._agents.rank,
+                "reason": notice.reason,
+                "left": left,
+                "deadline": time.time() + left,
+            }
             self._agents.announce(news)
 
     def hurried(self, notice: Notice) -> bool:
@@ -93,7 +103,11 @@ class ScriptSave:
         self.target = int(decision["step"])
         notice = self._answer.notice
         if notice.source == _HEARD:
-            log.info("Another rank was told to stop (%s): this one saves at step %d of the process, too", notice.reason, self.target)
+            log.info(
+                "Another rank was told to stop (%s): this one saves at step %d of the process, too",
+                notice.reason,
+                self.target,
+            )
         return Where(because=f"step {self.target} of each process")
 
     def boundary_until(self) -> float:
@@ -115,7 +129,8 @@ class ScriptSave:
         self._die()
 
     def fault(self) -> None:
-        """One process saves at its next step. With many, each would do so at another one: parts that do not belong together."""
+        """One process saves at its next step. With many, each would do so at another one: parts that do not
+        belong together."""
         if self._agents is not None:
             log.error("Nothing is saved: the ranks cannot agree on a step")
             self._fail("the ranks cannot agree on a step")
@@ -129,10 +144,11 @@ class ScriptSave:
         self._context.outcome.decide_if_open(Outcome.NOT_SAVED)
         self._phases.try_enter(Phase.FAILED, because)
 
-    # ---- the training thread's side --------------------------------------------------------------------------
+    # ---- the training thread's side ------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """After a completed step: whether the script's save comes next. Waits while the ranks agree on a step."""
+        """After a completed step: whether the script's save comes next. Waits while the ranks agree on a
+        step."""
         if not self._phases.open:
             return False
         at_boundary = self._phases.wait_while({Phase.HOLDING}) is Phase.BOUNDARY
@@ -141,18 +157,26 @@ class ScriptSave:
     def begin(self) -> None:
         """save_state() is called."""
         if self._phases.try_enter(Phase.SAVING, only_from={Phase.BOUNDARY}):
-            self._context.events.emit("save-begins", save=Kind.JIT.value, step=self.steps, bytes=self._nbytes())
+            self._context.events.emit(
+                "save-begins", save=Kind.JIT.value, step=self.steps, bytes=self._nbytes()
+            )
 
     def committed(self, name: str, because: str) -> None:
         """save_state() came to its end. `because`: why it is not known to be exact."""
         seconds = self._context.clock.now() - self._answer.notice.at
         self._context.events.emit(
-            "committed", save=Kind.JIT.value, step=self.steps, exact=False, because=because, seconds=seconds, path=name
-        )  # fmt: skip
+            "committed",
+            save=Kind.JIT.value,
+            step=self.steps,
+            exact=False,
+            because=because,
+            seconds=seconds,
+            path=name,
+        )
 
     def left(self, saved: bool) -> bool:
-        """The script has left its branch, or has found that it is not for this rank. Returns whether the run is saved; the process is
-        on its way out then."""
+        """The script has left its branch, or has found that it is not for this rank. Returns whether the run
+        is saved; the process is on its way out then."""
         self._through = True
         self._phases.try_enter(Phase.SAVING, only_from={Phase.BOUNDARY})
         if not (saved if self._ranks is None else self._any_has(saved, self._ranks)):
@@ -164,8 +188,8 @@ class ScriptSave:
         return True
 
     def _any_has(self, saved: bool, ranks: Agreement) -> bool:
-        """Nobody takes the process group away from a rank that is still writing. Returns whether any rank has saved: the script may
-        let one do it for all."""
+        """Nobody takes the process group away from a rank that is still writing. Returns whether any rank has
+        saved: the script may let one do it for all."""
         until = self._answer.deadline
         found = ranks.settle("done", {"saved": saved}, _any_saved, until)
         if not found:
@@ -186,7 +210,8 @@ class ScriptSave:
 
 
 def _first(said: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
-    """The first step that nobody has completed: a rank that is held has completed at most one more than it has said."""
+    """The first step that nobody has completed: a rank that is held has completed at most one more than it
+    has said."""
     return {"step": max(int(word["step"]) for word in said.values()) + 1}
 
 

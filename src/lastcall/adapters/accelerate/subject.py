@@ -1,7 +1,7 @@
 """A training loop around an Accelerator as the core sees it: its checkpoints are the files of save_state().
 
-What save_state() does not know, or not as it was at the boundary, is kept as in any run: the position, the data, the randomness, and
-the other values that protect() was given.
+What save_state() does not know, or not as it was at the boundary, is kept as in any run: the position, the
+data, the randomness, and the other values that protect() was given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from lastcall.core.subject import Loading, Stored
 from lastcall.formats import tree
 from lastcall.types import Capture, File
 
-_TAKEN = re.compile(rf"model(_\d+)?|{prepared.HELD}|{prepared.LEDGER}|{prepared.DATA}")  # names of files, or of ours
+# names of files, or of ours
+_TAKEN = re.compile(rf"model(_\d+)?|{prepared.HELD}|{prepared.LEDGER}|{prepared.DATA}")
 
 
 class AcceleratorSubject(FrameworkSubject):
@@ -33,7 +34,7 @@ class AcceleratorSubject(FrameworkSubject):
         self._accelerator = accelerator
         self._private = private
 
-    # ---- captures --------------------------------------------------------------------------------------------------------------
+    # ---- captures ------------------------------------------------------------------------------------------
 
     def spread(self) -> bool:
         return prepared.spread(self._accelerator)
@@ -48,22 +49,28 @@ class AcceleratorSubject(FrameworkSubject):
     def dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:
         state: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         kept = {name: value for name, value in state.items() if name != prepared.HELD}
-        groups = tuple(group for group in native.groups if group.name.removesuffix(".frozen") != prepared.HELD)
-        return dataclasses.replace(native, document={**native.document, "state": kept}, groups=groups, files=files)
+        groups = tuple(
+            group for group in native.groups if group.name.removesuffix(".frozen") != prepared.HELD
+        )
+        return dataclasses.replace(
+            native, document={**native.document, "state": kept}, groups=groups, files=files
+        )
 
-    # ---- restore ---------------------------------------------------------------------------------------------------------------
+    # ---- restore -------------------------------------------------------------------------------------------
 
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         """What load_state() will not bring back."""
         run, state = document.get("run"), document.get("state")
         if not isinstance(run, dict) or not isinstance(state, dict) or prepared.LEDGER not in state:
             raise errors.MismatchError(
-                "the checkpoint was not saved with protect(accelerator=...): load_state() could not read it. Use another directory."
+                "the checkpoint was not saved with protect(accelerator=...): load_state() could not read it. "
+                "Use another directory."
             )
         saved, size = run.get("world", 1), self.together.size
         if saved != size and 1 in (saved, size):
             raise errors.MismatchError(
-                f"the checkpoint is of {saved} rank(s) and this run has {size}: Accelerate names the weights of one process and many "
+                f"the checkpoint is of {saved} rank(s) and this run has {size}: Accelerate names the weights "
+                "of one process and many "
                 f"differently, so load_state() could not read it. Start it with {saved} rank(s)."
             )
         with self._without_held():
@@ -81,7 +88,8 @@ class AcceleratorSubject(FrameworkSubject):
             values.update(everything)
 
     def load(self, path: Path) -> None:
-        """Accelerate's own load_state(), and then the data's position once more: it loads that of a stateful loader, too."""
+        """Accelerate's own load_state(), and then the data's position once more: it loads that of a stateful
+        loader, too."""
         positions = [(tracker, tracker.state()) for tracker in self._trackers.values()]
         steps = self._accelerator.step
         self._accelerator.load_state(str(path))
@@ -99,25 +107,35 @@ def _steps(capture: Capture) -> int:
 def _check(accelerator: Any, others: dict[str, object]) -> None:
     if not accelerator._models or not accelerator._optimizers:
         raise errors.StateError(
-            "the accelerator has prepared no model or optimizer yet: call accelerator.prepare(model, optimizer, ...) before protect()"
+            "the accelerator has prepared no model or optimizer yet: call accelerator.prepare(model, "
+            "optimizer, ...) before protect()"
         )
     for name in others:
         if _TAKEN.fullmatch(name):
             raise errors.StateError(
-                f"the name {name!r} is that of a file of the accelerator's, or ours. What accelerator.prepare() was given is saved "
+                f"the name {name!r} is that of a file of the accelerator's, or ours. What "
+                "accelerator.prepare() was given is saved "
                 "with it and left out here; give anything else another name."
             )
 
 
 def _check_apart(accelerator: Any, state: StateSet, others: dict[str, object]) -> None:
-    """A value that shares memory with what is in Accelerate's files would be stored as a reference into a file that is not there."""
-    held = StateSet({name: value for name, value in state.values.items() if name not in others and name != prepared.DATA})
-    theirs = {placement.local(tensor).untyped_storage().data_ptr() for tensor in held.tensors() if tensor.numel()}
+    """A value that shares memory with what is in Accelerate's files would be stored as a reference into a
+    file that is not there."""
+    held = StateSet(
+        {name: value for name, value in state.values.items() if name not in others and name != prepared.DATA}
+    )
+    theirs = {
+        placement.local(tensor).untyped_storage().data_ptr() for tensor in held.tensors() if tensor.numel()
+    }
     for name, value in others.items():
-        tensors = [placement.local(tensor) for tensor in StateSet({name: value}, state._known._trackers).tensors()]
+        tensors = [
+            placement.local(tensor) for tensor in StateSet({name: value}, state._known._trackers).tensors()
+        ]
         shared = any(tensor.untyped_storage().data_ptr() in theirs for tensor in tensors if tensor.numel())
         if shared or prepared.knows(accelerator, value):
             raise errors.StateError(
-                f"{name}: it is, or shares tensors with, what the accelerator has prepared and saves. Leave it out of protect(), "
+                f"{name}: it is, or shares tensors with, what the accelerator has prepared and saves. Leave "
+                "it out of protect(), "
                 "or hand it to accelerator.register_for_checkpointing()."
             )

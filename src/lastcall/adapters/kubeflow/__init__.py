@@ -1,4 +1,5 @@
-"""Kubeflow Trainer: a Trainer's function becomes a TrainJob that is protected in its pods, without a change to the function.
+"""Kubeflow Trainer: a Trainer's function becomes a TrainJob that is protected in its pods, without a change
+to the function.
 
 trainer      what the user writes: TransformersTrainer
 locations    output_dir: a claim, or a path

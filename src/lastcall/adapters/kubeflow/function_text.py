@@ -1,11 +1,13 @@
 """The training function as text that arrives unaltered.
 
-The SDK asks `inspect.getsource` for the function's text and puts it into a shell script, into a here-document that the shell expands:
-`${x}` and `$x` are replaced, what stands in backticks is executed, backslashes vanish, and a line EOM ends it. Before that Kubernetes
-replaces `$(NAME)` in a container's command, and makes one `$` of two. So the SDK gets another function: a few lines of plain Python
-around the text in base64, which none of them can alter.
+The SDK asks `inspect.getsource` for the function's text and puts it into a shell script, into a here-document
+that the shell expands: `${x}` and `$x` are replaced, what stands in backticks is executed, backslashes
+vanish, and a line EOM ends it. Before that Kubernetes replaces `$(NAME)` in a container's command, and makes
+one `$` of two. So the SDK gets another function: a few lines of plain Python around the text in base64, which
+none of them can alter.
 
-Discarded: escaping what the shell would expand. The SDK's local backend uses no shell, and Kubernetes has rules of its own.
+Discarded: escaping what the shell would expand. The SDK's local backend uses no shell, and Kubernetes has
+rules of its own.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from lastcall.adapters.kubeflow import standalone
 
 FILE = "lastcall_kubeflow.py"  # the script's name in the pod
 _WIDTH = 96
-_MOST_BYTES = 112 * 1024  # Linux starts no process with an argument of 128 KiB: the SDK's script is one, and has some lines of its own
+# Linux starts no process with an argument of 128 KiB: the SDK's script is one, and has some lines of its own
+_MOST_BYTES = 112 * 1024
 _STUB = '''\
 def {name}():
-    """The training function and its arguments are in the text below, in base64: a shell would change them on their way."""
+    """The training function and its arguments are in the text below, in base64, which no shell changes."""
     import sys
 
     try:
@@ -35,8 +38,8 @@ def {name}():
         from lastcall.auto import bootstrap
     except ImportError as error:
         print(
-            "lastcall is not installed in this pod (%s). Pass TransformersTrainer(package=...), a requirement that pip finds, "
-            "or use an image that has it" % error,
+            "lastcall is not installed in this pod (%s). Pass TransformersTrainer(package=...), a requirement "
+            "that pip finds, or use an image that has it" % error,
             file=sys.stderr,
         )
         sys.exit(78)
@@ -45,7 +48,7 @@ def {name}():
         globals(),
 {text},
     )
-'''
+'''  # noqa: E501
 _NAME = "train_in_pod"
 _count = itertools.count()
 
@@ -89,8 +92,11 @@ def source_of(func: Callable[..., Any]) -> str:
     try:
         source = inspect.getsource(func)
     except OSError as error:
-        raise ValueError(f"the source of {name}() cannot be found ({error}). Define it in a file or in a notebook cell") from error
-    whole = f"if True:\n{source}" if source[0].isspace() else source  # taking the indentation away would change texts of many lines
+        raise ValueError(
+            f"the source of {name}() cannot be found ({error}). Define it in a file or in a notebook cell"
+        ) from error
+    # taking the indentation away would change texts of many lines
+    whole = f"if True:\n{source}" if source[0].isspace() else source
     standalone.check_names(func, whole)
     return whole
 

@@ -1,4 +1,5 @@
-"""Where checkpoints go: `output_dir` as users write it, and what it means on a cluster and on this machine."""
+"""Where checkpoints go: `output_dir` as users write it, and what it means on a cluster and on this
+machine."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Location:
-    """A folder, in a claim if there is one. Or a bucket: the checkpoints are uploaded there, and the folder that they are first saved
-    in may be lost with the pod."""
+    """A folder, in a claim if there is one. Or a bucket: the checkpoints are uploaded there, and the folder
+    that they are first saved in may be lost with the pod."""
 
     path: str
     claim: str | None = None
@@ -30,7 +31,8 @@ class Location:
         return str(PurePosixPath(MOUNT, self.path)) if self.claim is not None else self.path
 
     def here(self) -> str:
-        """On this machine a claim is the folder of its name in the home directory: where a workbench of OpenShift AI mounts it."""
+        """On this machine a claim is the folder of its name in the home directory: where a workbench of
+        OpenShift AI mounts it."""
         if self.mirror is not None:
             return str(Path.home() / ".cache" / "lastcall" / "mirrored" / self.path)
         if self.claim is None:
@@ -38,8 +40,10 @@ class Location:
         folder = Path.home() / self.claim
         if not folder.is_dir():
             raise ValueError(
-                f"output_dir='pvc://{self.claim}/{self.path}': without a cluster the claim {self.claim!r} is the "
-                f"folder {folder}, which does not exist. Create it: mkdir -p {folder}; or use a path as output_dir"
+                f"output_dir='pvc://{self.claim}/{self.path}': without a cluster the claim {self.claim!r} is "
+                "the "
+                f"folder {folder}, which does not exist. Create it: mkdir -p {folder}; or use a path as "
+                "output_dir"
             )
         return str(folder / self.path)
 
@@ -47,12 +51,17 @@ class Location:
 def parse(output_dir: str) -> Location:
     match = _SCHEME.fullmatch(output_dir)
     if match is None:
-        if not output_dir.startswith("/"):  # it would be in the working directory of the processes, and lost with it
+        # it would be in the working directory of the processes, and lost with it
+        if not output_dir.startswith("/"):
             raise ValueError(
-                f"output_dir={output_dir!r} is not an absolute path. Use one, or a claim: output_dir='pvc://shared/checkpoints/exp1'"
+                f"output_dir={output_dir!r} is not an absolute path. Use one, or a claim: "
+                "output_dir='pvc://shared/checkpoints/exp1'"
             )
         if "\0" in output_dir or not output_dir.strip("/"):
-            raise ValueError(f"output_dir={output_dir!r} is not the path of a folder for checkpoints. For example: '/mnt/data/exp1'")
+            raise ValueError(
+                f"output_dir={output_dir!r} is not the path of a folder for checkpoints. For "
+                "example: '/mnt/data/exp1'"
+            )
         return Location(output_dir)
     scheme, rest = match[1].lower(), match[2]
     if scheme == "s3":
@@ -60,14 +69,19 @@ def parse(output_dir: str) -> Location:
     if scheme != "pvc":
         raise ValueError(
             f"output_dir={output_dir!r}: lastcall does not save to {scheme}://. Use a claim, "
-            "output_dir='pvc://shared/checkpoints/exp1', a bucket, output_dir='s3://bucket/exp1', or the path of a volume "
+            "output_dir='pvc://shared/checkpoints/exp1', a bucket, output_dir='s3://bucket/exp1', or the "
+            "path of a volume "
             "that is mounted in the pods"
         )
     claim, _, path = rest.partition("/")
     if not parsing.is_object_name(claim):
-        raise ValueError(f"output_dir={output_dir!r}: {claim!r} is not the name of a claim. Write it as pvc://NAME/PATH")
+        raise ValueError(
+            f"output_dir={output_dir!r}: {claim!r} is not the name of a claim. Write it as pvc://NAME/PATH"
+        )
     if ".." in PurePosixPath(path).parts or "\0" in path:
-        raise ValueError(f"output_dir={output_dir!r}: the path points outside the claim. Write it as pvc://NAME/PATH")
+        raise ValueError(
+            f"output_dir={output_dir!r}: the path points outside the claim. Write it as pvc://NAME/PATH"
+        )
     return Location(path.strip("/"), claim)
 
 

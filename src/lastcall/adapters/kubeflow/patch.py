@@ -1,7 +1,8 @@
-"""`TrainerClient.train(trainer=TransformersTrainer(...))` works: it is translated for the backends' train() into the SDK's own terms.
+"""`TrainerClient.train(trainer=TransformersTrainer(...))` works: it is translated for the backends' train()
+into the SDK's own terms.
 
-Discarded: a client of our own, since notebooks have one already; an option that the user must pass, since it would be forgotten, and
-the run would silently be unprotected.
+Discarded: a client of our own, since notebooks have one already; an option that the user must pass, since it
+would be forgotten, and the run would silently be unprotected.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def _train(original: Any, kind: type) -> Any:
             place = locations.parse(trainer.output_dir) if trainer.output_dir is not None else None
             options = list(call.arguments.get("options") or ())
             mirror, cluster = place.mirror if place else None, kind is KubernetesBackend
-            call.arguments["trainer"] = submission.custom(trainer, _directory(place, kind), mirror, mounted=cluster)
+            call.arguments["trainer"] = submission.custom(
+                trainer, _directory(place, kind), mirror, mounted=cluster
+            )
             if cluster:
                 call.arguments["options"] = [*options, submission.Additions(trainer, place)]
         return original(*call.args, **call.kwargs)
@@ -58,5 +61,8 @@ def _directory(place: locations.Location | None, kind: type) -> str | None:
     if place.mirror is not None:
         return place.in_pod()
     if place.claim is not None:
-        raise ValueError(f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a cluster. Use a path")
+        raise ValueError(
+            f"output_dir='pvc://{place.claim}/{place.path}': there are no claims without a "
+            "cluster. Use a path"
+        )
     return place.path

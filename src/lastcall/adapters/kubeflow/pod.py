@@ -1,7 +1,7 @@
 """What runs in the pod, once in each rank: the training function, as if it were defined in the script itself.
 
-Nothing is imported here that the function does not import itself: it may still set the environment for torch and transformers. The SDK
-is not installed, and is not needed.
+Nothing is imported here that the function does not import itself: it may still set the environment for torch
+and transformers. The SDK is not installed, and is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ log = logging.getLogger("lastcall")
 def run(script: dict[str, Any], text: str) -> None:
     """Unpack the function into the script, where it would be had the SDK written it there, and call it.
 
-    A child that multiprocessing spawns reads the script again, under another name: it gets the function, and does not train.
+    A child that multiprocessing spawns reads the script again, under another name: it gets the function, and
+    does not train.
     """
     name, source, arguments = unpacked(text)
     path = _written(os.path.abspath(script.get("__file__", "script.py")), name, source)
@@ -52,7 +53,8 @@ def announce(run: Any) -> None:
 
 
 def _written(script: str, name: str, source: str) -> str:
-    """The source as a file beside the script, for tracebacks and `inspect`. Ranks write the same, each with one rename."""
+    """The source as a file beside the script, for tracebacks and `inspect`. Ranks write the same, each with
+    one rename."""
     path = os.path.join(os.path.dirname(script), f"kubeflow_{name}.py")
     temporary = f"{path}.{os.getpid()}"
     try:
@@ -60,5 +62,7 @@ def _written(script: str, name: str, source: str) -> str:
             file.write(source)
         os.replace(temporary, path)
     except OSError as error:
-        log.debug("Could not write the training function to a file (%s): tracebacks will not show its lines", error)
+        log.debug(
+            "Could not write the training function to a file (%s): tracebacks will not show its lines", error
+        )
     return path

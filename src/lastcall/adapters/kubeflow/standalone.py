@@ -1,4 +1,5 @@
-"""Whether a function can run on its own: only its text reaches the pod, where a missing name would be noticed an hour later."""
+"""Whether a function can run on its own: only its text reaches the pod, where a missing name would be noticed
+an hour later."""
 
 from __future__ import annotations
 
@@ -19,16 +20,29 @@ def check_kind(func: Any) -> None:
     if not inspect.isfunction(func) or not name.isidentifier():
         raise ValueError(f"func={func!r} is not a named function. It is sent as text: write it with def")
     if inspect.unwrap(func) is not func:
-        raise ValueError(f"{name}() is decorated, and the decorator is not sent with it. Apply it inside the function")
-    if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise ValueError(f"{name}() does nothing when it is called: it is async, or a generator. Write one that trains and returns")
+        raise ValueError(
+            f"{name}() is decorated, and the decorator is not sent with it. Apply it inside the function"
+        )
+    if (
+        inspect.iscoroutinefunction(func)
+        or inspect.isgeneratorfunction(func)
+        or inspect.isasyncgenfunction(func)
+    ):
+        raise ValueError(
+            f"{name}() does nothing when it is called: it is async, or a generator. Write one "
+            "that trains and returns"
+        )
     if func.__code__.co_freevars:
         names = ", ".join(func.__code__.co_freevars)
-        raise ValueError(f"{name}() uses {names} of the enclosing function, which is not sent with it. Pass it in func_args")
+        raise ValueError(
+            f"{name}() uses {names} of the enclosing function, which is not sent with it. Pass "
+            "it in func_args"
+        )
 
 
 def check_names(func: Callable[..., Any], source: str) -> None:
-    """ValueError if it uses names of its module: in its body, as the default of an argument, or as a decorator.
+    """ValueError if it uses names of its module: in its body, as the default of an argument, or as a
+    decorator.
 
     Annotations may: they are not evaluated in the pod.
     """
@@ -38,7 +52,8 @@ def check_names(func: Callable[..., Any], source: str) -> None:
     missing = sorted(name for name in names.read - names.written if name in known and not _everywhere(name))
     if missing:
         raise ValueError(
-            f"{func.__name__}() uses {', '.join(missing)} of its module or notebook, which is not sent. Import or "
+            f"{func.__name__}() uses {', '.join(missing)} of its module or notebook, which is not sent. "
+            "Import or "
             "define it inside the function, or pass it in func_args"
         )
 
@@ -49,7 +64,8 @@ def check_call(func: Callable[..., Any], args: Mapping[str, Any]) -> None:
         inspect.signature(func).bind(**args)
     except TypeError as error:
         raise ValueError(
-            f"func_args={dict(args)!r}: {func.__name__}{inspect.signature(func)} cannot be called like that: {error}"
+            f"func_args={dict(args)!r}: {func.__name__}{inspect.signature(func)} cannot be called like that: "
+            f"{error}"
         ) from None
 
 

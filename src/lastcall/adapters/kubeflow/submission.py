@@ -1,5 +1,5 @@
-"""A TransformersTrainer in the SDK's terms: a CustomTrainer, and an option for what that cannot express. The user's own settings
-stay."""
+"""A TransformersTrainer in the SDK's terms: a CustomTrainer, and an option for what that cannot express. The
+user's own settings stay."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ NODE = "node"  # the replicated job and the container that train, in Kubeflow's 
 _OURS = re.compile(r"\s*lastcall\s*($|[\[=<>!~@;])", re.IGNORECASE)
 
 
-def custom(trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, *, mounted: bool = False) -> CustomTrainer:
-    """`directory`: where the checkpoints go, as the processes see it; `mirror`: where they are uploaded to; `mounted`: whether secrets
-    are mounted."""
+def custom(
+    trainer: TransformersTrainer, directory: str | None, mirror: str | None = None, *, mounted: bool = False
+) -> CustomTrainer:
+    """`directory`: where the checkpoints go, as the processes see it; `mirror`: where they are uploaded to;
+    `mounted`: whether secrets are mounted."""
     keys = locations.KEYS if mounted and trainer.data_connection_name is not None else None
     return CustomTrainer(
         func=function_text.stub(trainer.func, trainer.func_args),
@@ -50,7 +52,8 @@ def variables(
     ours: dict[str, str] = {"LASTCALL_ENABLED": "1" if _anything(trainer) else "0"}
     if trainer.enable_jit_checkpoint:
         ours["LASTCALL_GRACE_SECONDS"] = str(trainer.grace_seconds)
-        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(trainer.grace_seconds)  # torchrun would kill its workers after 30 seconds
+        # torchrun would kill its workers after 30 seconds
+        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(trainer.grace_seconds)
     else:
         ours["LASTCALL_SIGNALS"] = "none"
     if directory is not None:
@@ -66,7 +69,13 @@ def variables(
     if (periodic := trainer.periodic_checkpoint_config) is not None:
         said = {setting.variable: getattr(periodic, setting.field) for setting in settings.PERIODIC}
         origins = {setting.variable: periodic.origins()[setting.field] for setting in settings.PERIODIC}
-        ours.update({name: _text(value) for name, value in said.items() if origins[name] != "default" and value is not None})
+        ours.update(
+            {
+                name: _text(value)
+                for name, value in said.items()
+                if origins[name] != "default" and value is not None
+            }
+        )
     return {**ours, **(trainer.env or {})}
 
 
@@ -104,23 +113,33 @@ def runtime_patch(trainer: TransformersTrainer, place: locations.Location | None
         pod["terminationGracePeriodSeconds"] = trainer.grace_seconds
     if volumes := _volumes(trainer, place):
         pod["volumes"] = [{"name": name, **volume} for name, (_, volume) in volumes.items()]
-        pod["containers"] = [{"name": NODE, "volumeMounts": [{"name": name, **mount} for name, (mount, _) in volumes.items()]}]
+        pod["containers"] = [
+            {"name": NODE, "volumeMounts": [{"name": name, **mount} for name, (mount, _) in volumes.items()]}
+        ]
     if not pod:
         return None
     job = {"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-def _volumes(trainer: TransformersTrainer, place: locations.Location | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By name: the mount and the volume. The keys of a bucket are mounted: the SDK cannot express variables from a secret, and this way
-    they are in no process's environment."""
+def _volumes(
+    trainer: TransformersTrainer, place: locations.Location | None
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """By name: the mount and the volume. The keys of a bucket are mounted: the SDK cannot express variables
+    from a secret, and this way they are in no process's environment."""
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if place is not None and place.mirror is not None:
         found[locations.VOLUME] = {"mountPath": locations.MOUNT}, {"emptyDir": {}}
     elif place is not None and place.claim is not None:
-        found[locations.VOLUME] = {"mountPath": locations.MOUNT}, {"persistentVolumeClaim": {"claimName": place.claim}}
+        found[locations.VOLUME] = (
+            {"mountPath": locations.MOUNT},
+            {"persistentVolumeClaim": {"claimName": place.claim}},
+        )
     if (secret := trainer.data_connection_name) is not None:
-        found[locations.KEYS_VOLUME] = {"mountPath": locations.KEYS, "readOnly": True}, {"secret": {"secretName": secret}}
+        found[locations.KEYS_VOLUME] = (
+            {"mountPath": locations.KEYS, "readOnly": True},
+            {"secret": {"secretName": secret}},
+        )
     return found
 
 

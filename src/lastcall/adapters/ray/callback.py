@@ -1,7 +1,9 @@
-"""What Ray Train calls: one object, made in the driver, copied to the controller and from there to every train worker.
+"""What Ray Train calls: one object, made in the driver, copied to the controller and from there to every
+train worker.
 
-Nothing of ours is ever raised into Ray: an exception in a callback ends the run, and a run without protection is better than none.
-Where lastcall is not installed on the cluster, the copy is a callback of Ray's own that does nothing, and says so.
+Nothing of ours is ever raised into Ray: an exception in a callback ends the run, and a run without protection
+is better than none. Where lastcall is not installed on the cluster, the copy is a callback of Ray's own that
+does nothing, and says so.
 """
 
 from __future__ import annotations
@@ -9,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.callback import (
+    ControllerCallback,
+    ReportCallback,
+    WorkerCallback,
+    WorkerGroupCallback,
+)
 
 from lastcall import script as scripts
 from lastcall.adapters.ray.controller import Controller
 from lastcall.adapters.ray.never_raise import harmless
 from lastcall.settings import JIT, JITCheckpointConfig, stop_file
 
-# Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no module.
+# Pickled as source, not by name: it must be understood where there is no lastcall. So it belongs to no
+# module.
 _REBUILD = """
 def rebuild(home, name, values):
     try:
@@ -34,7 +42,8 @@ def rebuild(home, name, values):
 
 
 def reduced(kind: type, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """For __reduce__: an object is made again of its class and its values; without lastcall, it is a callback that does nothing."""
+    """For __reduce__: an object is made again of its class and its values; without lastcall, it is a callback
+    that does nothing."""
     return _rebuilder(), (kind.__module__, kind.__name__, dict(values))
 
 
@@ -46,11 +55,14 @@ def _rebuilder() -> Callable[..., Any]:
 
 
 class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, ReportCallback):  # type: ignore[misc]
-    """`settings`: the fields of a JITCheckpointConfig, as the driver knows them. `place`: where the ranks meet. `sources`: the text of
-    the script by filename: the machines of the workers may not have it."""
+    """`settings`: the fields of a JITCheckpointConfig, as the driver knows them. `place`: where the ranks
+    meet. `sources`: the text of the script by filename: the machines of the workers may not have it."""
 
     def __init__(
-        self, settings: Mapping[str, Any], place: Mapping[str, Any] | None = None, sources: Mapping[str, str] | None = None
+        self,
+        settings: Mapping[str, Any],
+        place: Mapping[str, Any] | None = None,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         self.sources = dict(sources or {})
         self._settings = dict(settings)
@@ -63,13 +75,15 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
         return cls({setting.field: getattr(jit, setting.field) for setting in JIT}, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduced(type(self), {"settings": self._settings, "place": self._place, "sources": self.sources})
+        return reduced(
+            type(self), {"settings": self._settings, "place": self._place, "sources": self.sources}
+        )
 
     @property
     def _jit(self) -> JITCheckpointConfig:
         return JITCheckpointConfig(**{**self._settings, "stop_file": stop_file()}, environ={})
 
-    # ---- in the controller -------------------------------------------------------------------------------------------------------
+    # ---- in the controller ---------------------------------------------------------------------------------
 
     @harmless
     def after_controller_start(self, *given: Any) -> None:
@@ -103,12 +117,12 @@ class JITCallback(ControllerCallback, WorkerGroupCallback, WorkerCallback, Repor
             self._controller.stop()
             self._controller.finished(given[0] if given else None)
 
-    # ---- in a train worker -------------------------------------------------------------------------------------------------------
+    # ---- in a train worker ---------------------------------------------------------------------------------
 
     @harmless
     def after_init_train_context(self) -> None:
-        """In the main thread, after Ray has installed its own SIGTERM handler and before training starts: here, and nowhere else, does
-        a handler of ours stay."""
+        """In the main thread, after Ray has installed its own SIGTERM handler and before training starts:
+        here, and nowhere else, does a handler of ours stay."""
         from lastcall.adapters.ray.worker.worker import Worker
 
         if self._place is not None:

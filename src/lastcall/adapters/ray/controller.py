@@ -1,4 +1,5 @@
-"""The controller's part: the store in which the ranks meet, and what only the controller knows: who is dead, and what is committed."""
+"""The controller's part: the store in which the ranks meet, and what only the controller knows: who is dead,
+and what is committed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ log = logging.getLogger("lastcall")
 
 
 class Controller:
-    """In the controller's process, for the whole run. Each worker group is an incarnation with keys of its own."""
+    """In the controller's process, for the whole run. Each worker group is an incarnation with keys of its
+    own."""
 
     def __init__(self, jit: JITCheckpointConfig, run: Any = None) -> None:
         """`run`: Ray's TrainRunContext."""
@@ -65,30 +67,39 @@ class Controller:
         return place
 
     def reported(self, checkpoint: Any) -> None:
-        """All ranks have delivered their report, and the checkpoint manager has registered what came with it."""
+        """All ranks have delivered their report, and the checkpoint manager has registered what came with
+        it."""
         self._reports += 1
         if self._line is not None and checkpoint is not None:
             self._line.agreement.tell(f"committed/{self._reports}", {"path": str(checkpoint.path)})
 
     def polled(self, status: Any) -> None:
-        """Before the controller itself looks at it. After a notice a dead worker was preempted, whatever Ray calls its death: where a
-        node's raylet ends some milliseconds before the announced deadline, Ray 2.60 calls that a failure, charges max_failures and
-        fails the run. What the others then fail of (a collective without its peer) is a consequence of it; and so is what fails once
-        the notice was answered by a save, which ends this incarnation. Any other error is the script's own, and is charged."""
+        """Before the controller itself looks at it. After a notice a dead worker was preempted, whatever Ray
+        calls its death: where a node's raylet ends some milliseconds before the announced deadline, Ray 2.60
+        calls that a failure, charges max_failures and fails the run. What the others then fail of (a
+        collective without its peer) is a consequence of it; and so is what fails once the notice was answered
+        by a save, which ends this incarnation. Any other error is the script's own, and is charged."""
         workers = status.worker_statuses
-        self._noticed = self._noticed or any(getattr(worker, "preemption_info", None) is not None for worker in workers.values())
+        self._noticed = self._noticed or any(
+            getattr(worker, "preemption_info", None) is not None for worker in workers.values()
+        )
         for rank, worker in workers.items():
             if worker.error is None:
                 continue
             death = internals.actor_death(worker.error)
             if death is not None and self._line is not None:
                 self._line.bury(rank)
-            if not hasattr(status, "has_preempted_worker") or not self._notice():  # an older Ray has no budget for preemptions
+            # an older Ray has no budget for preemptions
+            if not hasattr(status, "has_preempted_worker") or not self._notice():
                 continue
             if death is None:
                 if not internals.lost_peer(worker.error) and not self._saved():
                     continue
-                log.warning("Rank %d failed after the notice, and the run is about to be restarted: %s", rank, worker.error)
+                log.warning(
+                    "Rank %d failed after the notice, and the run is about to be restarted: %s",
+                    rank,
+                    worker.error,
+                )
                 worker.error = death = ray.exceptions.RayActorError(error_msg=str(worker.error))
             death._preempted = True
 
@@ -99,7 +110,8 @@ class Controller:
             return False
 
     def _notice(self) -> bool:
-        """Whether there was one in this incarnation. Perhaps only the rank that is dead now knew of it, and told the others."""
+        """Whether there was one in this incarnation. Perhaps only the rank that is dead now knew of it, and
+        told the others."""
         if not self._noticed and self._line is not None:
             try:
                 self._noticed = self._line.agreement.heard(0.0) is not None

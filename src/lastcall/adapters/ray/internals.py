@@ -20,9 +20,17 @@ except ImportError:  # older versions
 
 POLL_VARIABLE = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 POLL_SECONDS = 2.0
-_LOST = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "SynchronizationBarrierResetError"}
+_LOST = {
+    "DistError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ConnectionError",
+    "SynchronizationBarrierResetError",
+}
 _LOST_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "nccl", "gloo")
-TrainFnUtils: Any = getattr(train_fn_utils, "DistributedTrainFnUtils", object)  # behind the functions that a script calls
+# behind the functions that a script calls
+TrainFnUtils: Any = getattr(train_fn_utils, "DistributedTrainFnUtils", object)
 DRAIN_VARIABLE = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
 
 
@@ -70,7 +78,11 @@ def checkpoint_at(storage: Any, name: str) -> Any:
     """The checkpoint of this name in the run's folder; None if there is none."""
     path = storage.build_checkpoint_path_from_name(name)
     found = storage.storage_filesystem.get_file_info(path)
-    return Checkpoint(path=path, filesystem=storage.storage_filesystem) if found.type.name == "Directory" else None
+    return (
+        Checkpoint(path=path, filesystem=storage.storage_filesystem)
+        if found.type.name == "Directory"
+        else None
+    )
 
 
 def name_of(storage: Any, checkpoint: Any) -> str | None:
@@ -93,13 +105,20 @@ def files_of(checkpoint: Any) -> list[str]:
     if checkpoint is None:
         return []
     found = checkpoint.filesystem.get_file_info(pyarrow.fs.FileSelector(checkpoint.path, recursive=True))
-    return sorted(entry.path.removeprefix(checkpoint.path).lstrip("/") for entry in found if entry.type.name == "File")
+    return sorted(
+        entry.path.removeprefix(checkpoint.path).lstrip("/") for entry in found if entry.type.name == "File"
+    )
 
 
 def remove_local(checkpoint: Any, storage: Any) -> None:
-    """The script's temporary folder, which its `with` statement will not come to remove. What is elsewhere is not ours to judge."""
+    """The script's temporary folder, which its `with` statement will not come to remove. What is elsewhere is
+    not ours to judge."""
     path, home = os.path.realpath(checkpoint.path), os.path.realpath(tempfile.gettempdir())
-    if checkpoint.filesystem.type_name == "local" and path.startswith(home + os.sep) and storage.experiment_fs_path not in path:
+    if (
+        checkpoint.filesystem.type_name == "local"
+        and path.startswith(home + os.sep)
+        and storage.experiment_fs_path not in path
+    ):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -111,6 +130,7 @@ def lost_peer(error: Any) -> bool:
 
 
 def actor_death(error: Any) -> Any:
-    """The RayActorError of a worker whose process is gone; None for other errors, such as those of the user's code."""
+    """The RayActorError of a worker whose process is gone; None for other errors, such as those of the user's
+    code."""
     inner = getattr(error, "health_check_failure", error)
     return inner if isinstance(inner, ray.exceptions.RayActorError) else None

@@ -1,8 +1,9 @@
 """The death of a DataLoader worker, kept out of the optimizer step.
 
-torch raises it from its handler of SIGCHLD, wherever the main thread happens to be. Inside `optimizer.step()` that would tear the
-weights, and the last completed step with them. So the handler finds nothing there; the loader itself finds the dead worker when it is
-next asked for a batch, five seconds later at most, and raises where the state is whole.
+torch raises it from its handler of SIGCHLD, wherever the main thread happens to be. Inside `optimizer.step()`
+that would tear the weights, and the last completed step with them. So the handler finds nothing there; the
+loader itself finds the dead worker when it is next asked for a batch, five seconds later at most, and raises
+where the state is whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The driver of a protected loop: what plain loops, Accelerate and Trainer do in the same order, whatever their loop looks like.
+"""The driver of a protected loop: what plain loops, Accelerate and Trainer do in the same order, whatever
+their loop looks like.
 
 begin        listen to signals, restore the newest checkpoint, start the session
 at_boundary  a step is complete: answer a notice, begin a periodic save, say when to come by again
@@ -47,9 +48,16 @@ class Driver:
         world = worlds.find(jit)
         subject.together.among(world.rank, world.size)
         self.context = RunContext.create(
-            root, subject, jit, periodic, files=files, allocate=pinned.allocator(tensors), world=world, run=run,
+            root,
+            subject,
+            jit,
+            periodic,
+            files=files,
+            allocate=pinned.allocator(tensors),
+            world=world,
+            run=run,
             background_saves=background_saves,
-        )  # fmt: skip
+        )
         self.gate = self.context.gate
         self.world = world
         self._subject = subject
@@ -57,7 +65,7 @@ class Driver:
         self._protection = Protection(self.context, self._inbox)
         self._session: Session | None = None
 
-    # ---- begin -----------------------------------------------------------------------------------------------
+    # ---- begin ---------------------------------------------------------------------------------------------
 
     def begin(self, before: Callable[[], None] = lambda: None) -> Session:
         """Restore, and start the session. `before`: called once signals are listened to."""
@@ -68,7 +76,8 @@ class Driver:
             self._session = sessions.begin(self.context, self._inbox)
         except errors.StorageError as error:
             self.let_go()
-            raise error.with_traceback(None) from None  # the threads that asked the store are of no use to who reads this
+            # the threads that asked the store are of no use to who reads this
+            raise error.with_traceback(None) from None
         except BaseException:
             self.let_go()
             raise
@@ -102,7 +111,7 @@ class Driver:
         """A notice has come, to this rank or to another."""
         return self.context.latch.raised or self._inbox.phases.open
 
-    # ---- boundaries ------------------------------------------------------------------------------------------
+    # ---- boundaries ----------------------------------------------------------------------------------------
 
     def at_boundary(self, *, epoch_end: bool = False) -> None:
         """The training thread is at a boundary, and has said so to the subject."""
@@ -117,14 +126,15 @@ class Driver:
         if session.open:  # it opened while we were looking
             subject.due = 0
 
-    # ---- end -------------------------------------------------------------------------------------------------
+    # ---- end -----------------------------------------------------------------------------------------------
 
     def settle_signals(self) -> None:
         """Have every signal that has come so far heard."""
         self._protection.settle()
 
     def end(self) -> None:
-        """Stop the session. Only who has a notice is on the way out: a script may catch what it raised, and train on."""
+        """Stop the session. Only who has a notice is on the way out: a script may catch what it raised, and
+        train on."""
         saved = self.saved
         self.session.stop()
         self.let_go(ignore=saved)
@@ -134,7 +144,8 @@ class Driver:
         self._protection.let_go(ignore=ignore)
 
     def leave(self, left: BaseException | None) -> BaseException | None:
-        """After end(): the process ends here if it must not continue. Otherwise returns what is to be raised."""
+        """After end(): the process ends here if it must not continue. Otherwise returns what is to be
+        raised."""
         left = self._protection.leave(left, self.session.preempted)
         Afterwards.begin(self.context, self._inbox.link)
         return left

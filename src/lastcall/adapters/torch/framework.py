@@ -1,5 +1,6 @@
-"""A framework that has a checkpoint format of its own: its own save runs into a scratch folder, recorded, and its files are what the
-core writes. Beside them lies the document of a plain torch run, with what the framework does not know, or knows only as it is now.
+"""A framework that has a checkpoint format of its own: its own save runs into a scratch folder, recorded, and
+its files are what the core writes. Beside them lies the document of a plain torch run, with what the
+framework does not know, or knows only as it is now.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from lastcall.adapters.torch.subject import TorchSubject
 from lastcall.storage import files as storage
 from lastcall.types import Capture, Extent, File, FileLayout
 
-_TOGETHER = "the state is sharded over the ranks (FSDP, DeepSpeed): only all of them together can save it, and only at a boundary"
+_TOGETHER = (
+    "the state is sharded over the ranks (FSDP, DeepSpeed): only all of them together can save it, and only "
+    "at a boundary"
+)
 
 
 class FrameworkSubject(TorchSubject, abc.ABC):
@@ -68,7 +72,7 @@ class FrameworkSubject(TorchSubject, abc.ABC):
         run: dict[str, Any] = capture.document["run"]  # type: ignore[assignment]
         return self._randomness.from_document(run["randomness"])
 
-    # ---- what a framework says -------------------------------------------------------------------------------------------------
+    # ---- what a framework says -----------------------------------------------------------------------------
 
     @abc.abstractmethod
     def spread(self) -> bool:
@@ -76,7 +80,8 @@ class FrameworkSubject(TorchSubject, abc.ABC):
 
     @abc.abstractmethod
     def record(self, native: Capture, small: object) -> Capture:
-        """The capture with the framework's files. `small`: the boundary copy, where the live objects may not be read."""
+        """The capture with the framework's files. `small`: the boundary copy, where the live objects may not
+        be read."""
 
     @abc.abstractmethod
     def dressed(self, native: Capture, files: tuple[File, ...]) -> Capture:
@@ -100,9 +105,13 @@ def scratch(private: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def leading() -> Iterator[int]:
-    """Any rank may have to write what they all hold, and none may wait for another: for this thread it is rank 0, and alone."""
+    """Any rank may have to write what they all hold, and none may wait for another: for this thread it is
+    rank 0, and alone."""
     owner = threading.get_ident()
-    with shadowed(dist, "barrier", lambda *args, **kwargs: None, owner), shadowed(dist, "get_rank", lambda *args, **kwargs: 0, owner):
+    with (
+        shadowed(dist, "barrier", lambda *args, **kwargs: None, owner),
+        shadowed(dist, "get_rank", lambda *args, **kwargs: 0, owner),
+    ):
         yield owner
 
 

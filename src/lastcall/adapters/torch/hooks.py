@@ -1,8 +1,10 @@
-"""The gate on every optimizer of the process, through torch's global step hooks, and what the steps tell about gradients.
+"""The gate on every optimizer of the process, through torch's global step hooks, and what the steps tell
+about gradients.
 
-At a boundary gradients are usually spent: the optimizer has used them and the next pass clears them. They belong to the state only
-when they wait for their optimizer: in the middle of an accumulation, or in loops that step first and run backward afterwards.
-The first kind shows in the pass (no optimizer stepped). The second is learned from the first passes, so that later ones pay nothing.
+At a boundary gradients are usually spent: the optimizer has used them and the next pass clears them. They
+belong to the state only when they wait for their optimizer: in the middle of an accumulation, or in loops
+that step first and run backward afterwards. The first kind shows in the pass (no optimizer stepped). The
+second is learned from the first passes, so that later ones pay nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _BY_HAND = 8  # ... where no optimizer tells that they were changed
 
 
 class StepHooks:
-    """Installed while a session runs. `on_step` hears of the steps of the first passes; `on_new` of an optimizer that begins later."""
+    """Installed while a session runs. `on_step` hears of the steps of the first passes; `on_new` of an
+    optimizer that begins later."""
 
     def __init__(
         self,
@@ -41,8 +44,10 @@ class StepHooks:
         self._device = device  # some state lives on a GPU: mark on its stream where a step ends
         self._handles: list[Any] = []
         self._lessons = _LESSONS
-        self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor | None, int]]] = {}  # by optimizer, as it left its gradients
-        self._known: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # that have stepped while the passes were looked at
+        # by optimizer, as it left its gradients
+        self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor | None, int]]] = {}
+        # that have stepped while the passes were looked at
+        self._known: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self.waits_after_step = False  # backward runs after the step: gradients always belong to the state
 
     def install(self) -> None:
@@ -54,7 +59,10 @@ class StepHooks:
                 gate.begun -= 1
                 gate.enter()
 
-        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(self._learning)]
+        self._handles = [
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(self._learning),
+        ]
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -73,14 +81,19 @@ class StepHooks:
         self._on_step(optimizer)
         params = [param for group in optimizer.param_groups for param in group["params"]]
         self._seen[key] = [
-            (p, p.grad, p.grad._version if p.grad is not None else 0) for p in params[:: max(1, len(params) // _SAMPLES)]
+            (p, p.grad, p.grad._version if p.grad is not None else 0)
+            for p in params[:: max(1, len(params) // _SAMPLES)]
         ]
 
     def end_of_pass(self) -> None:
         """Called at the boundaries of the first passes (while `learning`)."""
         for param, grad, version in [seen for each in self._seen.values() for seen in each]:
             now = param.grad
-            if now is not None and (now is not grad or now._version != version) and bool(placement.local(now).any()):
+            if (
+                now is not None
+                and (now is not grad or now._version != version)
+                and bool(placement.local(now).any())
+            ):
                 self.waits_after_step = True
         for optimizer in self._optimizers:  # one that steps rarely, beside one that steps in every pass
             if self._seen and id(optimizer) not in self._seen and _has_gradients(optimizer):
@@ -119,15 +132,23 @@ class StepHooks:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None and bool(placement.local(p.grad).any()) for group in optimizer.param_groups for p in group["params"])
+    return any(
+        p.grad is not None and bool(placement.local(p.grad).any())
+        for group in optimizer.param_groups
+        for p in group["params"]
+    )
 
 
 class ByHand:
-    """Sees whether parameters were changed, in a loop without a torch optimizer: some of them, by their version and their first values
-    (`p.data -= ...` does not count as a version)."""
+    """Sees whether parameters were changed, in a loop without a torch optimizer: some of them, by their
+    version and their first values (`p.data -= ...` does not count as a version)."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        trained = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf and tensor.layout is torch.strided]
+        trained = [
+            tensor
+            for tensor in tensors
+            if tensor.requires_grad and tensor.is_leaf and tensor.layout is torch.strided
+        ]
         self._tensors = trained[:: max(1, len(trained) // _BY_HAND)][:_BY_HAND]
         self._versions, self._values = self._read()
 
@@ -138,7 +159,9 @@ class ByHand:
         return before != (self._versions, self._values)
 
     def _read(self) -> tuple[list[int], list[list[float]]]:
-        few = [placement.local(tensor.detach()).reshape(-1)[:_SAMPLES].tolist() for tensor in self._tensors[:2]]
+        few = [
+            placement.local(tensor.detach()).reshape(-1)[:_SAMPLES].tolist() for tensor in self._tensors[:2]
+        ]
         return [tensor._version for tensor in self._tensors], few
 
 

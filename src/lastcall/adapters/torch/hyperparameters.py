@@ -1,4 +1,5 @@
-"""What a script gives its optimizers: learning rate, weight decay. Edited before a restart, the checkpoint overrules it: said once."""
+"""What a script gives its optimizers: learning rate, weight decay. Edited before a restart, the checkpoint
+overrules it: said once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ _PLAIN = (bool, int, float, str)
 def of(state: Mapping[str, object]) -> Given:
     """Of the optimizers among the values of protect(), by name and group."""
     return {
-        name: [{key: told for key, value in group.items() if (told := _plain(value)) is not None} for group in value.param_groups]
+        name: [
+            {key: told for key, value in group.items() if (told := _plain(value)) is not None}
+            for group in value.param_groups
+        ]
         for name, value in state.items()
         if isinstance(value, torch.optim.Optimizer)
     }
@@ -34,10 +38,18 @@ def compare(before: object, now: Given, state: Mapping[str, object]) -> None:
             for key, value in group.items():
                 if isinstance(was, dict) and key in was and was[key] != value:
                     log.warning(
-                        "%s: %s was %s when the run began and is %s in the script now. The checkpoint's value is used; to change it, "
+                        "%s: %s was %s when the run began and is %s in the script now. The checkpoint's "
+                        "value is used; to change it, "
                         "set it inside the block: %s.param_groups[%d][%r] = %s",
-                        name, key, was[key], value, name, at, key, value,
-                    )  # fmt: skip
+                        name,
+                        key,
+                        was[key],
+                        value,
+                        name,
+                        at,
+                        key,
+                        value,
+                    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,13 @@
-"""What trains and was not handed to protect(): optimizers, schedulers, scalers, averages of the weights, second models.
+"""What trains and was not handed to protect(): optimizers, schedulers, scalers, averages of the weights,
+second models.
 
-All of it lives in this process, and shows in the first steps: an optimizer steps, a scheduler refers to one that does, a scaler has a
-scale, the parameters of a module are written to. So the first passes look for what is alive, does one of these things, and is not part
-of the state. One doubt for each, with the name that it has in the script.
+All of it lives in this process, and shows in the first steps: an optimizer steps, a scheduler refers to one
+that does, a scaler has a scale, the parameters of a module are written to. So the first passes look for what
+is alive, does one of these things, and is not part of the state. One doubt for each, with the name that it
+has in the script.
 
-Silent: what does not change (frozen models), modules that are only ever copied from the state and not used before they are copied
-again (evaluation), metrics, optimizers without any state.
+Silent: what does not change (frozen models), modules that are only ever copied from the state and not used
+before they are copied again (evaluation), metrics, optimizers without any state.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ from lastcall.core.checkpoint.doubts import Doubts
 _LOOKS = frozenset({1, 2, 4, 16})  # passes after which what is alive is looked at
 _SEARCHES = frozenset({2, 16})  # ... and looked for: a tenth of a second in a process with torch
 _LAST = max(_LOOKS)  # later: when an optimizer begins, and at each power of two, for what begins then
-_SAMPLES, _VALUES = 8, 4  # parameters whose first values tell a copy of the state from an average, and how many values
+# parameters whose first values tell a copy of the state from an average, and how many values
+_SAMPLES, _VALUES = 8, 4
 _DEPTH = 4
-_MISSED = 3  # optimizer steps in a row that are not counted: one makes an optimizer's state, or trains what a prefetcher held back
+# optimizer steps in a row that are not counted: one makes an optimizer's state, or trains what a prefetcher
+# held back
+_MISSED = 3
 _COUNT = "Loop over run.steps(n) or run.batches(loader), or call run.tick() after each step."
 _SCALER = torch.amp.grad_scaler.GradScaler
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)
@@ -48,7 +53,8 @@ class Overlooked:
     def __init__(self, state: Callable[[], dict[str, object]], doubts: Doubts) -> None:
         self._state = state
         self._doubts = doubts
-        self.uncounted: Callable[[], bool] = lambda: False  # no loop of ours is running: this step is not counted
+        # no loop of ours is running: this step is not counted
+        self.uncounted: Callable[[], bool] = lambda: False
         self.told_of_missing = False
         self._missed = 0
         self._passes = 0
@@ -58,9 +64,11 @@ class Overlooked:
         self._versions: dict[int, Versions] = {}  # of the parameters of modules that are not in the state
         self._samples: set[Sample] = set()  # what the first values of the state's parameters have been
         self._told: set[int] = set()
-        self._before: dict[int, tuple[float, ...]] = {}  # scalers and averages that were in use before the loop began
+        # scalers and averages that were in use before the loop began
+        self._before: dict[int, tuple[float, ...]] = {}
         self._found: list[weakref.ref[Any]] | None = None  # what the last search has found
-        self._watched: dict[int, tuple[Any, weakref.ref[Module]]] = {}  # copies of the state: do they serve before they are made again?
+        # copies of the state: do they serve before they are made again?
+        self._watched: dict[int, tuple[Any, weakref.ref[Module]]] = {}
 
     @property
     def looking(self) -> bool:
@@ -78,7 +86,10 @@ class Overlooked:
     def miss(self, frame: types.FrameType | None = None) -> None:
         """Steps are made, but not counted."""
         where = f" ({_line(frame)})" if frame is not None else ""
-        reason = f"an optimizer steps{where} outside of run.steps() and run.batches(): no step is counted, and none can be saved"
+        reason = (
+            f"an optimizer steps{where} outside of run.steps() and run.batches(): no step is counted, and "
+            "none can be saved"
+        )
         self._doubts.add(reason, _COUNT)
         self.told_of_missing = True
 
@@ -98,30 +109,41 @@ class Overlooked:
                 self._versions[id(module)] = _versions(module)
 
     def later(self) -> None:
-        """A pass has ended, long after the first ones. An optimizer that has just begun is looked at now, all else now and then: at a
-        power of two, and a model that has changed one pass after that."""
+        """A pass has ended, long after the first ones. An optimizer that has just begun is looked at now, all
+        else now and then: at a power of two, and a model that has changed one pass after that."""
         self._passes += 1
         if self._new or not self._passes & (self._passes - 1):
             self.look_back()
             handed = Handed(self._state())
             self._sample(handed)
-            self._versions = {id(module): _versions(module) for module in _foreign(self._alive(search=False), handed)}
+            self._versions = {
+                id(module): _versions(module) for module in _foreign(self._alive(search=False), handed)
+            }
         elif self._versions:
             handed = Handed(self._state())
             self._sample(handed)
             for module in _roots(_foreign(self._alive(search=False), handed)):
-                if id(module) in self._versions and self._versions[id(module)] != _versions(module) and not self._is_copy(module):
-                    self._tell(module, f"the parameters of {{name}} ({type(module).__name__}) change", sys._getframe(1))
+                if (
+                    id(module) in self._versions
+                    and self._versions[id(module)] != _versions(module)
+                    and not self._is_copy(module)
+                ):
+                    self._tell(
+                        module,
+                        f"the parameters of {{name}} ({type(module).__name__}) change",
+                        sys._getframe(1),
+                    )
             self._versions, self._samples = {}, set()
 
     def before_save(self, *, last: bool) -> None:
-        """Look for what has begun since the last look: a save must not call it exact. `last`: whatever that costs; otherwise it may
-        cost one part in a thousand of the time."""
+        """Look for what has begun since the last look: a save must not call it exact. `last`: whatever that
+        costs; otherwise it may cost one part in a thousand of the time."""
         if last or self._new or time.monotonic() >= self._again_at:
             self.look_back()
 
     def look_back(self) -> None:
-        """A module is distinguished from a copy of the state by looks in a row: by this one look, only averages are known."""
+        """A module is distinguished from a copy of the state by looks in a row: by this one look, only
+        averages are known."""
         self._new = False
         frame, began = sys._getframe(1), time.monotonic()
         handed, alive = Handed(self._state()), self._alive(search=True)
@@ -153,7 +175,7 @@ class Overlooked:
             handle.remove()
         self._watched, self._versions, self._samples = {}, {}, set()
 
-    # ---- what is found -----------------------------------------------------------------------------------------------------------
+    # ---- what is found -------------------------------------------------------------------------------------
 
     def _look(self, handed: Handed, frame: types.FrameType | None) -> None:
         alive = self._alive(search=self._passes in _SEARCHES)
@@ -168,8 +190,14 @@ class Overlooked:
         schedulers = [one for one in alive if isinstance(one, _SCHEDULERS) and not handed(one)]
         inner = {id(part) for one in schedulers for part in _parts(one) if part is not one}
         for scheduler in schedulers:
-            if id(scheduler) not in inner and any(scheduler.optimizer is optimizer for optimizer in self._living()):
-                self._tell(scheduler, f"the learning rate scheduler {{name}} ({type(scheduler).__name__}) is in use", frame)
+            if id(scheduler) not in inner and any(
+                scheduler.optimizer is optimizer for optimizer in self._living()
+            ):
+                self._tell(
+                    scheduler,
+                    f"the learning rate scheduler {{name}} ({type(scheduler).__name__}) is in use",
+                    frame,
+                )
         for one in alive:
             if isinstance(one, _SCALER) and not handed(one) and self._serves(one):
                 self._tell(one, "the gradient scaler {name} is in use", frame)
@@ -203,28 +231,40 @@ class Overlooked:
             return
         self._told.add(id(one))
         name = named(one, frame)
-        reason = what.format(name=f"`{name}`" if name else "of this process") + ", and it was not handed to protect()"
+        reason = (
+            what.format(name=f"`{name}`" if name else "of this process")
+            + ", and it was not handed to protect()"
+        )
         word = name.rpartition(".")[2] if name and name.rpartition(".")[2].isidentifier() else _usual(one)
         self._doubts.add(reason, f"Pass it: protect(..., {word}={name or '...'}).")
 
-    # ---- copies of the state -----------------------------------------------------------------------------------------------------
+    # ---- copies of the state -------------------------------------------------------------------------------
 
     def _sample(self, handed: Handed) -> None:
         self._samples.update(filter(None, map(_sampled, handed.parameters[:_SAMPLES])))
 
     def _is_copy(self, module: Module) -> bool:
         shapes = {shape for shape, _ in self._samples}
-        known = [found for tensor in module.parameters() if (found := _sampled(tensor)) is not None and found[0] in shapes]
+        known = [
+            found
+            for tensor in module.parameters()
+            if (found := _sampled(tensor)) is not None and found[0] in shapes
+        ]
         return bool(known) and all(found in self._samples for found in known)
 
     def _watch(self, module: Module) -> None:
-        """A copy for an evaluation is made again before it is used. One that serves in a later pass (a target network) is carried."""
+        """A copy for an evaluation is made again before it is used. One that serves in a later pass (a target
+        network) is carried."""
         if id(module) in self._watched:
             return
 
         def used(served: Module, _args: object) -> None:
             if self._versions.get(id(served)) == _versions(served):
-                self._tell(served, f"{{name}} ({type(served).__name__}) is used in a later step than it is written", sys._getframe(1))
+                self._tell(
+                    served,
+                    f"{{name}} ({type(served).__name__}) is used in a later step than it is written",
+                    sys._getframe(1),
+                )
 
         self._watched[id(module)] = module.register_forward_pre_hook(used), weakref.ref(module)
 
@@ -247,7 +287,11 @@ class Handed:
         return all(id(tensor) in self._tensors for tensor in module.parameters())
 
     def _add(self, value: Any, depth: int) -> None:
-        if isinstance(value, int | float | str | bytes | type(None)) or depth > _DEPTH or id(value) in self._ids:
+        if (
+            isinstance(value, int | float | str | bytes | type(None))
+            or depth > _DEPTH
+            or id(value) in self._ids
+        ):
             return
         self._ids.add(id(value))
         if isinstance(value, Module):
@@ -269,11 +313,15 @@ def _saved_with(value: object) -> tuple[type, ...]:
 
 
 def named(one: object, frame: types.FrameType | None) -> str:
-    """What the script calls an object: a variable of a frame, or an attribute of one; "" if nothing leads to it."""
+    """What the script calls an object: a variable of a frame, or an attribute of one; "" if nothing leads to
+    it."""
     seen: set[int] = set()
     while frame is not None:
         for space in (frame.f_locals, frame.f_globals):
-            if id(space) in seen or str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lastcall", "torch"):
+            if id(space) in seen or str(frame.f_globals.get("__name__", "")).partition(".")[0] in (
+                "lastcall",
+                "torch",
+            ):
                 continue
             seen.add(id(space))
             found = list(space.items())
@@ -301,7 +349,10 @@ def _ticks(frame: types.FrameType | None) -> bool:
 
 def _line(frame: types.FrameType | None) -> str:
     """Where the script is."""
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lastcall", "torch"):
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in (
+        "lastcall",
+        "torch",
+    ):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
 
@@ -345,7 +396,11 @@ def _foreign(alive: Iterable[Any], handed: Handed) -> list[Module]:
 
 def _counts(module: Module) -> bool:
     """Whether it has nothing but buffers, and is no metric: a running mean that rewards are divided by."""
-    return next(module.parameters(), None) is None and next(module.buffers(), None) is not None and not hasattr(module, "reset")
+    return (
+        next(module.parameters(), None) is None
+        and next(module.buffers(), None) is not None
+        and not hasattr(module, "reset")
+    )
 
 
 def _roots(modules: list[Module]) -> list[Module]:
@@ -354,11 +409,14 @@ def _roots(modules: list[Module]) -> list[Module]:
 
 
 def _versions(module: Module) -> Versions:
-    """Of its parameters; of its buffers only where there is nothing else: those of frozen layers change in every forward. With values
-    of the first ones: `p.data.mul_(...)` does not count as a version."""
+    """Of its parameters; of its buffers only where there is nothing else: those of frozen layers change in
+    every forward. With values of the first ones: `p.data.mul_(...)` does not count as a version."""
     tensors: list[torch.Tensor] = [*module.parameters()] or [*module.buffers()]
     few = [*map(_sampled, tensors[:_SAMPLES]), *[None] * (len(tensors) - _SAMPLES)]
-    return [(0 if torch.is_inference(one) or one.is_meta else one._version, value) for one, value in zip(tensors, few, strict=True)]
+    return [
+        (0 if torch.is_inference(one) or one.is_meta else one._version, value)
+        for one, value in zip(tensors, few, strict=True)
+    ]
 
 
 def _sampled(tensor: torch.Tensor) -> Sample | None:
@@ -369,7 +427,8 @@ def _sampled(tensor: torch.Tensor) -> Sample | None:
 
 
 def _used(one: object) -> tuple[float, ...] | None:
-    """Something that each use of a scaler or an average changes; None for what was never used, or is neither."""
+    """Something that each use of a scaler or an average changes; None for what was never used, or is
+    neither."""
     if isinstance(one, AveragedModel):
         return (float(one.n_averaged),) if int(one.n_averaged) > 0 else None
     if not isinstance(one, _SCALER) or not one.is_enabled() or one._scale is None:
@@ -380,7 +439,9 @@ def _used(one: object) -> tuple[float, ...] | None:
 def _has_state(optimizer: Optimizer) -> bool:
     """Plain SGD has none: without a scheduler nothing is lost with it."""
     return any(
-        value is not None for kept in optimizer.state.values() for value in (kept.values() if isinstance(kept, dict) else [kept])
+        value is not None
+        for kept in optimizer.state.values()
+        for value in (kept.values() if isinstance(kept, dict) else [kept])
     )
 
 
@@ -397,7 +458,9 @@ def _inside(value: Any) -> list[object]:
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
     own = getattr(value, "__dict__", None)
-    return list(own.values()) if isinstance(own, dict) and not isinstance(value, types.ModuleType | type) else []
+    return (
+        list(own.values()) if isinstance(own, dict) and not isinstance(value, types.ModuleType | type) else []
+    )
 
 
 def _usual(one: object) -> str:

@@ -4,8 +4,8 @@
         for step in run.steps(10_000):
             ...
 
-A run has one loop. `steps` ends every pass in a boundary; `epochs`/`batches` end those passes in one in which an optimizer stepped;
-`tick` says so by hand.
+A run has one loop. `steps` ends every pass in a boundary; `epochs`/`batches` end those passes in one in which
+an optimizer stepped; `tick` says so by hand.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ def protect(
     accelerator: Any = None,
     **state: Any,
 ) -> Run:
-    """Protect a training run: save `state` into `directory` when the run is asked to stop, and resume from there next time.
+    """Protect a training run: save `state` into `directory` when the run is asked to stop, and resume from
+    there next time.
 
-    `state` is anything with state_dict/load_state_dict, tensors, numpy arrays, DataLoaders and JSON-like values. What cannot be
-    saved is refused here (StateError names it). `guard`: keep a copy in shared memory, so that also a killed process loses little
-    (the same as in `config`). `files` is for tests: a file system that fails on demand (lastcall.testing).
-    `accelerator`: an accelerate.Accelerator. What it has prepared is saved and loaded by its own save_state() and load_state(), and
-    left out of `state`.
+    `state` is anything with state_dict/load_state_dict, tensors, numpy arrays, DataLoaders and JSON-like
+    values. What cannot be saved is refused here (StateError names it). `guard`: keep a copy in shared memory,
+    so that also a killed process loses little (the same as in `config`). `files` is for tests: a file system
+    that fails on demand (lastcall.testing). `accelerator`: an accelerate.Accelerator. What it has prepared is
+    saved and loaded by its own save_state() and load_state(), and left out of `state`.
     """
     arguments.refuse_settings(config, periodic, state)
     jit = config if config is not None else JITCheckpointConfig()
@@ -76,7 +77,8 @@ def protect(
     periodic = periodic if periodic is not None else PeriodicCheckpointConfig()
     with refusal.explained():
         if accelerator is not None and jit.enabled:
-            from lastcall.adapters.accelerate.run import AcceleratorRun  # code with an accelerator has accelerate
+            # code with an accelerator has accelerate
+            from lastcall.adapters.accelerate.run import AcceleratorRun
 
             return AcceleratorRun(accelerator, directory, jit, periodic, state, files)
         subject = TorchSubject(arguments.with_inner(state), check=jit.enabled)
@@ -122,16 +124,22 @@ class Run:
         self._again = False  # this process has finished a run in this directory before
         self._stepping = False  # inside run.steps(): batches are the user's own business
 
-    # ---- what a user asks ------------------------------------------------------------------------------------------------------
+    # ---- what a user asks ----------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """The number of completed steps."""
         prelude, carrier = self._prelude, self._carrier
-        waits = prelude is not None and carrier is not None and prelude.waiting and carrier.asked(sys._getframe(1))
+        waits = (
+            prelude is not None
+            and carrier is not None
+            and prelude.waiting
+            and carrier.asked(sys._getframe(1))
+        )
         if waits and prelude is not None and self._resumed is not None:
             prelude.loop_begins(final=False)
-            self._subject.put_randomness_back()  # the script has drawn between the block's begin and here, as it did the first time
+            # the script has drawn between the block's begin and here, as it did the first time
+            self._subject.put_randomness_back()
         return self._subject.step
 
     @property
@@ -141,7 +149,8 @@ class Run:
 
     @property
     def batch(self) -> int:
-        """The index of the current batch of run.batches(): what enumerate() would have said had the epoch never been interrupted."""
+        """The index of the current batch of run.batches(): what enumerate() would have said had the epoch
+        never been interrupted."""
         return max(self._subject.batches - 1, 0)
 
     @property
@@ -151,43 +160,49 @@ class Run:
 
     @property
     def id(self) -> str | None:
-        """The run's own name: the same in every incarnation, and on every rank. For `wandb.init(id=run.id, resume="allow")` and the
-        like. None when lastcall is off."""
+        """The run's own name: the same in every incarnation, and on every rank. For `wandb.init(id=run.id,
+        resume="allow")` and the like. None when lastcall is off."""
         self._check_entered()
         return None if self._driver is None else self._driver.session.run
 
     @property
     def stopping(self) -> bool:
-        """Whether the run was asked to stop: the time for a long evaluation or an upload is better kept for the save."""
+        """Whether the run was asked to stop: the time for a long evaluation or an upload is better kept for
+        the save."""
         return self._driver is not None and self._driver.stopping
 
     @property
     def state(self) -> dict[str, object]:
-        """The values handed to protect(), by name. Values that cannot be changed in place (numbers, text, tuples) are brought back
-        here, and saved from here: `run.state["best"] = 0.93`."""
+        """The values handed to protect(), by name. Values that cannot be changed in place (numbers, text,
+        tuples) are brought back here, and saved from here: `run.state["best"] = 0.93`."""
         return self._subject.state.values
 
     def carry(self, **initial: Any) -> Kept:
-        """Values that the loop carries: saved with every checkpoint, and there again in the next incarnation. `initial` are their
-        values in a fresh run: `state = run.carry(best=math.inf)`, then `state.best = ...`."""
+        """Values that the loop carries: saved with every checkpoint, and there again in the next incarnation.
+        `initial` are their values in a fresh run: `state = run.carry(best=math.inf)`, then `state.best =
+        ...`."""
         self._check_entered()
         kept = self._carrier.kept if self._carrier is not None else self._kept
         kept._begin(initial)
         return kept
 
     def report(self, **metrics: Any) -> None:
-        """Progress: anything that can become a number. Tensors are not waited for. Metrics are kept with the next checkpoints."""
+        """Progress: anything that can become a number. Tensors are not waited for. Metrics are kept with the
+        next checkpoints."""
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 metrics[name] = value.detach()  # the graph behind a loss would be kept alive
         self._subject.metrics = metrics
         if self._driver is not None:
-            self._driver.context.progress.update(self._subject.step, self._subject.epoch - self._first_epoch, metrics)
+            self._driver.context.progress.update(
+                self._subject.step, self._subject.epoch - self._first_epoch, metrics
+            )
 
     def save(self) -> Path | None:
-        """Save now. Between two steps, and at the end of an epoch, the checkpoint is exact. Inside a step, or between the last batch
-        and the end of an epoch, it is saved at once as it is, marked as not exact, and an exact one follows at the end of the step or
-        epoch. Returns the checkpoint's folder; None when lastcall is off."""
+        """Save now. Between two steps, and at the end of an epoch, the checkpoint is exact. Inside a step, or
+        between the last batch and the end of an epoch, it is saved at once as it is, marked as not exact, and
+        an exact one follows at the end of the step or epoch. Returns the checkpoint's folder; None when
+        lastcall is off."""
         if self._driver is None:
             log.warning("run.save() does nothing: lastcall is switched off")
             return None
@@ -201,14 +216,18 @@ class Run:
             capture = self._subject.capture()
             if self._subject.behind and not places.ends_pass(sys._getframe(1)):
                 session.owe()
-                because = f"saved between the last batch and the end of epoch {self.epoch}, which a resumed run does again"
+                because = (
+                    f"saved between the last batch and the end of epoch {self.epoch}, which a resumed run "
+                    "does again"
+                )
                 capture = dataclasses.replace(capture, exact=False, because=because)
             return session.save(capture, Kind.MANUAL, "run.save()").path
 
-    # ---- loops -----------------------------------------------------------------------------------------------------------------
+    # ---- loops ---------------------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Numbers:
-        """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a boundary."""
+        """The numbers of the steps that are left, up to `total`. Each pass is one step and ends in a
+        boundary."""
         arguments.check_total(total, "steps")
         return Numbers(max(total - self._subject.step, 0), self._numbered_steps(total))
 
@@ -225,8 +244,8 @@ class Run:
                 if many and gate.steps == subject.mark:
                     self._idle()
                 step += 1
-                # Two stores and no call in a quiet step: no clock (it costs a microsecond between two steps), and nowhere for the
-                # interpreter to let another thread see one store without the other.
+                # Two stores and no call in a quiet step: no clock (it costs a microsecond between two steps),
+                # and nowhere for the interpreter to let another thread see one store without the other.
                 subject.step = step
                 if step < subject.due:
                     subject.mark = gate.steps
@@ -244,8 +263,8 @@ class Run:
             self._stepping = False
 
     def epochs(self, total: int, start: int = 0) -> Numbers:
-        """The numbers of the epochs that are left, as `range(start, total)` has them. An epoch that was interrupted comes again, and
-        batches() continues inside it."""
+        """The numbers of the epochs that are left, as `range(start, total)` has them. An epoch that was
+        interrupted comes again, and batches() continues inside it."""
         arguments.check_total(total, "epochs")
         arguments.check_total(start, "epochs")
         return Numbers(max(total - max(self._subject.epoch, start), 0), self._numbered_epochs(total, start))
@@ -254,7 +273,8 @@ class Run:
         subject = self._subject
         self._epochs = total
         if self._resumed is None or subject.loop + 1 != subject.saved_loop:
-            subject.epoch = max(subject.epoch, start)  # a resumed loop continues where it was, whatever the script has found out
+            # a resumed loop continues where it was, whatever the script has found out
+            subject.epoch = max(subject.epoch, start)
         if self._driver is not None:
             self._first_epoch = min(start, total)
             progress = self._driver.context.progress
@@ -272,7 +292,8 @@ class Run:
                 self._check_came_there()
             subject.went_on()
             if self._skipped:
-                subject.restored_randomness = None  # put back where the last loop of the interrupted epoch had ended
+                # put back where the last loop of the interrupted epoch had ended
+                subject.restored_randomness = None
             subject.settle_randomness()
             subject.epoch += 1
             subject.new_epoch()
@@ -281,18 +302,21 @@ class Run:
             self._boundary(passed=unfinished, epoch_end=True)
 
     def _check_came_there(self) -> None:
-        """An interrupted epoch is over, or was left. What the script decides at its top may depend on what was trained since."""
+        """An interrupted epoch is over, or was left. What the script decides at its top may depend on what
+        was trained since."""
         if self._continues:
             self._continues = False
             self._subject.doubts.add(
-                f"epoch {self._subject.epoch} was interrupted inside run.batches(), and in the resumed run it does not come there",
-                "Keep what is decided at the top of an epoch in variables, or decide it at the end of the epoch before.",
+                f"epoch {self._subject.epoch} was interrupted inside run.batches(), and in the resumed run "
+                "it does not come there",
+                "Keep what is decided at the top of an epoch in variables, or decide it at the end of the "
+                "epoch before.",
             )
 
     def batches(self, loader: Any) -> Batches:
-        """The batches of a DataLoader, from where the last incarnation was, or the items of anything else that can be begun again.
-        Outside steps(), a pass in which an optimizer stepped is one step and ends in a boundary; passes of an unfinished accumulation
-        window do not."""
+        """The batches of a DataLoader, from where the last incarnation was, or the items of anything else
+        that can be begun again. Outside steps(), a pass in which an optimizer stepped is one step and ends in
+        a boundary; passes of an unfinished accumulation window do not."""
         itself: Itself = []
         batches = self._batches(loader, itself)
         itself.append(weakref.ref(batches))
@@ -357,7 +381,8 @@ class Run:
                         self._boundary()
                     else:
                         subject.mark = gate.steps
-        except GeneratorExit:  # the user's `break`: this loop has ended, and what its last pass has done is all it will do
+        except GeneratorExit:
+            # the user's `break`: this loop has ended, and what its last pass has done is all it will do
             subject.break_off()
             subject.loops, subject.batches = subject.loops + 1, 0
             if gate.steps != subject.mark or (gate.steps == 0 and subject.by_hand.changed()):
@@ -373,8 +398,9 @@ class Run:
             subject.refresh_if_stale()
 
     def _in_own_pass(self, frame: FrameType) -> None:
-        """A pass of a `while` loop of the script's own around batches() is an epoch without a number: a resumed run begins with the one
-        that was interrupted. It is another pass where the script comes to the same place again."""
+        """A pass of a `while` loop of the script's own around batches() is an epoch without a number: a
+        resumed run begins with the one that was interrupted. It is another pass where the script comes to the
+        same place again."""
         if self._own_passes is None:
             self._own_passes = repeats.goes_on(frame, self._where, self)
         if self._own_passes:
@@ -388,7 +414,9 @@ class Run:
     def _count(self, loader: Any) -> Iterator[Any]:
         """batches() with lastcall off: `run.step` counts all the same."""
         stepped = hooks.Counter()
-        models = [value for value in self._subject.state.values.values() if isinstance(value, torch.nn.Module)]
+        models = [
+            value for value in self._subject.state.values.values() if isinstance(value, torch.nn.Module)
+        ]
         by_hand = hooks.ByHand(parameter for model in models for parameter in model.parameters())
         try:
             self._subject.batches = 0
@@ -409,7 +437,8 @@ class Run:
             if self._carrier is not None:
                 self._carrier.ticked(sys._getframe(1))
             repeats.check(sys._getframe(1), self._where, self, self._subject.doubts, batches=False)
-            self._subject.restored_randomness = None  # __enter__ has put the generators back; this step has drawn from them
+            # __enter__ has put the generators back; this step has drawn from them
+            self._subject.restored_randomness = None
             self._prelude = None
         if self._subject.step - (self._resumed or 0) < _TICKS:
             repeats.check_tick(sys._getframe(1), self._ticked, self._subject.doubts)
@@ -426,7 +455,8 @@ class Run:
         return self._entered and not (self._stepping or self._looping or self._ticking)
 
     def _idle(self) -> None:
-        """A pass without an optimizer step. With many ranks it may have failed, unseen, because one of them is gone."""
+        """A pass without an optimizer step. With many ranks it may have failed, unseen, because one of them
+        is gone."""
         if self._driver is not None:
             self._driver.session.step_without_optimizer()
 
@@ -441,16 +471,20 @@ class Run:
     _steps: int | None = None
 
     def _begin(self, total: int | None) -> None:
-        """The loop begins: the generators are put back, and what is here now is boundary number one of this incarnation."""
+        """The loop begins: the generators are put back, and what is here now is boundary number one of this
+        incarnation."""
         self._check_entered()
         self._begun = True
         self._subject.went_on()
         self._subject.loop += 1
-        final = self._subject.loop >= self._subject.saved_loop and (self._stepping or not self._subject.inside)
+        final = self._subject.loop >= self._subject.saved_loop and (
+            self._stepping or not self._subject.inside
+        )
         if self._prelude is not None:
             self._prelude.loop_begins(final=final)
         if not final:
-            self._subject.put_randomness_back()  # the loop that was interrupted will do it again, after what the script does before it
+            # the loop that was interrupted will do it again, after what the script does before it
+            self._subject.put_randomness_back()
         else:
             self._subject.settle_randomness()
         if self._driver is not None:
@@ -475,7 +509,7 @@ class Run:
         self._subject.arrive(time.perf_counter(), passed=passed)
         self._driver.at_boundary(epoch_end=epoch_end)
 
-    # ---- the block -------------------------------------------------------------------------------------------------------------
+    # ---- the block -----------------------------------------------------------------------------------------
 
     _entered = False
 
@@ -494,13 +528,17 @@ class Run:
         self._resumed = None if entry is None else entry.record.step
         self._again = endings.again(self.directory) and entry is not None
         self.left_early = entry is not None and endings.announce(self.directory, entry, self._again)
-        if entry is not None and not entry.record.exact and not self._subject.doubts:  # a run that diverged stays different
-            self._subject.doubts.resume([f"resumed from {entry.path.name}, which was not exact: {entry.record.because}"])
+        # a run that diverged stays different
+        if entry is not None and not entry.record.exact and not self._subject.doubts:
+            self._subject.doubts.resume(
+                [f"resumed from {entry.path.name}, which was not exact: {entry.record.because}"]
+            )
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._continues = self._subject.inside
         self._subject.put_randomness_back()
         if self._carrier is not None:
-            if self._again:  # the script has its variables as the first run left them, or as it has changed them since
+            # the script has its variables as the first run left them, or as it has changed them since
+            if self._again:
                 self._carrier.pending = {}
             self._carrier.enter(sys._getframe(1))
         if type(self._subject) is TorchSubject:
@@ -508,15 +546,19 @@ class Run:
             self._subject.taken = self._prelude.taken
         self._subject.by_hand.changed()  # what was restored is no step
         self._subject.arrive(time.perf_counter(), passed=False)
-        self._subject.together.settle_buckets()  # last: it waits for other ranks, and there is something to be rescued now
+        # last: it waits for other ranks, and there is something to be rescued now
+        self._subject.together.settle_buckets()
         return self
 
     def _load(self, driver: Driver, entry: Entry) -> None:
         """What an adapter loads from the checkpoint itself."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         driver = self._driver
-        if driver is None or os.getpid() != self._pid:  # a child that was forked inside the block unwinds it: the run is not its own
+        # a child that was forked inside the block unwinds it: the run is not its own
+        if driver is None or os.getpid() != self._pid:
             return
         left: BaseException | None = error
         try:
@@ -539,20 +581,24 @@ class Run:
         return None if self._steps is None else self._subject.step >= self._steps
 
     def _leave_raising(self, driver: Driver, error: BaseException) -> BaseException:
-        """An exception leaves the block. sys.exit() without a notice is the script's own word that it is done; whether training is, is
-        another matter."""
-        driver.settle_signals()  # a handler of the script's own may have raised this, and the notice be on its way to us
+        """An exception leaves the block. sys.exit() without a notice is the script's own word that it is
+        done; whether training is, is another matter."""
+        # a handler of the script's own may have raised this, and the notice be on its way to us
+        driver.settle_signals()
         by_choice = isinstance(error, SystemExit) and not error.code
         if by_choice and not driver.world.many and not driver.notified and self._over():
             return self._leave_well(driver) or error
         self._subject.mend()
         left = driver.session.failed(error) or error
-        ended = Outcome.FINISHED if by_choice and self._over() else Outcome.LEFT if by_choice else Outcome.FAILED
+        ended = (
+            Outcome.FINISHED if by_choice and self._over() else Outcome.LEFT if by_choice else Outcome.FAILED
+        )
         driver.context.outcome.decide_if_open(ended)
         return left
 
     def _leave_well(self, driver: Driver) -> BaseException | None:
-        """The block ended without an exception: training is over, unless a notice was served and somebody swallowed Preempted."""
+        """The block ended without an exception: training is over, unless a notice was served and somebody
+        swallowed Preempted."""
         if driver.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
             return driver.session.preempted()
         try:
@@ -561,8 +607,11 @@ class Run:
             self._subject.refresh_if_stale()
             self._check_counted()
             self._subject.look_for_overlooked(last=True)
-            driver.session.finish(endings.reason(self._over(), self.step, self._steps, self.epoch, self._epochs))
-        except (errors.Preempted, errors.SaveError) as left:  # SaveError: the end of training could not be saved
+            driver.session.finish(
+                endings.reason(self._over(), self.step, self._steps, self.epoch, self._epochs)
+            )
+        except (errors.Preempted, errors.SaveError) as left:
+            # SaveError: the end of training could not be saved
             return left
         return None
 
@@ -570,7 +619,9 @@ class Run:
         """A run that has trained outside of all loops has finished at step 0, and does all of it again."""
         subject, overlooked = self._subject, self._subject.overlooked
         trained = (
-            overlooked is not None and not self._ticking and (overlooked.missed or (not self._begun and subject.by_hand.changed()))
+            overlooked is not None
+            and not self._ticking
+            and (overlooked.missed or (not self._begun and subject.by_hand.changed()))
         )
         if overlooked is not None and trained and not overlooked.told_of_missing:
             overlooked.miss()

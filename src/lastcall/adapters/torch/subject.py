@@ -1,9 +1,10 @@
-"""A PyTorch training process as the core sees it: a position, a state that can be captured at a boundary, rescued from a side
-thread, and restored.
+"""A PyTorch training process as the core sees it: a position, a state that can be captured at a boundary,
+rescued from a side thread, and restored.
 
-The boundary copy is what makes a rescue exact: everything small that changes outside the optimizer step (randomness, data position,
-scheduler, counters, BatchNorm's buffers) as it was at the last boundary. Large tensors are read live, since they only change inside
-the step. The copy is taken at every boundary that can afford it: it may cost a thousandth of the run's time.
+The boundary copy is what makes a rescue exact: everything small that changes outside the optimizer step
+(randomness, data position, scheduler, counters, BatchNorm's buffers) as it was at the last boundary. Large
+tensors are read live, since they only change inside the step. The copy is taken at every boundary that can
+afford it: it may cost a thousandth of the run's time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from lastcall.types import Capture, Group, Source
 
 log = logging.getLogger("lastcall")
 _SHARE = 1000.0  # a copy may cost one part in so many of the time
-_CREDIT = 0.05  # seconds of copies that a run has from the start: short steps are rescued exactly from the first on
+# seconds of copies that a run has from the start: short steps are rescued exactly from the first on
+_CREDIT = 0.05
 WRITTEN = "~"  # how often the tensors of a name were written to
 _TOGETHER = 0.5  # ... and with many ranks, whose copies are also mail
 
@@ -72,21 +74,25 @@ class TorchSubject:
         self.loops = 0  # batches() loops that ended in this epoch before it
         self.loop = 0  # loops of the block that have begun: steps(), epochs(), or batches() without them
         self.saved_loop = 0  # the one of them that the checkpoint was saved in
-        self.saved_behind = False  # run.save() has saved it behind a batches() loop, after some of what the script does there
+        # run.save() has saved it behind a batches() loop, after some of what the script does there
+        self.saved_behind = False
         self.batches = 0  # batches that the current batches() loop has handed out, by all incarnations
         self.length: int | None = None  # ... and how many it has, where that is known
-        self.epoch_began: tuple[int, int] | None = None  # the epoch and the step where this incarnation saw one begin
+        # the epoch and the step where this incarnation saw one begin
+        self.epoch_began: tuple[int, int] | None = None
         self.mark = 0  # gate.steps at the last boundary
         self.step_seconds: float | None = None
         self.due = 0  # the step whose boundary must be looked at
         self._copy_at = 0.0  # when the next copy may be taken
         self._every_boundary = True  # steps are long enough to afford a copy at each of their boundaries
-        self.loaders: list[data.Followed] = []  # those that are only known from run.batches(), in order of first use
+        # those that are only known from run.batches(), in order of first use
+        self.loaders: list[data.Followed] = []
         self.waiting = False  # gradients wait for their optimizer at this boundary
         self.metrics: Mapping[str, object] = {}
         self._randomness = Randomness()
         self._resumed_loaders: list[Any] = []
-        self._asked: list[data.Tracker] = []  # the loaders of this epoch's batches() that protect() does not know, in order
+        # the loaders of this epoch's batches() that protect() does not know, in order
+        self._asked: list[data.Tracker] = []
         self.restored_randomness: Captured | None = None
         self._epoch_randomness: Captured | None = None  # as it was when the current epoch began
         self._credit = _CREDIT
@@ -95,10 +101,13 @@ class TorchSubject:
         self._hooks: hooks.StepHooks | None = None
         self._casualties: Casualties | None = None
         self._copy: Copy | None = None
-        self.taken: Callable[[], None] = lambda: None  # called when the script continues from a loaded position
+        # called when the script continues from a loaded position
+        self.taken: Callable[[], None] = lambda: None
         self.prelude: set[str] | None = None  # names that the script changes before its loop; None: unknown
-        self.owed: set[str] = set()  # optimizers that wait for parameter groups which the script has added inside its loop
-        self._broken_off: tuple[Any, int] | None = None  # what was, when a loop was left in the middle of a pass
+        # optimizers that wait for parameter groups which the script has added inside its loop
+        self.owed: set[str] = set()
+        # what was, when a loop was left in the middle of a pass
+        self._broken_off: tuple[Any, int] | None = None
         self.together = Together()
         self.doubts = Doubts()
         self.overlooked: Overlooked | None = None  # looks for what trains and was not handed over
@@ -114,13 +123,16 @@ class TorchSubject:
         self.state = StateSet(state, self._trackers, check=check)
         self.state.carried = self.carrier
         self.given = hyperparameters.of(state)  # as the script has made its optimizers
-        self._live_tensors = list(self.state.tensors())  # DTensors themselves: the version of what they hold locally does not move
+        # DTensors themselves: the version of what they hold locally does not move
+        self._live_tensors = list(self.state.tensors())
         self._samples = sampling.sample(self.state.live())
         self.together.hold(self.state)
 
     def carry(self) -> Carrier:
         """Save what the script's loop carries, too."""
-        self.carrier = self.state.carried = Carrier(lambda: self.state.values, self.doubts, self._is_ahead, self._reads_ahead)
+        self.carrier = self.state.carried = Carrier(
+            lambda: self.state.values, self.doubts, self._is_ahead, self._reads_ahead
+        )
         return self.carrier
 
     def _reads_ahead(self) -> bool | None:
@@ -141,7 +153,9 @@ class TorchSubject:
         self._gate = gate
         on_device = any(tensor.is_cuda for tensor in self.state.tensors())
         seen = self.overlooked.stepped if self.overlooked is not None else lambda _: None
-        self._hooks = hooks.StepHooks(gate, on_device, self.state.optimizers(), seen, self.stop_at_next_boundary)
+        self._hooks = hooks.StepHooks(
+            gate, on_device, self.state.optimizers(), seen, self.stop_at_next_boundary
+        )
         self._hooks.install()
         self.by_hand = hooks.ByHand(self._live_tensors)
         self._casualties = Casualties(gate)
@@ -180,14 +194,16 @@ class TorchSubject:
         for tracker in (*self._trackers.values(), *self.loaders):
             tracker.detach()
 
-    # ---- many ranks: see `together` ----------------------------------------------------------------------------------------------
+    # ---- many ranks: see `together` ------------------------------------------------------------------------
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
         self._credit = max(self._credit, _TOGETHER)
 
         def writer(box: mailbox.Mailbox) -> recorder.Mail:
             values, trackers = self.state.values, self._trackers
-            return recorder.Mail(box, self, values, trackers, self._randomness, self._positions, lambda: self._every_boundary)
+            return recorder.Mail(
+                box, self, values, trackers, self._randomness, self._positions, lambda: self._every_boundary
+            )
 
         self.together.join(run, incarnation, folder, writer)
 
@@ -200,7 +216,7 @@ class TorchSubject:
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
         return self.together.part_of(rank, step, mine)
 
-    # ---- position --------------------------------------------------------------------------------------------------------------
+    # ---- position ------------------------------------------------------------------------------------------
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -218,7 +234,8 @@ class TorchSubject:
         self.due = 0
 
     def attend_from(self, due: int) -> None:
-        """Look at the boundary of this step, and at all before it whose copy is affordable, or that the hooks learn from."""
+        """Look at the boundary of this step, and at all before it whose copy is affordable, or that the hooks
+        learn from."""
         learning = self._hooks is not None and self._hooks.learning
         self.due = self.step + 1 if self._every_boundary or learning else due
 
@@ -245,8 +262,9 @@ class TorchSubject:
         return known
 
     def _place(self, tracker: data.Tracker, key: int, place: int) -> None:
-        """A loader has no name: it is known by its place among those of its epoch. One that is created again in every epoch takes the
-        place of the one before, which is over; otherwise a resume would give it the position of the first epoch's."""
+        """A loader has no name: it is known by its place among those of its epoch. One that is created again
+        in every epoch takes the place of the one before, which is over; otherwise a resume would give it the
+        position of the first epoch's."""
         if place < len(self.loaders):
             former = self.loaders[place]
             former.detach()
@@ -276,13 +294,14 @@ class TorchSubject:
             tracker.epoch_over()
 
     def _positions(self) -> list[Any]:
-        """Where the loaders stand; one that this incarnation has not come to yet stands where the last one left it."""
+        """Where the loaders stand; one that this incarnation has not come to yet stands where the last one
+        left it."""
         known = [tracker.state() for tracker in self.loaders] + self._resumed_loaders[len(self.loaders) :]
         return known + self._noticed.positions()
 
     def arrive(self, now: float, *, passed: bool = True) -> None:
-        """A boundary: the state belongs together. Taken note of, and copied where that is affordable. `passed`: something was done
-        since the last one."""
+        """A boundary: the state belongs together. Taken note of, and copied where that is affordable.
+        `passed`: something was done since the last one."""
         assert self._hooks is not None
         if self._hooks.learning and passed:
             self._hooks.end_of_pass()
@@ -306,9 +325,18 @@ class TorchSubject:
             self.refresh(now)
 
     def break_off(self) -> None:
-        """A loop was left in the middle of a pass, by `break` or by an exception: it looks the same from inside. Where it was an
-        exception, mend() takes back what follows from it."""
-        here = (self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self.batches, self._copy)
+        """A loop was left in the middle of a pass, by `break` or by an exception: it looks the same from
+        inside. Where it was an exception, mend() takes back what follows from it."""
+        here = (
+            self.step,
+            self.inside,
+            self.in_pass,
+            self.mark,
+            self.waiting,
+            self.loops,
+            self.batches,
+            self._copy,
+        )
         self._broken_off = (here, self._gate.begun)
 
     def went_on(self) -> None:
@@ -319,18 +347,28 @@ class TorchSubject:
         """It was an exception: the last boundary is the one before the pass that raised."""
         if self._broken_off is not None:
             here, self._gate.begun = self._broken_off
-            self.step, self.inside, self.in_pass, self.mark, self.waiting, self.loops, self.batches, self._copy = here
+            (
+                self.step,
+                self.inside,
+                self.in_pass,
+                self.mark,
+                self.waiting,
+                self.loops,
+                self.batches,
+                self._copy,
+            ) = here
         for tracker in self._attended():
             tracker.ledger.take_back()
 
     def refresh_if_stale(self) -> None:
-        """Where a long stay begins (an evaluation after the last batch), the copy should be of the last boundary."""
+        """Where a long stay begins (an evaluation after the last batch), the copy should be of the last
+        boundary."""
         if self._copy is not None and self._copy.boundary != self.boundary:
             self.refresh(time.perf_counter())
 
     def refresh(self, now: float) -> None:
-        """Take the boundary copy, and say when the next may be taken. Its cost is the thread's own time: on a busy machine the clock
-        would count what others do, and short steps would be left without a copy."""
+        """Take the boundary copy, and say when the next may be taken. Its cost is the thread's own time: on a
+        busy machine the clock would count what others do, and short steps would be left without a copy."""
         began = time.thread_time()
         self._copy = Copy(
             self.boundary,
@@ -356,15 +394,15 @@ class TorchSubject:
         self._every_boundary = rich or (self.step_seconds is not None and self.step_seconds >= _SHARE * cost)
 
     def settle_randomness(self) -> None:
-        """Put the generators back to where the checkpoint found them. Called where the loop begins, since a script draws from them
-        on its way there (weights, loaders) as it did the first time."""
+        """Put the generators back to where the checkpoint found them. Called where the loop begins, since a
+        script draws from them on its way there (weights, loaders) as it did the first time."""
         if self.restored_randomness is not None:
             self._randomness.restore(self.restored_randomness)
             self.restored_randomness = None
 
     def epoch_begins(self, *, again: bool) -> None:
-        """Note the generators, or put them back where an interrupted epoch comes `again`: what the script draws at its top was drawn
-        before."""
+        """Note the generators, or put them back where an interrupted epoch comes `again`: what the script
+        draws at its top was drawn before."""
         if not again or self._epoch_randomness is None:
             self._epoch_randomness = self._randomness.capture()
         else:
@@ -375,8 +413,8 @@ class TorchSubject:
         self.put_randomness_back()
 
     def put_randomness_back(self) -> None:
-        """As settle_randomness(), but not for good: what the script draws before its loop, or an interrupted epoch before its batches,
-        was drawn once already."""
+        """As settle_randomness(), but not for good: what the script draws before its loop, or an interrupted
+        epoch before its batches, was drawn once already."""
         if self.restored_randomness is not None:
             self._randomness.restore(self.restored_randomness)
 
@@ -385,19 +423,24 @@ class TorchSubject:
         if self.restored_randomness is not None:
             self.restored_randomness = self._randomness.capture()
 
-    # ---- captures --------------------------------------------------------------------------------------------------------------
+    # ---- captures ------------------------------------------------------------------------------------------
 
     def glance(self, look: Callable[[Source], str]) -> dict[str, str]:
-        """Every piece of what was handed over, with something that tells cheaply whether it was changed: see `prelude`."""
+        """Every piece of what was handed over, with something that tells cheaply whether it was changed: see
+        `prelude`."""
         document, groups = self.state.capture(self.state.values)
         found = pieces.named(Capture(self.step, document, groups + self._gradients()), look)
         ours = tuple(f"{path}." for path in self.state.sources())
         found = {name: seen for name, seen in found.items() if not name.startswith(ours)}
-        return {**found, **{f"{name}.{WRITTEN}": repr(often) for name, often in self.state.versions().items()}}
+        return {
+            **found,
+            **{f"{name}.{WRITTEN}": repr(often) for name, often in self.state.versions().items()},
+        }
 
     @property
     def behind(self) -> bool:
-        """Whether a batches() loop of this epoch has ended, and neither the next one nor the next epoch has begun."""
+        """Whether a batches() loop of this epoch has ended, and neither the next one nor the next epoch has
+        begun."""
         return self.inside and self.loops > 0 and not self.batches
 
     def capture(self) -> Capture:
@@ -405,10 +448,23 @@ class TorchSubject:
         cuda.settle()
         document, groups = self.state.capture()
         groups += self._gradients() if self.waiting else ()
-        hidden = "gradients are being accumulated where they cannot be read" if self.waiting and self.state.hidden_gradients() else ""
+        hidden = (
+            "gradients are being accumulated where they cannot be read"
+            if self.waiting and self.state.hidden_gradients()
+            else ""
+        )
         loaders = self._positions()
         place = (self.inside, self.loops, self.batches)
-        return self._assemble(document, groups, self._randomness.capture(), loaders, self.step, hidden, place, behind=self.behind)
+        return self._assemble(
+            document,
+            groups,
+            self._randomness.capture(),
+            loaders,
+            self.step,
+            hidden,
+            place,
+            behind=self.behind,
+        )
 
     def look_for_overlooked(self, *, last: bool) -> None:
         """Before a save. `last`: it is the last one of this incarnation."""
@@ -416,7 +472,8 @@ class TorchSubject:
             self.overlooked.before_save(last=last)
             for path, names in self.state.reshaped().items():
                 self.doubts.add(
-                    f"`{path}` was changed inside the block: `{names[0]}`{' and others' if len(names) > 1 else ''} came, went or got "
+                    f"`{path}` was changed inside the block: "
+                    f"`{names[0]}`{' and others' if len(names) > 1 else ''} came, went or got "
                     "another shape, and a resumed script, which builds the first form, would be refused",
                     "Build the model in its last form before protect().",
                 )
@@ -430,17 +487,23 @@ class TorchSubject:
         return self._live("saved in the middle of a step")
 
     def rescue(self) -> Capture:
-        """The last completed step. Runs on a side thread while the training thread is somewhere between two mutations."""
+        """The last completed step. Runs on a side thread while the training thread is somewhere between two
+        mutations."""
         return self._last_boundary(None)
 
     def _last_boundary(self, digests: list[str] | None) -> Capture:
-        """`digests`: of the large arrays, as they were at this boundary. numpy does not count changes as torch does."""
+        """`digests`: of the large arrays, as they were at this boundary. numpy does not count changes as
+        torch does."""
         copy = self._copy
         assert copy is not None
         if self._gate.steps != self.mark:
-            return self._live("the optimizer has stepped since the last boundary; what follows it in that step is missing")
+            return self._live(
+                "the optimizer has stepped since the last boundary; what follows it in that step is missing"
+            )
         if copy.boundary != self.boundary:
-            return self._live(f"steps are short: randomness and data position were last copied at step {copy.boundary[0]}")
+            return self._live(
+                f"steps are short: randomness and data position were last copied at step {copy.boundary[0]}"
+            )
         document, groups = self.state.capture(copy.small)
         because = ""
         if self.waiting and (self._gradients() or self.state.hidden_gradients()):
@@ -451,12 +514,16 @@ class TorchSubject:
             because = "nothing tells whether a large numpy array has changed since the last boundary"
         elif self.carrier is not None:
             because = self.carrier.unseen()
-        capture = self._assemble(document, groups, copy.randomness, copy.loaders, self.step, because, (*copy.place, copy.batches))
+        capture = self._assemble(
+            document, groups, copy.randomness, copy.loaders, self.step, because, (*copy.place, copy.batches)
+        )
         mark = self._gate.steps
-        kept = sampling.storages(self.state.tensors())  # `p.data = ...` while they are being read must not free them
+        # `p.data = ...` while they are being read must not free them
+        kept = sampling.storages(self.state.tensors())
 
         def still() -> bool:
-            """What changes outside the gate shows only afterwards. Against this boundary, whichever has come since."""
+            """What changes outside the gate shows only afterwards. Against this boundary, whichever has come
+            since."""
             same = self._gate.steps == mark and copy.fingerprint == self._fingerprint() and kept is not None
             return same and (digests is None or digests == self._digests())
 
@@ -467,19 +534,32 @@ class TorchSubject:
         return self._last_boundary(self._digests())
 
     def _digests(self) -> list[str]:
-        return [digest.of(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in self.state.arrays()]
+        return [
+            digest.of(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            for array in self.state.arrays()
+        ]
 
     def untouched(self) -> bool:
-        return self._gate.steps == self.mark and self._copy is not None and self._copy.fingerprint == self._fingerprint()
+        return (
+            self._gate.steps == self.mark
+            and self._copy is not None
+            and self._copy.fingerprint == self._fingerprint()
+        )
 
     def unrescuable(self) -> str:
         if self._copy is None:
             return "nothing has been copied yet"
         if hooks.updates_in_backward(self.state.tensors()):
-            return "an optimizer that updates inside backward() leaves no moment at which the state is whole; this is not supported"
+            return (
+                "an optimizer that updates inside backward() leaves no moment at which the state is whole; "
+                "this is not supported"
+            )
         same_boundary = self._copy.boundary == self.boundary and self._gate.steps == self.mark
         if same_boundary and self._copy.fingerprint != self._fingerprint():
-            return "the weights were changed outside optimizer.step() (averaged weights swapped in for an evaluation?)"
+            return (
+                "the weights were changed outside optimizer.step() (averaged weights swapped in for an "
+                "evaluation?)"
+            )
         return ""
 
     def _live(self, because: str) -> Capture:
@@ -490,7 +570,9 @@ class TorchSubject:
                 document, groups = self.state.capture()
                 loaders = self._positions()
                 place = (self.inside, self.loops, self.batches)
-                return self._assemble(document, groups, self._randomness.capture(), loaders, step, because, place)
+                return self._assemble(
+                    document, groups, self._randomness.capture(), loaders, step, because, place
+                )
             except RuntimeError:  # a dict changed its size while it was walked
                 if attempt == 4:
                     raise
@@ -532,13 +614,24 @@ class TorchSubject:
         self._name_unsaved()
         if self.doubts:
             run["doubts"] = self.doubts.document()
-        return Capture(step, {"run": run, **document}, groups, not because, because, self.numbers(), doubt=self.doubts.because)
+        return Capture(
+            step,
+            {"run": run, **document},
+            groups,
+            not because,
+            because,
+            self.numbers(),
+            doubt=self.doubts.because,
+        )
 
     def _name_unsaved(self) -> None:
         """What was savable when the run began, and is not any more."""
         for path, why in self.state.unsaved.items():
             what, _, remedy = why.partition(". ")
-            self.doubts.add(f"`{path}` is not saved: {what.removeprefix(path).lstrip(': ')}", remedy or "Put back what was there.")
+            self.doubts.add(
+                f"`{path}` is not saved: {what.removeprefix(path).lstrip(': ')}",
+                remedy or "Put back what was there.",
+            )
 
     def _gradients(self) -> tuple[Group, ...]:
         group = self.state.gradients()
@@ -555,11 +648,16 @@ class TorchSubject:
         return numbers
 
     def _fingerprint(self) -> tuple[list[int], list[bytes]]:
-        """The version of all that a rescue reads live, and some bytes of a few: `.data` writes do not bump the version."""
+        """The version of all that a rescue reads live, and some bytes of a few: `.data` writes do not bump
+        the version."""
         versions = [tensor._version for tensor in self._live_tensors]
-        return versions, [ctypes.string_at(address, nbytes) for tensor, places, nbytes in self._samples for address in places(tensor)]
+        return versions, [
+            ctypes.string_at(address, nbytes)
+            for tensor, places, nbytes in self._samples
+            for address in places(tensor)
+        ]
 
-    # ---- restore ---------------------------------------------------------------------------------------------------------------
+    # ---- restore -------------------------------------------------------------------------------------------
 
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         run = document.get("run")
@@ -574,10 +672,22 @@ class TorchSubject:
         return _Restore(self, run, loading, loading.unmatched, loading.owed)
 
     def resume_at(self, run: dict[str, Any]) -> None:
-        counts = step, epoch, loops, batches = run.get("step"), run.get("epoch"), run.get("loops"), run.get("batches", 0)
+        counts = step, epoch, loops, batches = (
+            run.get("step"),
+            run.get("epoch"),
+            run.get("loops"),
+            run.get("batches", 0),
+        )
         if not all(type(number) is int and number >= 0 for number in counts):
-            raise errors.CheckpointError(f"state.json says step {step!r}, epoch {epoch!r}, loops {loops!r}, batches {batches!r}")
-        assert isinstance(step, int) and isinstance(epoch, int) and isinstance(loops, int) and isinstance(batches, int)
+            raise errors.CheckpointError(
+                f"state.json says step {step!r}, epoch {epoch!r}, loops {loops!r}, batches {batches!r}"
+            )
+        assert (
+            isinstance(step, int)
+            and isinstance(epoch, int)
+            and isinstance(loops, int)
+            and isinstance(batches, int)
+        )
         loaders = tree.decode(run.get("loaders"), tree.refuse_tag)
         if not isinstance(loaders, list):
             raise errors.CheckpointError("state.json has no list of loaders")
@@ -585,7 +695,11 @@ class TorchSubject:
         randomness = self._randomness.from_document(run.get("randomness"))
         rank, saved = self.together.rank, self.together.worlds[0] if self.together.worlds is not None else 1
         if rank >= saved:
-            log.info("rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0", rank, saved)
+            log.info(
+                "rank %d is new (the checkpoint is of %d): its randomness is made from that of rank 0",
+                rank,
+                saved,
+            )
             randomness = self._randomness.forked(randomness, rank)
         self.restored_randomness = randomness
         self._epoch_randomness = None
@@ -596,8 +710,16 @@ class TorchSubject:
         self.saved_loop = run["loop"] if type(run.get("loop")) is int else 0
         self.saved_behind = run.get("behind") is True
         prelude = run.get("prelude")
-        self.prelude = {name for name in prelude if isinstance(name, str)} if isinstance(prelude, list) else None
-        self.step, self.epoch, self.loops, self.batches, self._resumed_loaders = step, epoch, loops, batches, loaders
+        self.prelude = (
+            {name for name in prelude if isinstance(name, str)} if isinstance(prelude, list) else None
+        )
+        self.step, self.epoch, self.loops, self.batches, self._resumed_loaders = (
+            step,
+            epoch,
+            loops,
+            batches,
+            loaders,
+        )
         self.inside = run.get("inside") is True
 
 
@@ -607,7 +729,12 @@ class _Restore:
     whole = False
 
     def __init__(
-        self, subject: TorchSubject, run: dict[str, Any], loading: Loading, unmatched: list[tuple[str, str]], owed: set[str]
+        self,
+        subject: TorchSubject,
+        run: dict[str, Any],
+        loading: Loading,
+        unmatched: list[tuple[str, str]],
+        owed: set[str],
     ) -> None:
         self._subject = subject
         self._owed = owed

@@ -1,7 +1,7 @@
 """Which rank this process is, from what torch.distributed or torchrun say. It needs no configuration.
 
-The ranks meet in torch's own store: that of the process group, or torchrun's where no group has been made yet. Under torchrun both live
-in the agent, outside the training processes.
+The ranks meet in torch's own store: that of the process group, or torchrun's where no group has been made
+yet. Under torchrun both live in the agent, outside the training processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from lastcall.core.store import Scoped, Store
 from lastcall.settings import JITCheckpointConfig
 
 log = logging.getLogger("lastcall")
-_runs = itertools.count(1)  # the ranks protect their runs in the same order: so each has a name without asking
+# the ranks protect their runs in the same order: so each has a name without asking
+_runs = itertools.count(1)
 _TIMEOUT = datetime.timedelta(minutes=5)
 
 
@@ -43,7 +44,8 @@ def find(jit: JITCheckpointConfig) -> World:
 
 
 def _check_apart(jit: JITCheckpointConfig) -> None:
-    """Ranks that are runs of their own, with one place for the copies of all, would continue from each other's checkpoints."""
+    """Ranks that are runs of their own, with one place for the copies of all, would continue from each
+    other's checkpoints."""
     told = settings.of_torchrun()
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -53,14 +55,18 @@ def _check_apart(jit: JITCheckpointConfig) -> None:
         return
     if jit.origins()["mirror"] != "argument":
         settings.fail(
-            f"LASTCALL_MIRROR={jit.mirror} is one mirror for {size} ranks, and with ranks='separate' each is a separate run. Give "
+            f"LASTCALL_MIRROR={jit.mirror} is one mirror for {size} ranks, and with ranks='separate' each is "
+            "a separate run. Give "
             f"each its own mirror: JITCheckpointConfig(ranks='separate', mirror=f'{jit.mirror}/{{rank}}')"
         )
     with contextlib.closing(_of_agent(told) if told and not dist.is_initialized() else _of_group()) as store:
-        first = store.claim(f"lastcall/{settings.attempt().name}/mirror/{jit.mirror}", str(rank).encode()).decode()
+        first = store.claim(
+            f"lastcall/{settings.attempt().name}/mirror/{jit.mirror}", str(rank).encode()
+        ).decode()
     if first != str(rank):
         settings.fail(
-            f"mirror={jit.mirror!r} is one mirror for ranks {first} and {rank}, and with ranks='separate' each is a separate run. "
+            f"mirror={jit.mirror!r} is one mirror for ranks {first} and {rank}, and with ranks='separate' "
+            "each is a separate run. "
             f"Give each its own mirror: mirror=f'{jit.mirror}/{{rank}}'"
         )
 
@@ -69,13 +75,15 @@ def _of(rank: int, size: int, open_store: Any) -> World:
     number, attempt = next(_runs), settings.attempt()
     if not attempt.agreed and attempt.name != "0":
         log.warning(
-            "torchrun restarted this machine's ranks (attempt %s), but machines count restarts independently, so ranks may not find "
+            "torchrun restarted this machine's ranks (attempt %s), but machines count restarts "
+            "independently, so ranks may not find "
             "each other. Start it with `lastcall run`, or: export LASTCALL_ENABLED=1",
             attempt.name,
         )
 
     def meet() -> Store:
-        return Scoped(open_store(), f"lastcall/{attempt.name}/{number}/")  # torchrun has one store for all attempts
+        # torchrun has one store for all attempts
+        return Scoped(open_store(), f"lastcall/{attempt.name}/{number}/")
 
     return World(rank, size, meet, settings.host_of_rank_0(size))
 
@@ -90,10 +98,14 @@ def _of_group() -> Store:
 def _of_agent(told: dict[str, str]) -> Store:
     """torchrun's own store: protect() was called before init_process_group."""
     try:
-        store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT, wait_for_workers=False)  # type: ignore[attr-defined]
+        host, port = told["MASTER_ADDR"], int(told["MASTER_PORT"])
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=False, timeout=_TIMEOUT, wait_for_workers=False
+        )
     except (RuntimeError, ValueError) as error:
         raise errors.RanksError(
-            f"the ranks cannot meet: could not reach torchrun's store at {told['MASTER_ADDR']}:{told['MASTER_PORT']} ({error}). Call "
+            "the ranks cannot meet: could not reach torchrun's store at "
+            f"{told['MASTER_ADDR']}:{told['MASTER_PORT']} ({error}). Call "
             "torch.distributed.init_process_group() before protect()."
         ) from error
     return Scoped(C10dStore(store), f"lastcall/{told['TORCHELASTIC_RUN_ID']}/")

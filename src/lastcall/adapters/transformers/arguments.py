@@ -1,4 +1,5 @@
-"""What of a Trainer's arguments is ours to say: the save strategy and the folder, where a configuration or the environment set them."""
+"""What of a Trainer's arguments is ours to say: the save strategy and the folder, where a configuration or
+the environment set them."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ def override(args: Any, periodic: PeriodicCheckpointConfig | None) -> None:
     for name, value in changes.items():
         before = getattr(args, name)
         if before != value:
-            log.info("%s=%s instead of the script's %s", name, getattr(value, "value", value), getattr(before, "value", before))
+            log.info(
+                "%s=%s instead of the script's %s",
+                name,
+                getattr(value, "value", value),
+                getattr(before, "value", before),
+            )
             setattr(args, name, value)
 
 
 def redirect(args: Any, jit: JITCheckpointConfig) -> None:
-    """The script's output_dir gives way to LASTCALL_DIRECTORY: in the script's own object, so that what it saves there itself (its
-    final model) goes there, too."""
+    """The script's output_dir gives way to LASTCALL_DIRECTORY: in the script's own object, so that what it
+    saves there itself (its final model) goes there, too."""
     if jit.directory is not None and args.output_dir != jit.directory:
         log.info("output_dir=%s instead of the script's %s", jit.directory, args.output_dir)
         args.output_dir = jit.directory

@@ -1,5 +1,6 @@
-"""What a subclass of Trainer counts in attributes of its own: tokens seen, metrics that wait to be averaged. No checkpoint of Hugging
-Face's holds them, and a log line after a resume would be of the steps since then only."""
+"""What a subclass of Trainer counts in attributes of its own: tokens seen, metrics that wait to be averaged.
+No checkpoint of Hugging Face's holds them, and a log line after a resume would be of the steps since then
+only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ class Attributes:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         functions = [member for member in vars(Trainer).values() if inspect.isfunction(member)]
-        stored = (step for function in functions for step in dis.get_instructions(function) if step.opname == "STORE_ATTR")
+        stored = (
+            step
+            for function in functions
+            for step in dis.get_instructions(function)
+            if step.opname == "STORE_ATTR"
+        )
         self._of_others = {str(step.argval) for step in stored} | set(vars(Trainer))
 
     def copy(self) -> dict[str, Any]:
@@ -50,7 +56,9 @@ def _copied(value: Any, room: list[int]) -> Any:
         raise _NotPlain
     if kind in _SCALARS:
         return value
-    if kind in (dict, collections.defaultdict, collections.OrderedDict) and all(type(key) in _SCALARS for key in value):
+    if kind in (dict, collections.defaultdict, collections.OrderedDict) and all(
+        type(key) in _SCALARS for key in value
+    ):
         return {key: _copied(item, room) for key, item in value.items()}
     if kind in (list, tuple, collections.deque):
         items = [_copied(item, room) for item in value]

@@ -1,4 +1,5 @@
-"""JITCheckpointCallback: what a script adds to a Trainer that is to be protected; in zero-code runs lastcall adds it automatically."""
+"""JITCheckpointCallback: what a script adds to a Trainer that is to be protected; in zero-code runs lastcall
+adds it automatically."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
 
 
 class JITCheckpointCallback(TrainerCallback):
-    """Protects the train() calls of the Trainer that it is added to. `config` and `periodic` default to the environment."""
+    """Protects the train() calls of the Trainer that it is added to. `config` and `periodic` default to the
+    environment."""
 
-    def __init__(self, config: JITCheckpointConfig | None = None, periodic: PeriodicCheckpointConfig | None = None) -> None:
+    def __init__(
+        self, config: JITCheckpointConfig | None = None, periodic: PeriodicCheckpointConfig | None = None
+    ) -> None:
         self.config = config
         self.periodic = periodic
         self.run: TrainerRun | None = None
@@ -34,6 +38,8 @@ class JITCheckpointCallback(TrainerCallback):
         if self.run is not None:
             self.run.stepped = True
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if self.run is not None:
             self.run.logged(logs or {})

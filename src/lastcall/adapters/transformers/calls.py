@@ -1,5 +1,6 @@
-"""The train() calls that a directory has seen: for each (the first of a script, the second) what was trained, as which run, in which
-job, and how its last incarnation ended. It distinguishes a restart from a new training: `.lastcall/calls.json`, kept by rank 0.
+"""The train() calls that a directory has seen: for each (the first of a script, the second) what was trained,
+as which run, in which job, and how its last incarnation ended. It distinguishes a restart from a new
+training: `.lastcall/calls.json`, kept by rank 0.
 
 What is read here may be damaged or missing: then nothing is known, and the run is known by what it trains.
 """
@@ -25,16 +26,29 @@ log = logging.getLogger("lastcall")
 _FILE = "calls.json"
 _LARGEST = 1024 * 1024
 _JUST = 3600.0  # seconds in which a restart follows an exit with the code for it
-FINISHED, SAVED, INTERRUPTED = "finished", "saved", "interrupted"  # how an incarnation ended; anything else: it was lost, or failed
+# how an incarnation ended; anything else: it was lost, or failed
+FINISHED, SAVED, INTERRUPTED = "finished", "saved", "interrupted"
 _SAME = (
-    "seed", "data_seed", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
-)  # fmt: skip
+    "seed",
+    "data_seed",
+    "learning_rate",
+    "optim",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+)
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What is trained, and what changes its way: content and configuration, never where a file lies or when it was written."""
+    """What is trained, and what changes its way: content and configuration, never where a file lies or when
+    it was written."""
 
     said: dict[str, str] = field(default_factory=dict)
     model: str = ""  # digest of names, shapes and dtypes
@@ -77,7 +91,12 @@ class Call:
 
     def restarted_as(self, job: str) -> bool:
         """Whether this job has the unfinished call in hand: then it continues it, whatever has changed."""
-        return bool(job) and self.job == job and self.script == script() and self.ended not in (FINISHED, INTERRUPTED)
+        return (
+            bool(job)
+            and self.job == job
+            and self.script == script()
+            and self.ended not in (FINISHED, INTERRUPTED)
+        )
 
     def just_left(self, job: str, now: float) -> bool:
         """Whether somebody was asked to run it again a moment ago, and this may be what came of it."""
@@ -129,7 +148,9 @@ def _call(body: dict[str, Any]) -> Call:
     said = {str(name): str(value) for name, value in traits["said"].items()}
     length = None if traits["length"] is None else int(traits["length"])
     told = Traits(said, str(traits["model"]), length)
-    return Call(str(body["run"]), str(body["job"]), told, str(body["ended"]), float(body["at"]), str(body["script"]))
+    return Call(
+        str(body["run"]), str(body["job"]), told, str(body["ended"]), float(body["at"]), str(body["script"])
+    )
 
 
 _counted: collections.Counter[Path] = collections.Counter()

@@ -23,19 +23,29 @@ from lastcall.core.engine import digest
 from lastcall.formats import safetensors
 
 log = logging.getLogger("lastcall")
-_WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "adapter_model.bin")
+_WEIGHTS = (
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "adapter_model.bin",
+)
 _STATE = "trainer_state.json"
 _SHORT = 8  # letters of a run's name that are enough to call it by
 
 
 def identity(trainer: Any, given: str | None = None, call: int = 1) -> str:
-    """The name of a run: the same for every incarnation of a script, another where what it trains, or how, is another. `given`: what
-    the user calls it; `call`: a script may train several times into one folder (folds, stages), always in the same order."""
+    """The name of a run: the same for every incarnation of a script, another where what it trains, or how, is
+    another. `given`: what the user calls it; `call`: a script may train several times into one folder (folds,
+    stages), always in the same order."""
     if given:
         return digest.of(f"{given}/{call}".encode() if call > 1 else given.encode())
     traits = Traits.of(trainer)
-    # "None" stands where a fingerprint of the data was, which told paths and times: checkpoints of then are still this run's.
-    return digest.of(json.dumps([traits.said, parameters(trainer), traits.length, "None", call], sort_keys=True).encode())
+    # "None" stands where a fingerprint of the data was, which told paths and times: checkpoints of then are
+    # still this run's.
+    return digest.of(
+        json.dumps([traits.said, parameters(trainer), traits.length, "None", call], sort_keys=True).encode()
+    )
 
 
 class Start:
@@ -47,7 +57,8 @@ class Start:
         self.traits = Traits.of(trainer)
         self.given = given
         self.root = root
-        self.check: Callable[[Entry], None] = lambda entry: None  # raises CheckpointError where a byte of it is not as it was
+        # raises CheckpointError where a byte of it is not as it was
+        self.check: Callable[[Entry], None] = lambda entry: None
         self.before = self.calls.before(self.number)
         self.run = self._run(trainer)
 
@@ -62,10 +73,12 @@ class Start:
             return before.run  # it has gone by that name since its job was restarted with other arguments
         if before.restarted_as(self.calls.job) and before.traits.model == self.traits.model:
             log.warning(
-                "This is job %s again, so it is the same run as before, although %s. For a new run, give it another output_dir, or: "
+                "This is job %s again, so it is the same run as before, although %s. For a new run, give it "
+                "another output_dir, or: "
                 "export LASTCALL_RUN_ID=NAME",
-                self.calls.job, " and ".join(self.traits.against(before.traits)),
-            )  # fmt: skip
+                self.calls.job,
+                " and ".join(self.traits.against(before.traits)),
+            )
             return before.run
         return own
 
@@ -77,7 +90,9 @@ class Start:
         return found.pop() if len(found) == 1 else ""
 
     def note(self, ended: str = "") -> None:
-        self.calls.note(self.number, Call(self.run, self.calls.job, self.traits, ended, time.time(), script()))
+        self.calls.note(
+            self.number, Call(self.run, self.calls.job, self.traits, ended, time.time(), script())
+        )
 
     def differences(self, record: Record) -> str:
         before = self.before
@@ -85,22 +100,33 @@ class Start:
         return f" ({'; '.join(told)})" if told else ""
 
     def refuse_to_start_over(self) -> None:
-        """A restart of what was saved resumes from it, or not at all: no user reads the log of a job that restarts automatically."""
+        """A restart of what was saved resumes from it, or not at all: no user reads the log of a job that
+        restarts automatically."""
         before = self.before
         if self.given or before is None or before.run == self.run:
             return
         again = before.restarted_as(self.calls.job)
         if not again and not before.just_left(self.calls.job, time.time()):
             return
-        lost = [(path, record) for path, record in recorded(self.root) if record.run == before.run and record.file(_STATE)]
+        lost = [
+            (path, record)
+            for path, record in recorded(self.root)
+            if record.run == before.run and record.file(_STATE)
+        ]
         if not lost:
             return
         path, record = max(lost, key=lambda found: found[1].recency)
-        why = f"this is job {self.calls.job} again" if again else f"the run was stopped and saved {time.time() - before.at:.0f} s ago"
+        why = (
+            f"this is job {self.calls.job} again"
+            if again
+            else f"the run was stopped and saved {time.time() - before.at:.0f} s ago"
+        )
         settings.fail(
-            f"{path} (step {record.step}) would not be resumed from: {why}, but this start is of another training"
+            f"{path} (step {record.step}) would not be resumed from: {why}, but this start is of another "
+            "training"
             f"{self.differences(record)}. It would begin at step 0. To resume from the checkpoint: export "
-            f"LASTCALL_RUN_ID={record.run[:_SHORT]}, or pass resume_from_checkpoint=True. To start over: give it another output_dir, "
+            f"LASTCALL_RUN_ID={record.run[:_SHORT]}, or pass resume_from_checkpoint=True. To start over: "
+            "give it another output_dir, "
             "or export LASTCALL_RUN_ID=NAME"
         )
 
@@ -132,13 +158,19 @@ class Chosen:
 
 
 def choose(
-    trainer: Any, entry: Entry | None, ledger: dict[str, Any] | None, wanted: str | bool | None, start: Start | None = None
+    trainer: Any,
+    entry: Entry | None,
+    ledger: dict[str, Any] | None,
+    wanted: str | bool | None,
+    start: Start | None = None,
 ) -> Chosen:
-    """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed. True is what Transformers says: the last
-    checkpoint in the folder, no matter what has written it."""
+    """`entry`: the newest valid checkpoint of this run; `wanted`: what the script has passed. True is what
+    Transformers says: the last checkpoint in the folder, no matter what has written it."""
     named = str(wanted) if isinstance(wanted, str | os.PathLike) else ""
     root = Path(trainer._get_output_dir(None))
-    if entry is not None and (not named or (ledger or {}).get("origin") == named or Path(named).resolve() == entry.path.resolve()):
+    if entry is not None and (
+        not named or (ledger or {}).get("origin") == named or Path(named).resolve() == entry.path.resolve()
+    ):
         later = None if named else _of_others(root, start, entry.record.step, asked=wanted is True)
         if later is None or wanted is not True:
             if later is not None:
@@ -148,7 +180,10 @@ def choose(
                     later.name,
                 )
             return Chosen(str(entry.path), True, named or str((ledger or {}).get("origin", "")))
-        log.info("Resuming from %s, as resume_from_checkpoint=True asks: it is of a later step, and is complete", later.name)
+        log.info(
+            "Resuming from %s, as resume_from_checkpoint=True asks: it is of a later step, and is complete",
+            later.name,
+        )
         return Chosen(str(later))
     if named:
         log.info("Resuming from %s, as the script asks", named)
@@ -166,30 +201,40 @@ def choose(
 
 
 def _whose(path: Path) -> str:
-    return "which another training has saved" if (path / records.NAME).exists() else "which was not written by lastcall"
+    return (
+        "which another training has saved"
+        if (path / records.NAME).exists()
+        else "which was not written by lastcall"
+    )
 
 
 def _say_what_is_left(found: Path, start: Start | None) -> None:
     """One line, before the first step of a run that begins beside saved work."""
     if not (found / records.NAME).exists():
         log.warning(
-            "%s was not written by lastcall, and it is unknown whether it belongs to this run: it is not resumed from. "
+            "%s was not written by lastcall, and it is unknown whether it belongs to this run: it is not "
+            "resumed from. "
             "Pass resume_from_checkpoint=True to resume from it",
             found.name,
         )
         return
     record = records.read(found)
     log.warning(
-        "%s (step %d) is of another training%s: it is NOT resumed from, and this run begins at step 0. To resume from it: export "
+        "%s (step %d) is of another training%s: it is NOT resumed from, and this run begins at step 0. To "
+        "resume from it: export "
         "LASTCALL_RUN_ID=%s, or pass resume_from_checkpoint=True",
-        found, record.step, start.differences(record) if start is not None else "", record.run[:_SHORT],
-    )  # fmt: skip
+        found,
+        record.step,
+        start.differences(record) if start is not None else "",
+        record.run[:_SHORT],
+    )
 
 
 def _of_others(root: Path, start: Start | None, after: int = -1, *, asked: bool) -> Path | None:
-    """The latest checkpoint that is not of this run and has what it needs to load, of a step after this one. `asked`: it will be
-    loaded, so every byte with a digest is read. Otherwise those of this script's other train() calls are no business of this one, and
-    beside checkpoints of its own only those count that were not written by lastcall."""
+    """The latest checkpoint that is not of this run and has what it needs to load, of a step after this one.
+    `asked`: it will be loaded, so every byte with a digest is read. Otherwise those of this script's other
+    train() calls are no business of this one, and beside checkpoints of its own only those count that were
+    not written by lastcall."""
     for step, path in _numbered(root):
         if step <= after:
             break
@@ -209,7 +254,9 @@ def _of_another_trainer(entry: Entry, start: Start | None, wanted: bool, asked: 
     record = entry.record
     if not wanted or record.file(_STATE) is None:
         return False
-    return start is None or (record.run != start.run and (asked or record.run not in start.calls.runs(start.number)))
+    return start is None or (
+        record.run != start.run and (asked or record.run not in start.calls.runs(start.number))
+    )
 
 
 def _readable(path: Path) -> Entry | None:
@@ -241,7 +288,15 @@ def _unfit(path: Path, entry: Entry | None, start: Start | None) -> str:
         for archive in path.glob("*.pt"):
             with zipfile.ZipFile(archive) as opened:
                 opened.infolist()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, errors.LastcallError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        zipfile.BadZipFile,
+        errors.LastcallError,
+    ) as error:
         return f"a file is damaged ({error})"
     return ""
 

@@ -1,8 +1,9 @@
-"""Where a DataLoaderDispatcher stands: the first rank reads for all, one round of batches ahead of the training loop.
+"""Where a DataLoaderDispatcher stands: the first rank reads for all, one round of batches ahead of the
+training loop.
 
-A pass is made again from its start: with the randomness that it began with, up to the round that was ahead, which gets the randomness
-that it was made with, and then the training loop's is put back. Exact where the order of a stream depends on its own generators, or on
-global ones that the training does not draw from.
+A pass is made again from its start: with the randomness that it began with, up to the round that was ahead,
+which gets the randomness that it was made with, and then the training loop's is put back. Exact where the
+order of a stream depends on its own generators, or on global ones that the training does not draw from.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class DispatchedTracker:
     def load(self, state: dict[str, Any]) -> None:
         if state.get("kind") != KIND or state.get("version") != VERSION:
             raise errors.MismatchError(
-                f"The saved data position is of kind {state.get('kind')!r}, and this loader needs {KIND!r}: the data was dispatched "
+                f"The saved data position is of kind {state.get('kind')!r}, and this loader needs {KIND!r}: "
+                "the data was dispatched "
                 f"otherwise. Set dispatch_batches as it was, or start in another directory."
             )
         rng.put_generators(state["generators"], rng.find_generators(self.loader.base_dataloader))
@@ -81,7 +83,9 @@ class DispatchedTracker:
         """The next pass begins behind so many rounds, as every rank has counted them."""
         self.loader.skip_batches = self._usual + rounds
         if rounds:
-            log.info("One rank reads for all: reading %d batches of the epoch again and skipping them", rounds)
+            log.info(
+                "One rank reads for all: reading %d batches of the epoch again and skipping them", rounds
+            )
 
     def iterate(self) -> Iterator[Any]:
         return iter(self.loader)

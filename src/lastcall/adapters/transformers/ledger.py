@@ -1,5 +1,6 @@
-"""The small state of a Trainer at a boundary: its TrainerState, the losses that wait to be logged, the callbacks' own state, and what
-of the step is still to be done. Copied often, so it holds no more than it must: the log history only grows, and is known by its length.
+"""The small state of a Trainer at a boundary: its TrainerState, the losses that wait to be logged, the
+callbacks' own state, and what of the step is still to be done. Copied often, so it holds no more than it
+must: the log history only grows, and is known by its length.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ class Pending:
     learning_rate: float | None = None
 
 
-NOTHING, AFTER_STEP = Pending(), Pending("step")  # what most steps leave: made once, since making one costs a microsecond or two
+# what most steps leave: made once, since making one costs a microsecond or two
+NOTHING, AFTER_STEP = Pending(), Pending("step")
 
 
 class Ledger:
-    """With state_dict() and load_state_dict(), so that it is a value like any other in the protected state."""
+    """With state_dict() and load_state_dict(), so that it is a value like any other in the protected
+    state."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -64,14 +67,19 @@ class Ledger:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Put back what HF's own resume leaves out. TrainerState and the log history it has read itself by then."""
+        """Put back what HF's own resume leaves out. TrainerState and the log history it has read itself by
+        then."""
         self.origin, self.first = str(saved["origin"]), int(saved["first"])
         self._restore_callbacks([(str(name), known) for name, known in saved["callbacks"]])
         self.pending = Pending(**saved["pending"])
 
     def _callbacks(self) -> list[tuple[str, dict[str, Any]]]:
         exportable = [*self._trainer.callback_handler.callbacks, self._trainer.control]
-        return [(type(callback).__name__, _plain(callback.state())) for callback in exportable if isinstance(callback, ExportableState)]
+        return [
+            (type(callback).__name__, _plain(callback.state()))
+            for callback in exportable
+            if isinstance(callback, ExportableState)
+        ]
 
     def to_json(self, copied: dict[str, Any]) -> bytes:
         """trainer_state.json as it was when the copy was taken."""
@@ -102,8 +110,8 @@ class Ledger:
 
 
 class Tally:
-    """What this rank has counted alone since the last query: losses, operations, time, and what a subclass counts in attributes of
-    its own. Other ranks have other numbers."""
+    """What this rank has counted alone since the last query: losses, operations, time, and what a subclass
+    counts in attributes of its own. Other ranks have other numbers."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -1,7 +1,8 @@
 """What is put around `Trainer.train()`.
 
-The class is patched once: `train`, and `__init__` for `enable_jit_checkpoint`. Everything else is hung into the one trainer that is
-being trained, for as long as it is: there it is in front of whatever a subclass has made of it.
+The class is patched once: `train`, and `__init__` for `enable_jit_checkpoint`. Everything else is hung into
+the one trainer that is being trained, for as long as it is: there it is in front of whatever a subclass has
+made of it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def _init(original: Any) -> Any:
         if ours and arguments is not None and not listening.taken:
             redirect(arguments, _settings(callback))  # before the constructor makes the script's folder
         if ours and getattr(arguments, "enable_jit_checkpoint", False):
-            # Theirs would take the signal in the constructor. It is put back: a script may look at its own arguments.
+            # Theirs would take the signal in the constructor. It is put back: a script may look at its own
+            # arguments.
             arguments.enable_jit_checkpoint = False
             try:
                 original(self, *args, **kwargs)
@@ -79,7 +81,8 @@ def _train(original: Any) -> Any:
         if (callback is None and not _everywhere) or getattr(self, "_lastcall_run", None) is not None:
             return original(*call.args, **call.kwargs)
         jit = _settings(callback)
-        if not jit.enabled or listening.taken:  # in a train worker of Ray the Trainer is asked to save by Ray's own adapter
+        # in a train worker of Ray the Trainer is asked to save by Ray's own adapter
+        if not jit.enabled or listening.taken:
             return original(*call.args, **call.kwargs)
         if call.arguments.get("trial") is not None:
             log.warning("Trials of a hyperparameter search are not protected")
@@ -135,8 +138,8 @@ def _protected(
 
 
 def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str, Any]]:
-    """Hang our methods into this trainer, in front of its class's and of what a script has hung there itself. Returns where, and what
-    was there."""
+    """Hang our methods into this trainer, in front of its class's and of what a script has hung there itself.
+    Returns where, and what was there."""
     former = run.former
 
     def maybe_log_save_evaluate(tr_loss: Any, grad_norm: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,12 +168,16 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str, Any]]:
         run.subject.position.evaluates(loader)
         return loader
 
-    def init_training_state(max_steps: Any, num_update_steps_per_epoch: Any, *args: Any, **kwargs: Any) -> Any:
+    def init_training_state(
+        max_steps: Any, num_update_steps_per_epoch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         run.subject.position.steps_per_epoch = int(num_update_steps_per_epoch)
         counted = former["_init_training_state"](max_steps, num_update_steps_per_epoch, *args, **kwargs)
         return run.subject.position.start or counted
 
-    def finalize_training(trial: Any, num_train_samples: Any, start_time: float, *args: Any, **kwargs: Any) -> Any:
+    def finalize_training(
+        trial: Any, num_train_samples: Any, start_time: float, *args: Any, **kwargs: Any
+    ) -> Any:
         start_time = run.finish(start_time)
         limit, arguments = trainer.args.save_total_limit, trainer.args
         if limit == 1:
@@ -199,12 +206,19 @@ def _hang(trainer: Any, run: TrainerRun) -> list[tuple[Any, str, Any]]:
         "_save_checkpoint": save_checkpoint,
     }
     if run.resumed is not None:
-        methods["_load_callback_state"] = lambda: None  # it would put new objects in their places; ours get their state as they are
-    methods = {name: method for name, method in methods.items() if hasattr(trainer, name)}  # versions of Transformers differ
+        # it would put new objects in their places; ours get their state as they are
+        methods["_load_callback_state"] = lambda: None
+    # versions of Transformers differ
+    methods = {name: method for name, method in methods.items() if hasattr(trainer, name)}
     places: list[tuple[Any, str]] = [(trainer, name) for name in (*methods, "_load_rng_state")]
     places.append((trainer.callback_handler, "on_save"))
     hung = [(target, name, vars(target).get(name, _NOTHING)) for target, name in places]
-    former.update({name: getattr(trainer, name, None) for name in (*methods, "_load_rng_state", "_push_from_checkpoint")})
+    former.update(
+        {
+            name: getattr(trainer, name, None)
+            for name in (*methods, "_load_rng_state", "_push_from_checkpoint")
+        }
+    )
     if "_save_checkpoint" in vars(trainer):
         run.subject.save = former["_save_checkpoint"]
     for name, method in methods.items():
@@ -220,18 +234,22 @@ def _stand_down(trainer: Any) -> None:
     for callback in list(trainer.callback_handler.callbacks):
         manager = getattr(callback, "jit_manager", None)
         if type(callback).__module__ == "transformers.trainer_jit_checkpoint" and manager is not None:
-            log.info("enable_jit_checkpoint is set: lastcall handles it, Transformers' own callback is disabled")
+            log.info(
+                "enable_jit_checkpoint is set: lastcall handles it, Transformers' own callback is disabled"
+            )
             trainer.remove_callback(callback)
             _put_handler_back(manager)
 
 
 def _report_instead(trainer: Any, jit: JITCheckpointConfig) -> None:
-    """Transformers' report to Kubeflow says 100 % and 0 seconds of a preempted run, and counts the steps before a resume as if they had
-    been made since. Two reports of one run would take turns."""
+    """Transformers' report to Kubeflow says 100 % and 0 seconds of a preempted run, and counts the steps
+    before a resume as if they had been made since. Two reports of one run would take turns."""
     if settings.status_server() is None or not jit.progress_push:
         return
     for callback in list(trainer.callback_handler.callbacks):
-        if type(callback).__name__ == "KubeflowCallback" and type(callback).__module__.startswith("transformers."):
+        if type(callback).__name__ == "KubeflowCallback" and type(callback).__module__.startswith(
+            "transformers."
+        ):
             log.info("lastcall reports progress to Kubeflow; Transformers' own KubeflowCallback is disabled")
             trainer.remove_callback(callback)
 

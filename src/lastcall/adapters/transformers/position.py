@@ -1,11 +1,13 @@
-"""Where a Trainer stands in its data: the epoch, the batches that it has taken in it, and the position of the loader itself.
+"""Where a Trainer stands in its data: the epoch, the batches that it has taken in it, and the position of the
+loader itself.
 
-Transformers counts from the number of steps and skips what lies before: a stream without a length is taken for one epoch without an
-end, an order that was drawn from a global generator is drawn again, and random augmentation is drawn with other numbers. Here the
-loader is followed as in any other loop, and the resumed epoch continues it: nothing is left for Transformers to skip.
+Transformers counts from the number of steps and skips what lies before: a stream without a length is taken
+for one epoch without an end, an order that was drawn from a global generator is drawn again, and random
+augmentation is drawn with other numbers. Here the loader is followed as in any other loop, and the resumed
+epoch continues it: nothing is left for Transformers to skip.
 
-Discarded: skip_first_batches of Accelerate with the randomness put back around it, which never reads what it skips, so that workers
-have other random numbers afterwards, or reads all of it.
+Discarded: skip_first_batches of Accelerate with the randomness put back around it, which never reads what it
+skips, so that workers have other random numbers afterwards, or reads all of it.
 """
 
 from __future__ import annotations
@@ -50,13 +52,15 @@ class Position:
         self._epoch = 0
         self._batches = 0  # that the training loop has taken in this epoch
         self._over = False  # the epoch was left before its end
-        self._apart = False  # Transformers has skipped into this epoch on its own: the loader that it made is not the one followed
+        # Transformers has skipped into this epoch on its own: the loader that it made is not the one followed
+        self._apart = False
         self._loaded: dict[str, Any] | None = None  # of the former incarnation, until its epoch continues
         self._looks = 0  # fetches still to be looked at
         self._fetched: rng.Parts | None = None  # the generators after the latest of these
-        self._evaluators: set[str] = set()  # loaders for evaluations whose persistent workers the former incarnation had
+        # loaders for evaluations whose persistent workers the former incarnation had
+        self._evaluators: set[str] = set()
 
-    # ---- following -------------------------------------------------------------------------------------------------------------
+    # ---- following -----------------------------------------------------------------------------------------
 
     def follow(self, loader: Any) -> None:
         """The trainer has its loader, and has drawn nothing from it."""
@@ -65,7 +69,8 @@ class Position:
         self._tracker = _track(loader)
         if self._tracker is None:
             log.warning(
-                "The data comes from a %s, which is not a DataLoader: a resumed run skips as many batches as were taken, and is exact "
+                "The data comes from a %s, which is not a DataLoader: a resumed run skips as many batches as "
+                "were taken, and is exact "
                 "only where these are the same each time",
                 type(loader).__name__,
             )
@@ -93,31 +98,41 @@ class Position:
     def _look(self, former: rng.Parts, before: rng.Parts, after: rng.Parts) -> None:
         """`former`: after the fetch before this one."""
         self._looks -= 1
-        shared = [name for name, *states in zip(_GENERATORS, former, before, after, strict=True) if len(set(states)) == 3]
+        shared = [
+            name
+            for name, *states in zip(_GENERATORS, former, before, after, strict=True)
+            if len(set(states)) == 3
+        ]
         if shared:
             self._looks = 0
             log.warning(
-                "The stream draws from the global random generator of %s, and so does the training. After an interruption the stream "
-                "is read again from the start of its epoch, with other numbers from that generator: it continues as it would have, if "
-                "its order does not depend on them. Otherwise give the data set a generator of its own for an exact resume",
+                "The stream draws from the global random generator of %s, and so does the training. After an "
+                "interruption the stream "
+                "is read again from the start of its epoch, with other numbers from that generator: it "
+                "continues as it would have, if "
+                "its order does not depend on them. Otherwise give the data set a generator of its own for "
+                "an exact resume",
                 " and of ".join(shared),
             )
 
     @property
     def ended(self) -> bool:
         """All of the epoch's data was taken, or what is left of it never will be."""
-        if self._over or (self._tracker is not None and not self._apart and self._batches > 0 and self._tracker.exhausted):
+        if self._over or (
+            self._tracker is not None and not self._apart and self._batches > 0 and self._tracker.exhausted
+        ):
             return True
         if self._batches < self.steps_per_epoch:  # a window has at least one batch
             return False
         window = max(1, self._trainer.args.gradient_accumulation_steps)
         return self.steps_per_epoch > 0 and -(-self._batches // window) >= self.steps_per_epoch
 
-    # ---- evaluations -----------------------------------------------------------------------------------------------------------
+    # ---- evaluations ---------------------------------------------------------------------------------------
 
     def evaluates(self, loader: Any) -> None:
-        """Persistent workers are seeded once, from the generator that the training draws from. Those that were there before the
-        interruption are made again behind its back: an uninterrupted run would draw nothing now."""
+        """Persistent workers are seeded once, from the generator that the training draws from. Those that
+        were there before the interruption are made again behind its back: an uninterrupted run would draw
+        nothing now."""
         for name, base in self._eval_loaders():
             if base is getattr(loader, "base_dataloader", loader) and name in self._evaluators:
                 self._evaluators.discard(name)
@@ -128,30 +143,47 @@ class Position:
 
     def _eval_loaders(self) -> list[tuple[str, Any]]:
         found = getattr(self._trainer, "_eval_dataloaders", {})
-        loaders = [(str(name), getattr(loader, "base_dataloader", loader)) for name, loader in list(found.items())]
-        return [(name, loader) for name, loader in loaders if getattr(loader, "persistent_workers", False) and loader.num_workers]
+        loaders = [
+            (str(name), getattr(loader, "base_dataloader", loader)) for name, loader in list(found.items())
+        ]
+        return [
+            (name, loader)
+            for name, loader in loaders
+            if getattr(loader, "persistent_workers", False) and loader.num_workers
+        ]
 
-    # ---- resuming --------------------------------------------------------------------------------------------------------------
+    # ---- resuming ------------------------------------------------------------------------------------------
 
     @property
     def start(self) -> tuple[int, int] | None:
-        """The epoch to continue, and the batches of it that were taken. None: Transformers' own count has to do."""
+        """The epoch to continue, and the batches of it that were taken. None: Transformers' own count has to
+        do."""
         loaded = self._loaded
         if loaded is None:
             return None
-        return (loaded["epoch"] + 1, 0) if loaded["ended"] else (loaded["epoch"], 0 if self._anew() else loaded["batches"])
+        return (
+            (loaded["epoch"] + 1, 0)
+            if loaded["ended"]
+            else (loaded["epoch"], 0 if self._anew() else loaded["batches"])
+        )
 
     def _anew(self) -> bool:
-        """ignore_data_skip: to find the place costs nothing where data has indices; in a stream, all that lies before is read."""
-        return bool(self._trainer.args.ignore_data_skip) and isinstance(self._trainer.train_dataset, IterableDataset)
+        """ignore_data_skip: to find the place costs nothing where data has indices; in a stream, all that
+        lies before is read."""
+        return bool(self._trainer.args.ignore_data_skip) and isinstance(
+            self._trainer.train_dataset, IterableDataset
+        )
 
     def load(self, state: dict[str, Any]) -> None:
         if state.get("kind") != KIND or state.get("version") != VERSION:
-            raise errors.CheckpointError(f"the saved position in the data is of kind {state.get('kind')!r}: it is not a Trainer's")
+            raise errors.CheckpointError(
+                f"the saved position in the data is of kind {state.get('kind')!r}: it is not a Trainer's"
+            )
         old, new = self.worlds or (1, 1)
         if old != new:
             log.warning(
-                "The checkpoint is of %d ranks, and these are %d: the position in the data is the one that Transformers computes from "
+                "The checkpoint is of %d ranks, and these are %d: the position in the data is the one that "
+                "Transformers computes from "
                 "the number of steps",
                 old,
                 new,
@@ -173,7 +205,8 @@ class Position:
 
     @contextlib.contextmanager
     def epoch(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Around Trainer._run_epoch, with its arguments. The first one of a resumed run continues where the former incarnation was."""
+        """Around Trainer._run_epoch, with its arguments. The first one of a resumed run continues where the
+        former incarnation was."""
         given = _RUN_EPOCH.bind(self._trainer, *args, **kwargs).arguments
         number, checkpoint = int(given["epoch"]), given["resume_from_checkpoint"]
         resumed = checkpoint is not None and number == given["epochs_trained"]
@@ -212,26 +245,32 @@ class Position:
                 settle()
 
     def _put_back(self, loaded: dict[str, Any], checkpoint: str) -> None:
-        """The loader's position, and the randomness of the boundary: the loader itself sees to what its next batch is made with."""
+        """The loader's position, and the randomness of the boundary: the loader itself sees to what its next
+        batch is made with."""
         trainer, tracker = self._trainer, self._tracker
         assert tracker is not None
         trainer._load_rng_state(checkpoint)
         if self._anew() and not loaded["ended"]:
             log.warning(
-                "ignore_data_skip is set, and the data is a stream: it starts over in the middle of epoch %d, %d batches of which were "
+                "ignore_data_skip is set, and the data is a stream: it starts over in the middle of epoch "
+                "%d, %d batches of which were "
                 "trained on. Leave it out for an exact resume",
                 loaded["epoch"],
                 loaded["batches"],
             )
         else:
             if trainer.args.ignore_data_skip and not loaded["ended"]:
-                log.info("ignore_data_skip is set, but the position in the data is kept anyway: that costs nothing here")
+                log.info(
+                    "ignore_data_skip is set, but the position in the data is kept anyway: that costs "
+                    "nothing here"
+                )
             tracker.load(_left(loaded["loader"]) if loaded["ended"] else loaded["loader"])
             if isinstance(tracker, DispatchedTracker):
                 tracker.go_on(self._batches)
-        trainer._load_rng_state = lambda checkpoint: None  # it would come after the first batches, which may have drawn from it
+        # it would come after the first batches, which may have drawn from it
+        trainer._load_rng_state = lambda checkpoint: None
 
-    # ---- the interface of a tracker --------------------------------------------------------------------------------------------
+    # ---- the interface of a tracker ------------------------------------------------------------------------
 
     def attach(self) -> None:
         """follow() has done it."""
@@ -242,7 +281,9 @@ class Position:
             self._tracker = None
 
     def state(self) -> dict[str, Any]:
-        begun = {name for name, loader in self._eval_loaders() if getattr(loader, "_iterator", None) is not None}
+        begun = {
+            name for name, loader in self._eval_loaders() if getattr(loader, "_iterator", None) is not None
+        }
         evaluators = sorted(self._evaluators | begun)
         if self._loaded is not None:
             return {**self._loaded, "evaluators": evaluators}

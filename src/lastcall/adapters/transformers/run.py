@@ -1,4 +1,5 @@
-"""One train() call of a Trainer, protected: the session around it, its boundaries, and what follows a save."""
+"""One train() call of a Trainer, protected: the session around it, its boundaries, and what follows a
+save."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ _STRATEGIES = (SaveStrategy.STEPS, SaveStrategy.EPOCH, SaveStrategy.BEST)
 
 
 class TrainerRun:
-    def __init__(self, trainer: Any, jit: JITCheckpointConfig, periodic: PeriodicCheckpointConfig | None) -> None:
+    def __init__(
+        self, trainer: Any, jit: JITCheckpointConfig, periodic: PeriodicCheckpointConfig | None
+    ) -> None:
         self.trainer = trainer
         self.jit = jit = witness.adjusted(jit)
         self.stepped = False  # on_step_end has come, and what follows it has not
@@ -47,7 +50,8 @@ class TrainerRun:
         self._over = False  # the run was at its last step when it was saved: only what follows it is left
         self.former: dict[str, Any] = {}  # the methods that ours are in front of
         self._said: dict[str, float] = {}
-        self._to_tell: list[tuple[int, Any]] = []  # saves that the callbacks have not been told of: step, and the state then
+        # saves that the callbacks have not been told of: step, and the state then
+        self._to_tell: list[tuple[int, Any]] = []
         arguments.override(trainer.args, periodic)
         arguments.redirect(trainer.args, jit)
         root = Path(trainer._get_output_dir(None))
@@ -62,7 +66,7 @@ class TrainerRun:
         )  # fmt: skip
         self.start.check = lambda entry: restore.verify(entry, self.session.engine)
 
-    # ---- begin -----------------------------------------------------------------------------------------------------------------
+    # ---- begin ---------------------------------------------------------------------------------------------
 
     def begin(self, wanted: str | bool | None) -> str | None:
         """Everything before train(). Returns the checkpoint for it to resume from."""
@@ -97,12 +101,15 @@ class TrainerRun:
         return chosen.path
 
     def _begin_somewhere(self, chosen: choosing.Chosen, wanted: str | bool | None) -> None:
-        """resume_from_checkpoint=True in a folder without a checkpoint: an error, as Transformers says; under `lastcall run` the first
-        start has the same command as all that follow."""
+        """resume_from_checkpoint=True in a folder without a checkpoint: an error, as Transformers says; under
+        `lastcall run` the first start has the same command as all that follow."""
         if wanted is True and chosen.path is None:
             if settings.registry_folder() is None:
                 raise ValueError(f"No valid checkpoint found in output directory ({self.root})")
-            log.warning("resume_from_checkpoint=True, but %s holds no checkpoint: training begins at step 0", self.root)
+            log.warning(
+                "resume_from_checkpoint=True, but %s holds no checkpoint: training begins at step 0",
+                self.root,
+            )
         elif chosen.path is None:
             log.info("Starting from the beginning: %s holds no checkpoint of this run", self.root)
         if self.driver.world.rank == 0:
@@ -110,8 +117,8 @@ class TrainerRun:
             self.start.note()
 
     def _keep_best(self, entry: Entry) -> None:
-        """load_best_model_at_end will look for it in the directory: one that is new may lack it, and rotation must not take it before
-        HF saves for the first time."""
+        """load_best_model_at_end will look for it in the directory: one that is new may lack it, and rotation
+        must not take it before HF saves for the first time."""
         if entry.record.file("trainer_state.json") is None:
             return
         best = json.loads(small_file(entry, "trainer_state.json")).get("best_model_checkpoint")
@@ -134,11 +141,18 @@ class TrainerRun:
         return self.driver.context.catalog.root
 
     def _one_of_ours(self, path: str | None) -> Entry | None:
-        """An older checkpoint of this run, which the script names: checked, and taken with all that we know of it."""
+        """An older checkpoint of this run, which the script names: checked, and taken with all that we know
+        of it."""
         session, world = self.session, self.driver.world
-        found = [entry for entry in self.driver.context.catalog.entries() if path and entry.path.resolve() == Path(path).resolve()]
+        found = [
+            entry
+            for entry in self.driver.context.catalog.entries()
+            if path and entry.path.resolve() == Path(path).resolve()
+        ]
         for entry in found:
-            restore.load(entry, session.engine, self.subject, verify_first=True, rank=world.rank, size=world.size)
+            restore.load(
+                entry, session.engine, self.subject, verify_first=True, rank=world.rank, size=world.size
+            )
             self.subject.saved = read_ledger(json.loads(small_file(entry, LEDGER_FILE)))
         return found[0] if found else None
 
@@ -156,16 +170,20 @@ class TrainerRun:
             origin = subject.ledger.origin
             subject.ledger.load_state_dict(subject.saved)
             subject.ledger.origin = origin
-            subject.ledger.pending = _lengthened(subject.ledger.pending, subject.saved["state"], trainer.state)
+            subject.ledger.pending = _lengthened(
+                subject.ledger.pending, subject.saved["state"], trainer.state
+            )
             subject.tally.load_state_dict(subject.saved_tally)
             subject.saved = None
             self._set_bars()
             if trainer.state.global_step >= trainer.state.max_steps:
                 log.warning(
-                    "This run has already ended (step %d of %d): nothing is left to train. To start over, give it "
+                    "This run has already ended (step %d of %d): nothing is left to train. To start over, "
+                    "give it "
                     "another output_dir, or another LASTCALL_RUN_ID",
-                    trainer.state.global_step, trainer.state.max_steps,
-                )  # fmt: skip
+                    trainer.state.global_step,
+                    trainer.state.max_steps,
+                )
             self._catch_up(subject.ledger.pending)
         subject.arrive(time.perf_counter(), passed=False)
         subject.together.settle_buckets()
@@ -173,28 +191,32 @@ class TrainerRun:
         subject.in_pass = True
 
     def _find_best(self) -> None:
-        """HF forgets its best checkpoint where the directory that it was in is not there any more: the run may have moved."""
+        """HF forgets its best checkpoint where the directory that it was in is not there any more: the run
+        may have moved."""
         state = self.trainer.state
         best = self._folder / f"checkpoint-{state.best_global_step}"
         if not (state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir()) and best.is_dir():
             state.best_model_checkpoint = str(best)
 
     def _catch_up(self, pending: Pending) -> None:
-        """Do what followed the last step of the former incarnation and was not done. The generators are where they were then, and HF
-        gets them as they are afterwards."""
+        """Do what followed the last step of the former incarnation and was not done. The generators are where
+        they were then, and HF gets them as they are afterwards."""
         trainer = self.trainer
         self._over = pending.stop
         trainer.control.should_training_stop = pending.stop
         if pending.phase:
             self.former["_load_rng_state"](self._path)
-            trainer.model_wrapped.train()  # as it was then; a subclass logs other things for a model that does not train (TRL)
+            # as it was then; a subclass logs other things for a model that does not train (TRL)
+            trainer.model_wrapped.train()
             if pending.log or pending.evaluate or pending.save:
                 log.info("Step %d: catching up on what should have followed it", trainer.state.global_step)
             self._follow_up(pending)
             told = trainer.control  # an evaluation may have said so just now
             stops = pending.stop_epoch or pending.stop or told.should_epoch_stop or told.should_training_stop
             if pending.phase == "step" and (stops or self.subject.position.ended):
-                trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+                trainer.control = trainer.callback_handler.on_epoch_end(
+                    trainer.args, trainer.state, trainer.control
+                )
                 self._follow_up(_asked(trainer.control, "epoch"))
             self._over = trainer.control.should_training_stop
             put_back = self.subject.remembered()
@@ -204,11 +226,21 @@ class TrainerRun:
     def _follow_up(self, pending: Pending) -> None:
         trainer, control = self.trainer, self.trainer.control
         self.subject.ledger.pending = pending
-        control.should_log, control.should_evaluate, control.should_save = pending.log, pending.evaluate, pending.save
+        control.should_log, control.should_evaluate, control.should_save = (
+            pending.log,
+            pending.evaluate,
+            pending.save,
+        )
         self.former["_maybe_log_save_evaluate"](
-            trainer._tr_loss, pending.grad_norm, trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
+            trainer._tr_loss,
+            pending.grad_norm,
+            trainer.model_wrapped,
+            None,
+            trainer.state.epoch,
+            None,
+            time.time(),
             learning_rate=pending.learning_rate,
-        )  # fmt: skip
+        )
         control._new_step()
 
     def _set_bars(self) -> None:
@@ -224,10 +256,11 @@ class TrainerRun:
     def over(self) -> bool:
         return self._over
 
-    # ---- boundaries ------------------------------------------------------------------------------------------------------------
+    # ---- boundaries ----------------------------------------------------------------------------------------
 
     def after_step(self, grad_norm: Any, learning_rate: float | None) -> None:
-        """Between the end of a step and what follows it: the boundary. Or between the end of an epoch and what follows that."""
+        """Between the end of a step and what follows it: the boundary. Or between the end of an epoch and
+        what follows that."""
         trainer, subject = self.trainer, self.subject
         control = trainer.control
         self.leave_if_saved()
@@ -266,7 +299,8 @@ class TrainerRun:
     def followed_up(self) -> None:
         """All that follows a step, or an epoch, is done."""
         control, ledger = self.trainer.control, self.subject.ledger
-        stop, stop_epoch = control.should_training_stop, control.should_epoch_stop  # an evaluation may have said so
+        # an evaluation may have said so
+        stop, stop_epoch = control.should_training_stop, control.should_epoch_stop
         ends = ledger.pending.phase == "step" and (stop or stop_epoch or self.subject.position.ended)
         if stop or stop_epoch:
             ledger.pending = Pending("step" if ends else "", stop=stop, stop_epoch=stop_epoch)
@@ -281,13 +315,15 @@ class TrainerRun:
         trained = {name: value for name, value in numbers.items() if name not in evaluated}
         if trained:  # the last line of a run says how long it took, and not what the loss was
             trained = self._said = {**self._said, **trained}
-        self.driver.context.progress.update(state.global_step, state.epoch, trained or None, evaluated or None)
+        self.driver.context.progress.update(
+            state.global_step, state.epoch, trained or None, evaluated or None
+        )
 
     def leave_if_saved(self) -> None:
         """Called often inside long work: a rescue may have answered the notice."""
         self.session.leave_if_saved()
 
-    # ---- saves that HF asks for ------------------------------------------------------------------------------------------------
+    # ---- saves that HF asks for ----------------------------------------------------------------------------
 
     def save(self) -> None:
         """Instead of Trainer._save_checkpoint: the same files, written by us while training continues."""
@@ -342,11 +378,12 @@ class TrainerRun:
         trainer = self.trainer
         trainer.callback_handler.call_event("on_save", trainer.args, state, trainer.control)
 
-    # ---- end -------------------------------------------------------------------------------------------------------------------
+    # ---- end -----------------------------------------------------------------------------------------------
 
     def finish(self, start_time: float) -> float:
-        """All steps are done; what is left (the best model, the last words) needs no checkpoint. Returns when training would have
-        begun had it never been interrupted: so speed and loss are those of the whole run."""
+        """All steps are done; what is left (the best model, the last words) needs no checkpoint. Returns when
+        training would have begun had it never been interrupted: so speed and loss are those of the whole
+        run."""
         session = self.session
         self.leave_if_saved()
         session.wait_for_background()
@@ -354,7 +391,11 @@ class TrainerRun:
         wanted = self.trainer.args.save_strategy in _TO_THE_END and not session.up_to_date
         session.finish(save=wanted and self.subject.step > 0)
         catalog = self.driver.context.catalog
-        if self.driver.outcome is Outcome.FINISHED and catalog.held and self.trainer.args.save_strategy != SaveStrategy.NO:
+        if (
+            self.driver.outcome is Outcome.FINISHED
+            and catalog.held
+            and self.trainer.args.save_strategy != SaveStrategy.NO
+        ):
             last = self.trainer.args.save_strategy in _TO_THE_END
             catalog.prune(dataclasses.replace(catalog.keep, over=True, resumable=last))
         best = self.trainer.state.best_model_checkpoint
@@ -369,10 +410,14 @@ class TrainerRun:
         driver, left = self.driver, error
         try:
             if error is not None and not isinstance(error, errors.Preempted):
-                if driver.outcome is not Outcome.FINISHED and (preempted := self.session.failed(error)) is not None:
+                if (
+                    driver.outcome is not Outcome.FINISHED
+                    and (preempted := self.session.failed(error)) is not None
+                ):
                     left = preempted
                 driver.context.outcome.decide_if_open(Outcome.FAILED)
-            elif error is None and driver.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):  # somebody swallowed Preempted
+            elif error is None and driver.outcome in (Outcome.SAVED, Outcome.NOT_SAVED):
+                # somebody swallowed Preempted
                 left = self.session.preempted()
             if driver.outcome is Outcome.SAVED and self.subject.training:
                 self._last_word(int(left.code or 1) if isinstance(left, errors.Preempted) else 1)
@@ -390,11 +435,13 @@ class TrainerRun:
         notice, outcome = self.driver.context.latch.notice, self.driver.outcome
         if outcome is Outcome.SAVED and notice is not None and notice.signum == signal.SIGINT:
             return calls.INTERRUPTED  # a person asked: what comes next is a person's, too
-        return {Outcome.FINISHED: calls.FINISHED, Outcome.SAVED: calls.SAVED}.get(outcome or Outcome.FAILED, "")
+        return {Outcome.FINISHED: calls.FINISHED, Outcome.SAVED: calls.SAVED}.get(
+            outcome or Outcome.FAILED, ""
+        )
 
     def _last_word(self, code: int) -> None:
-        """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one may have, and then it is
-        among those that are still to be told."""
+        """on_save for the checkpoint that answered the notice, for as long as there is time: a periodic one
+        may have, and then it is among those that are still to be told."""
         entry = self.session.last
         for_it = entry is not None and entry.record.kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS)
         left = self.session.deadline - self.driver.context.clock.now()
@@ -414,7 +461,11 @@ class TrainerRun:
 def _lengthened(pending: Pending, saved: dict[str, Any], state: Any) -> Pending:
     """A run that had come to its last step, and has more of them now, continues."""
     was_last = saved.get("max_steps") is not None and saved["global_step"] >= saved["max_steps"]
-    return dataclasses.replace(pending, stop=False) if was_last and state.global_step < state.max_steps else pending
+    return (
+        dataclasses.replace(pending, stop=False)
+        if was_last and state.global_step < state.max_steps
+        else pending
+    )
 
 
 def _asked(control: Any, phase: str) -> Pending:

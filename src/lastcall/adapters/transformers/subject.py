@@ -1,7 +1,7 @@
 """A Trainer as the core sees it: its checkpoints are HF's own files.
 
-It exists before the trainer has an optimizer (the checkpoint to resume from must be known when train() begins), so it takes up its
-state in a second step, when training is about to begin.
+It exists before the trainer has an optimizer (the checkpoint to resume from must be known when train()
+begins), so it takes up its state in a second step, when training is about to begin.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class TrainerSubject(FrameworkSubject):
         self._private = private
         self._joining: tuple[str, int, Path] | None = None
         self.training = False
-        self.full = True  # the next save is to have everything that a resume needs, whatever save_only_model says
-        self.save: Callable[..., Any] | None = None  # what saves a checkpoint, where a script has hung in one of its own
+        # the next save is to have everything that a resume needs, whatever save_only_model says
+        self.full = True
+        # what saves a checkpoint, where a script has hung in one of its own
+        self.save: Callable[..., Any] | None = None
 
     def join(self, run: str, incarnation: int, folder: Path) -> None:
         """The mail needs the state, which comes later."""
@@ -77,13 +79,24 @@ class TrainerSubject(FrameworkSubject):
         if trainer.is_deepspeed_enabled:
             del values["optimizer"]  # in pieces that only DeepSpeed can put together: it saves them itself
         try:
-            TorchSubject({LEDGER: self.ledger, TALLY: self.tally, "scheduler": values["scheduler"], "scaler": values["scaler"]})
+            TorchSubject(
+                {
+                    LEDGER: self.ledger,
+                    TALLY: self.tally,
+                    "scheduler": values["scheduler"],
+                    "scaler": values["scaler"],
+                }
+            )
         except errors.StateError as error:
-            log.warning("A rescue cannot copy all of the scheduler's or the scaler's state (%s) and will read the live objects", error)
+            log.warning(
+                "A rescue cannot copy all of the scheduler's or the scaler's state (%s) and will "
+                "read the live objects",
+                error,
+            )
             del values["scheduler"], values["scaler"]
         return {name: value for name, value in values.items() if value is not None}
 
-    # ---- captures --------------------------------------------------------------------------------------------------------------
+    # ---- captures ------------------------------------------------------------------------------------------
 
     def spread(self) -> bool:
         return recording.collective(self._trainer)
@@ -97,9 +110,13 @@ class TrainerSubject(FrameworkSubject):
         files = recording.record(self._trainer, self._private, state, self.save, full=self.full)
         ledger = framework.small_file(LEDGER_FILE, json.dumps(kept[LEDGER]).encode(), shared=True)
         if not self.full:
-            weights = dataclasses.replace(native, exact=False, because="save_only_model: the weights and nothing else")
+            weights = dataclasses.replace(
+                native, exact=False, because="save_only_model: the weights and nothing else"
+            )
             return self.dressed(weights, (*files, ledger))
-        return self.dressed(native, (*files, ledger, self.randomness_file(self._trainer.args.process_index, native)))
+        return self.dressed(
+            native, (*files, ledger, self.randomness_file(self._trainer.args.process_index, native))
+        )
 
     def randomness_file(self, rank: int, capture: Capture) -> File:
         return recording.randomness_file(rank, self._trainer.args.world_size, self.randomness_of(capture))
@@ -110,10 +127,13 @@ class TrainerSubject(FrameworkSubject):
         return dataclasses.replace(native, document=document, groups=(), files=files)
 
     def _part_of(self, rank: int, step: int, native: Capture) -> Capture | None:
-        """What that rank alone had counted is gone with it. Losses of another rank in their place change a log line, and no step."""
+        """What that rank alone had counted is gone with it. Losses of another rank in their place change a
+        log line, and no step."""
         kept: dict[str, Any] = native.document["state"]  # type: ignore[assignment]
         common = {name: value for name, value in kept.items() if name not in (LEDGER, TALLY)}
-        found = super()._part_of(rank, step, dataclasses.replace(native, document={**native.document, "state": common}))
+        found = super()._part_of(
+            rank, step, dataclasses.replace(native, document={**native.document, "state": common})
+        )
         if found is not None:
             found.document["state"][TALLY] = kept[TALLY]  # type: ignore[index]
         return found
@@ -127,7 +147,7 @@ class TrainerSubject(FrameworkSubject):
         """A long stay begins here (an evaluation): the copy is to be of this moment."""
         self.refresh(time.perf_counter())
 
-    # ---- restore ---------------------------------------------------------------------------------------------------------------
+    # ---- restore -------------------------------------------------------------------------------------------
 
     def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
         run, state = document.get("run"), document.get("state")

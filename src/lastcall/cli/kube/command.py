@@ -1,4 +1,5 @@
-"""lastcall kube: the admission webhook and its installation, the same change to a file, and jobs in a cluster."""
+"""lastcall kube: the admission webhook and its installation, the same change to a file, and jobs in a
+cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from lastcall.kube.inject import package_volume
 _INSTALL = "python3 -m pip install 'lastcall[kube]'"
 _EXAMPLES = """
 examples:
-  lastcall kube manifest | kubectl apply -f -        # install the webhook; then annotate:  lastcall.dev/enabled: "true"
-  lastcall kube inject -f job.yaml | kubectl apply -f -      # make the same change to a file, without a webhook
+  lastcall kube manifest | kubectl apply -f -             # install the webhook; then annotate jobs with
+                                                          # lastcall.dev/enabled: "true"
+  lastcall kube inject -f job.yaml | kubectl apply -f -   # the same change to a file, without a webhook
   lastcall kube status job/train
-  lastcall kube pause job/train                      # it gets SIGTERM and saves
+  lastcall kube pause job/train                           # it gets SIGTERM and saves
   lastcall kube resume job/train
 """
 
@@ -41,27 +43,44 @@ def _add_webhook(commands: Any) -> None:
     parser = commands.add_parser(
         "webhook",
         help="serve the admission webhook",
-        description="Serves the admission webhook over TLS: /mutate, /healthz, /readyz, /metrics. `lastcall kube "
+        description="Serves the admission webhook over TLS: /mutate, /healthz, /readyz, /metrics. `lastcall "
+        "kube "
         "manifest` prints the objects that run it in a cluster.",
     )
     parser.add_argument("--host", default="", help="the address to listen on (default: all)")
-    parser.add_argument("--port", type=int, default=8443, help="the port to listen on; 0: any free port (default: 8443)")
     parser.add_argument(
-        "--image", help="the image that pods copy the lastcall package from; if not given, their own images must have it"
+        "--port", type=int, default=8443, help="the port to listen on; 0: any free port (default: 8443)"
     )
-    own = parser.add_argument_group("serve a certificate signed here with this authority, renewed before it expires")
+    parser.add_argument(
+        "--image",
+        help="the image that pods copy the lastcall package from; if not given, their own images "
+        "must have it",
+    )
+    own = parser.add_argument_group(
+        "serve a certificate signed here with this authority, renewed before it expires"
+    )
     own.add_argument("--ca-cert", metavar="FILE", type=Path, help="the certificate of the authority")
     own.add_argument("--ca-key", metavar="FILE", type=Path)
-    own.add_argument("--name", metavar="HOST", action="append", help="a name or address by which the API server reaches the webhook")
+    own.add_argument(
+        "--name",
+        metavar="HOST",
+        action="append",
+        help="a name or address by which the API server reaches the webhook",
+    )
     given = parser.add_argument_group("serve an existing certificate, reloaded when its files change")
     given.add_argument("--tls-cert", metavar="FILE", type=Path)
     given.add_argument("--tls-key", metavar="FILE", type=Path)
-    api = parser.add_argument_group("the API server to read the annotations of namespaces from (default: the pod's own)")
+    api = parser.add_argument_group(
+        "the API server to read the annotations of namespaces from (default: the pod's own)"
+    )
     api.add_argument("--api-server", metavar="URL")
     api.add_argument("--api-token", metavar="FILE", type=Path)
     api.add_argument("--api-ca", metavar="FILE", type=Path)
     parser.add_argument(
-        "--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="DEBUG also logs unchanged objects"
+        "--log-level",
+        default="INFO",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="DEBUG also logs unchanged objects",
     )
     parser.set_defaults(call=webhook)
 
@@ -104,7 +123,8 @@ def _source(args: argparse.Namespace, serving: Any) -> Any:
         return serving.Own(args.ca_cert, args.ca_key, tuple(args.name))
     if not all(given) or any(own):
         settings.fail(
-            "the API server only calls webhooks over TLS. Give --ca-cert, --ca-key and --name, or --tls-cert and "
+            "the API server only calls webhooks over TLS. Give --ca-cert, --ca-key and --name, or --tls-cert "
+            "and "
             "--tls-key. The objects that `lastcall kube manifest` prints do so."
         )
     return serving.Given(args.tls_cert, args.tls_key)

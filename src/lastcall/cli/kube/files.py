@@ -32,28 +32,46 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "manifest",
         help="print the objects that install the webhook",
-        description="Prints the objects that install the webhook, including a certificate authority and its key.",
+        description="Prints the objects that install the webhook, including a certificate authority and its "
+        "key.",
     )
     parser.add_argument("--namespace", default="lastcall", help="the namespace to run in (default: lastcall)")
     parser.add_argument(
-        "--image", default=_IMAGE, help=f"an image with lastcall[kube] in it, for the webhook and for pods (default: {_IMAGE})"
+        "--image",
+        default=_IMAGE,
+        help=f"an image with lastcall[kube] in it, for the webhook and for pods (default: {_IMAGE})",
     )
     parser.add_argument("--replicas", type=int, default=2, help="replicas of the webhook (default: 2)")
     ca = parser.add_mutually_exclusive_group()
-    ca.add_argument("--ca-from", metavar="FILE", help="reuse the authority of an earlier manifest or Secret; - reads standard input")
-    ca.add_argument("--cert-manager", action="store_true", help="let cert-manager issue and renew the certificate")
+    ca.add_argument(
+        "--ca-from",
+        metavar="FILE",
+        help="reuse the authority of an earlier manifest or Secret; - reads standard input",
+    )
+    ca.add_argument(
+        "--cert-manager", action="store_true", help="let cert-manager issue and renew the certificate"
+    )
     parser.add_argument("--format", choices=("yaml", "kustomize", "helm"), default="yaml")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="the folder for the files of a kustomize base or a Helm chart")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help="the folder for the files of a kustomize base or a Helm chart",
+    )
     output.add_json(parser)
     parser.set_defaults(call=manifest)
     parser = commands.add_parser(
         "inject",
         help="apply the webhook's change to a file",
-        description="Prints the objects in a file as the webhook would change them, for users who may not install a webhook.",
+        description="Prints the objects in a file as the webhook would change them, for users who may not "
+        "install a webhook.",
     )
-    parser.add_argument("-f", "--filename", metavar="FILE", required=True, help="YAML or JSON; - reads standard input")
     parser.add_argument(
-        "--image", help="an image with lastcall, for an init container; if not given, the pods' own images must have it"
+        "-f", "--filename", metavar="FILE", required=True, help="YAML or JSON; - reads standard input"
+    )
+    parser.add_argument(
+        "--image",
+        help="an image with lastcall, for an init container; if not given, the pods' own images must have it",
     )
     parser.add_argument("--diff", action="store_true", help="print only the changes, not the objects")
     output.add_json(parser)
@@ -68,13 +86,21 @@ def manifest(args: argparse.Namespace) -> int:
     if args.format != "yaml" and args.output is None:
         settings.fail(f"--format {args.format} writes several files. Choose a folder: --output webhook")
     if args.format == "yaml" and args.output is not None:
-        settings.fail("--output needs a format of several files: --format kustomize or --format helm; plain yaml goes to stdout")
+        settings.fail(
+            "--output needs a format of several files: --format kustomize or --format helm; plain "
+            "yaml goes to stdout"
+        )
     if len(args.namespace) > 63 or not _NAMESPACE.fullmatch(args.namespace):
-        settings.fail(f"--namespace {args.namespace!r} is not the name of a namespace. For example: --namespace lastcall")
+        settings.fail(
+            f"--namespace {args.namespace!r} is not the name of a namespace. For example: "
+            "--namespace lastcall"
+        )
     _check_image(args.image)
     if args.replicas < 1:
         settings.fail(f"--replicas {args.replicas} is less than 1. For example: --replicas 2")
-    authority = None if args.cert_manager else _authority(args, formats) if args.ca_from else certificates.authority()
+    authority = (
+        None if args.cert_manager else _authority(args, formats) if args.ca_from else certificates.authority()
+    )
     installation = manifests.Installation(args.image, args.namespace, args.replicas, authority)
     if args.format == "yaml":
         objects = manifests.objects(installation)
@@ -90,7 +116,10 @@ def manifest(args: argparse.Namespace) -> int:
     if args.json:
         output.document({"directory": str(args.output), "files": sorted(files)})
     else:
-        output.write(f"{args.output}: {output.plural(len(files), 'file')}. They contain the authority's private key: keep them secret.")
+        output.write(
+            f"{args.output}: {output.plural(len(files), 'file')}. They contain the authority's "
+            "private key: keep them secret."
+        )
     return 0
 
 
@@ -102,7 +131,10 @@ def inject(args: argparse.Namespace) -> int:
     options = injecting.Options(image=args.image)
     found = _objects(documents)
     defaults = _namespaces([obj for _, obj in found])
-    made = [_injected(obj, place, options, defaults.get(str(at(obj, ("metadata", "namespace"))))) for place, obj in found]
+    made = [
+        _injected(obj, place, options, defaults.get(str(at(obj, ("metadata", "namespace")))))
+        for place, obj in found
+    ]
     for place, _, injection in made:
         for warning in injection.warnings:
             sys.stderr.write(f"lastcall: {place}: {warning}\n")
@@ -113,33 +145,50 @@ def inject(args: argparse.Namespace) -> int:
     after = _replaced(documents, [obj for _, obj, _ in made])
     if args.diff:
         before, now = (formats.text(one).splitlines(keepends=True) for one in (documents, after))
-        sys.stdout.writelines(difflib.unified_diff(before, now, args.filename, f"{args.filename} (protected)"))
+        sys.stdout.writelines(
+            difflib.unified_diff(before, now, args.filename, f"{args.filename} (protected)")
+        )
     else:
         sys.stdout.write(formats.text(after))
     return 0
 
 
 def _say_unprotected(filename: str, made: list[tuple[str, Any, Injection]]) -> None:
-    """Warns about objects that come out unchanged: a user who pipes them into kubectl would think they are protected."""
+    """Warns about objects that come out unchanged: a user who pipes them into kubectl would think they are
+    protected."""
     for place, obj, injection in made:
         if injection.left and not noted.ours(at(obj, ("metadata", "annotations"))):
             add = f'Add to its metadata: annotations: {{{noted.PREFIX}enabled: "true"}}'
-            sys.stderr.write(f"lastcall: {place} is NOT protected and was left unchanged: {injection.because}. {add}\n")
+            sys.stderr.write(
+                f"lastcall: {place} is NOT protected and was left unchanged: {injection.because}. {add}\n"
+            )
         elif injection.left and not injection.warnings:
-            sys.stderr.write(f"lastcall: {place} is NOT protected and was left unchanged: {_switched_off(obj) or injection.because}\n")
+            sys.stderr.write(
+                f"lastcall: {place} is NOT protected and was left unchanged: "
+                f"{_switched_off(obj) or injection.because}\n"
+            )
     if not any(kinds.of(obj) for _, obj, _ in made):
         known = ", ".join(kinds.names())
-        sys.stderr.write(f"lastcall: no object in {filename} is of a kind that lastcall protects. Supported kinds: {known}\n")
+        sys.stderr.write(
+            f"lastcall: no object in {filename} is of a kind that lastcall protects. Supported "
+            f"kinds: {known}\n"
+        )
 
 
 def _switched_off(obj: Any) -> str | None:
-    found = [name for name, value in noted.read(at(obj, ("metadata", "annotations"))).items() if name.endswith("enabled") and not value]
+    found = [
+        name
+        for name, value in noted.read(at(obj, ("metadata", "annotations"))).items()
+        if name.endswith("enabled") and not value
+    ]
     return f"{found[0]} switches it off" if found else None
 
 
 def _check_image(image: str) -> None:
     if image.split() != [image]:
-        settings.fail(f"--image {image!r} is not an image name. For example: --image registry.example/{_IMAGE}")
+        settings.fail(
+            f"--image {image!r} is not an image name. For example: --image registry.example/{_IMAGE}"
+        )
 
 
 def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) -> tuple[str, Any, Injection]:
@@ -163,21 +212,32 @@ def _told(place: str, obj: Any, injection: Injection) -> dict[str, object]:
 
 
 def _namespaces(objects: list[Any]) -> dict[str, Any]:
-    """The annotations of the namespaces in the file, by name: the defaults for the objects that the file puts in them."""
+    """The annotations of the namespaces in the file, by name: the defaults for the objects that the file puts
+    in them."""
     found = [obj for obj in objects if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace")]
-    return {str(at(obj, ("metadata", "name"))): at(obj, ("metadata", "annotations")) for obj in found if at(obj, ("metadata", "name"))}
+    return {
+        str(at(obj, ("metadata", "name"))): at(obj, ("metadata", "annotations"))
+        for obj in found
+        if at(obj, ("metadata", "name"))
+    }
 
 
 def _objects(documents: list[Any]) -> list[tuple[str, Any]]:
     """Each object with its name for messages; the items of a List one by one."""
     flat = [item for document in documents for item in (_items(document) or [document])]
-    return [(f"{at(obj, ('kind',)) or 'object'} {at(obj, ('metadata', 'name')) or number}", obj) for number, obj in enumerate(flat, 1)]
+    return [
+        (f"{at(obj, ('kind',)) or 'object'} {at(obj, ('metadata', 'name')) or number}", obj)
+        for number, obj in enumerate(flat, 1)
+    ]
 
 
 def _replaced(documents: list[Any], objects: list[Any]) -> list[Any]:
     """The documents with their objects replaced by these."""
     left = iter(objects)
-    return [{**document, "items": [next(left) for _ in items]} if (items := _items(document)) else next(left) for document in documents]
+    return [
+        {**document, "items": [next(left) for _ in items]} if (items := _items(document)) else next(left)
+        for document in documents
+    ]
 
 
 def _items(document: Any) -> list[Any] | None:
@@ -196,7 +256,9 @@ def _documents(filename: str, formats: Any) -> list[Any]:
         settings.fail(f"{filename} is not YAML: {' '.join(str(error).split())}")
     for document in documents:
         if not isinstance(document, Mapping):
-            settings.fail(f"{filename} contains something that is not a Kubernetes object: {type(document).__name__}")
+            settings.fail(
+                f"{filename} contains something that is not a Kubernetes object: {type(document).__name__}"
+            )
     if not documents:
         settings.fail(f"{filename} contains no Kubernetes object")
     return documents

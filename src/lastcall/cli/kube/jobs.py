@@ -29,25 +29,37 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "pause",
         help="save and stop a job, and keep it stopped",
-        description="Suspends a job: its pods get SIGTERM, save and exit. Waits until they are gone and reports what "
+        description="Suspends a job: its pods get SIGTERM, save and exit. Waits until they are gone and "
+        "reports what "
         "they saved. Exits with 1 if they did not save.",
     )
     _add_common(parser)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the pods are gone")
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, help="stop waiting after this many seconds (the job stays paused)"
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="stop waiting after this many seconds (the job stays paused)",
     )
     parser.set_defaults(call=pause)
-    parser = commands.add_parser("resume", help="resume a paused job", description="Resumes a paused job from what it saved.")
+    parser = commands.add_parser(
+        "resume", help="resume a paused job", description="Resumes a paused job from what it saved."
+    )
     _add_common(parser)
     parser.set_defaults(call=resume)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help=_JOB)
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="its namespace (default: that of the context)")
-    parser.add_argument("--context", metavar="NAME", help="the kubectl context of the cluster (default: the current context)")
-    parser.add_argument("--kubectl", metavar="PATH", default="kubectl", help="the kubectl program to use (default: kubectl)")
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="its namespace (default: that of the context)"
+    )
+    parser.add_argument(
+        "--context", metavar="NAME", help="the kubectl context of the cluster (default: the current context)"
+    )
+    parser.add_argument(
+        "--kubectl", metavar="PATH", default="kubectl", help="the kubectl program to use (default: kubectl)"
+    )
     output.add_json(parser)
 
 
@@ -62,7 +74,13 @@ def _seconds(text: str) -> float:
 def status(args: argparse.Namespace) -> int:
     found = jobs.status(_kubectl(args), args.job)
     if args.json:
-        output.document({**_identity(found.target), "state": found.state, "pods": [_described(item) for item in found.pods]})
+        output.document(
+            {
+                **_identity(found.target),
+                "state": found.state,
+                "pods": [_described(item) for item in found.pods],
+            }
+        )
         return 0
     output.write(f"{found.target} in {found.target.namespace}: {found.state}")
     for item in found.pods:
@@ -82,8 +100,12 @@ def pause(args: argparse.Namespace) -> int:
 
     done = suspension.pause(_kubectl(args), args.job, wait=not args.no_wait, timeout=args.timeout, tell=tell)
     if args.json:
-        endings = [{"pod": item.pod.name, "outcome": item.outcome, "words": item.words} for item in done.endings]
-        output.document({**_identity(done.target), "paused": True, "new": done.new, "gone": done.gone, "pods": endings})
+        endings = [
+            {"pod": item.pod.name, "outcome": item.outcome, "words": item.words} for item in done.endings
+        ]
+        output.document(
+            {**_identity(done.target), "paused": True, "new": done.new, "gone": done.gone, "pods": endings}
+        )
     else:
         output.write(_sentence(done))
     return 1 if done.lost or (done.waited and not done.gone) else 0
@@ -123,7 +145,13 @@ def _described(item: PodStatus) -> dict[str, object]:
         "container": pod.container,
         "because": item.because or None,
         "runs": [
-            {"directory": run.directory, "progress": run.progress, "start": run.start, "last_save": run.committed, "notice": run.notice}
+            {
+                "directory": run.directory,
+                "progress": run.progress,
+                "start": run.start,
+                "last_save": run.committed,
+                "notice": run.notice,
+            }
             for run in item.runs
         ],
     }
@@ -142,7 +170,10 @@ def _facts(run: progress.Run, now: float) -> Iterator[tuple[str, str]]:
     yield "directory", run.directory
     step, total = run.progress.get("step"), run.progress.get("total")
     if isinstance(step, int):
-        yield "step", f"{step} of {total} ({step / total:.1%})" if isinstance(total, int) and total else str(step)
+        yield (
+            "step",
+            f"{step} of {total} ({step / total:.1%})" if isinstance(total, int) and total else str(step),
+        )
     metrics = run.progress.get("metrics")
     if isinstance(metrics, dict) and metrics:
         yield "metrics", ", ".join(f"{name} {output.number(value)}" for name, value in metrics.items())
@@ -169,7 +200,10 @@ def _sentence(done: suspension.Paused) -> str:
     target = done.target
     again = f"To resume: lastcall kube resume {target}{_where(target)}"
     if not done.waited:
-        return f"{target} is asked to save and stop. Follow it with: lastcall kube status {target}{_where(target)}. {again}"
+        return (
+            f"{target} is asked to save and stop. Follow it with: lastcall kube status "
+            f"{target}{_where(target)}. {again}"
+        )
     if not done.gone:
         return f"{target} still has pods. It stays paused; they exit once they have saved. {again}"
     if not done.endings:
@@ -182,6 +216,7 @@ def _sentence(done: suspension.Paused) -> str:
     failed = sorted({item.words for item in done.endings if item.outcome == "not saved"})
     if not failed:
         return (
-            f"{target} is paused. Its log does not say whether it saved: the log goes elsewhere, or the job is not protected. {again}"
+            f"{target} is paused. Its log does not say whether it saved: the log goes elsewhere, or the job "
+            f"is not protected. {again}"
         )
     return f"{target} is paused, but exited WITHOUT saving: {output.printable('; '.join(failed))}. {again}"

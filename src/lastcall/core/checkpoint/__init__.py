@@ -1,1 +1,2 @@
-"""What a checkpoint on disk is: its record, its file names, the catalog of a directory, and who owns the directory."""
+"""What a checkpoint on disk is: its record, its file names, the catalog of a directory, and who owns the
+directory."""

@@ -1,4 +1,5 @@
-"""The committed checkpoints of a directory: which there are, which may be removed, and the directory's housekeeping.
+"""The committed checkpoints of a directory: which there are, which may be removed, and the directory's
+housekeeping.
 
 runs/exp1/checkpoint-1347/        committed: the record is there
 runs/exp1/checkpoint-1347.damaged-0/   set aside: its digests did not hold
@@ -56,7 +57,8 @@ class Owner:
 
 
 class Catalog:
-    """One directory of checkpoints. Only the process that holds its lock changes it; other ranks of a run write into its staging."""
+    """One directory of checkpoints. Only the process that holds its lock changes it; other ranks of a run
+    write into its staging."""
 
     def __init__(self, root: Path, files: storage.Files, rank: int = 0) -> None:
         root = root.absolute()  # at once: a script may change its working directory at any time
@@ -77,7 +79,11 @@ class Catalog:
 
     def pool(self, rank: int) -> SparePool:
         """The spare space for the files of a rank."""
-        return self.spares if rank == self._rank else SparePool(self.private / (f"spare-{rank}" if rank else "spare"), self.files)
+        return (
+            self.spares
+            if rank == self._rank
+            else SparePool(self.private / (f"spare-{rank}" if rank else "spare"), self.files)
+        )
 
     @property
     def held(self) -> bool:
@@ -89,31 +95,41 @@ class Catalog:
         self._device = run_directory.make(self.root, self.private)
 
     def make_again(self) -> bool:
-        """The directory, or our part of it, may have been removed or renamed under the run. Returns whether it had to be made again.
-        SaveError where its file system is gone: what was written under the empty mount point would be lost with it."""
-        # By its name: some file systems (FUSE) give a file a new number at each look. Whether another incarnation has taken
-        # the directory since is known from the token (`ownership`).
+        """The directory, or our part of it, may have been removed or renamed under the run. Returns whether
+        it had to be made again. SaveError where its file system is gone: what was written under the empty
+        mount point would be lost with it."""
+        # By its name: some file systems (FUSE) give a file a new number at each look. Whether another
+        # incarnation has taken the directory since is known from the token (`ownership`).
         unlocked = self.held and not os.path.lexists(self.private / "lock")
         if self._device is None or (self.private.is_dir() and not unlocked):
             return False
         run_directory.check_device(self.root, self._device)
-        log.warning("%s was removed or renamed during the run; it has been recreated, and this run saves there", self.private)
+        log.warning(
+            "%s was removed or renamed during the run; it has been recreated, and this run saves there",
+            self.private,
+        )
         self.make()
         if unlocked:
             self.close()
             if not self.try_lock():
-                raise errors.SaveError(f"{self.root} was recreated by {self.owner()}, which holds it now: nothing is saved there")
+                raise errors.SaveError(
+                    f"{self.root} was recreated by {self.owner()}, which holds it now: nothing is saved there"
+                )
         return True
 
     def prepare(self) -> None:
         """Make the directory, before the first try_lock()."""
         self.make()
-        # POSIX locks do not keep out a second run in this process, and opening the file again would release the first one's.
+        # POSIX locks do not keep out a second run in this process, and opening the file again would release
+        # the first one's.
         if _held.get(self.root.resolve()) == os.getpid():
-            raise errors.BusyError(f"{self.root} is already in use by this process: give each run its own directory.")
+            raise errors.BusyError(
+                f"{self.root} is already in use by this process: give each run its own directory."
+            )
 
     def open(self, clock: clocks.Clock, patience: float = 10.0) -> None:
-        """Make the directory and lock it, for callers that are not an incarnation (those wait longer: `takeover`)."""
+        """Make the directory and lock it, for callers that are not an incarnation (those wait longer:
+        `takeover`)."""
         self.prepare()
         give_up = clock.now() + patience
         while not self.try_lock():
@@ -136,7 +152,8 @@ class Catalog:
             return Owner()
 
     def try_lock(self) -> bool:
-        """Take the lock if it is free. Where the file system has no locks, it counts as taken, with a warning."""
+        """Take the lock if it is free. Where the file system has no locks, it counts as taken, with a
+        warning."""
         path = self.private / "lock"
         new = not path.exists()
         try:
@@ -144,7 +161,10 @@ class Catalog:
         except OSError as error:
             if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
                 raise
-            what = f"{path} cannot be opened ({errnos.named(error)}), and without the lock two runs could use the directory at once"
+            what = (
+                f"{path} cannot be opened ({errnos.named(error)}), and without the lock two runs could use "
+                "the directory at once"
+            )
             settings.fail(f"{what}. {run_directory.whose(path, error)}")
         try:
             if new:
@@ -153,7 +173,9 @@ class Catalog:
                 os.close(fd)
                 return False
         except OSError as error:
-            log.warning("%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror)
+            log.warning(
+                "%s cannot be locked (%s): make sure that no other run uses it", self.root, error.strerror
+            )
             self.without_locks = True
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()} {os.uname().nodename} {identity.Process.own().host}".encode(), 0)
@@ -162,9 +184,14 @@ class Catalog:
         return True
 
     def _let_go_by_the_dead(self, fd: int) -> bool:
-        """A child that was forked just before its parent was killed has the lock until it has run for a moment."""
+        """A child that was forked just before its parent was killed has the lock until it has run for a
+        moment."""
         owner = self.owner()
-        if owner.host != identity.Process.own().host or not owner.pid.isdecimal() or os.path.exists(f"/proc/{owner.pid}"):
+        if (
+            owner.host != identity.Process.own().host
+            or not owner.pid.isdecimal()
+            or os.path.exists(f"/proc/{owner.pid}")
+        ):
             return False
         until = time.monotonic() + _ORPHANS
         while not locks.take(fd):
@@ -181,7 +208,8 @@ class Catalog:
             self._lock = None
 
     def entries(self) -> list[Entry]:
-        """The committed checkpoints of this run, newest first. Unreadable ones are left out; `clean` deals with them."""
+        """The committed checkpoints of this run, newest first. Unreadable ones are left out; `clean` deals
+        with them."""
         return [entry for entry in self._all() if not self.run or entry.record.run == self.run]
 
     def foreign(self) -> list[Entry]:
@@ -240,8 +268,8 @@ class Catalog:
         return True
 
     def set_aside(self, path: Path, why: str) -> str:
-        """Keep a damaged checkpoint under another name; it is never deleted. Where it cannot be moved it stays and is skipped:
-        the run can still continue from an older one."""
+        """Keep a damaged checkpoint under another name; it is never deleted. Where it cannot be moved it
+        stays and is skipped: the run can still continue from an older one."""
         new = storage.first_free(self.root, (f"{path.name}.damaged-{n}" for n in range(10_000)))
         try:
             folders.move(self.files, path, new)
@@ -252,7 +280,8 @@ class Catalog:
         return f"set {path.name} aside as {new.name}: {why}"
 
     def passed_over(self) -> list[tuple[int, str]]:
-        """What looks like a checkpoint of this directory but is not resumed from: its step, and a few words that name it."""
+        """What looks like a checkpoint of this directory but is not resumed from: its step, and a few words
+        that name it."""
         found = []
         for entry in self._scanned():
             match = _LIKE_ONE.match(entry.name)
@@ -266,14 +295,17 @@ class Catalog:
             elif not entry.is_dir():
                 continue
             elif not os.path.lexists(path / records.NAME):
-                why = f"has no commit record ({records.NAME}): another program wrote it, or the record was lost"
+                why = (
+                    f"has no commit record ({records.NAME}): another program wrote it, or the record was lost"
+                )
             if why:
                 found.append((int(match[1]), f"{entry.name} {why}"))
         return sorted(found, reverse=True)
 
     @contextlib.contextmanager
     def arriving(self, name: str) -> Iterator[Path]:
-        """A folder for a checkpoint that comes from elsewhere, until it is published. A failure leaves nothing behind."""
+        """A folder for a checkpoint that comes from elsewhere, until it is published. A failure leaves
+        nothing behind."""
         folder = self.staging / f"fetched-{name}"
         if os.path.lexists(folder):
             storage.remove_tree(self.files, folder)
@@ -288,8 +320,9 @@ class Catalog:
             raise
 
     def publish(self, built: Path, step: int) -> Path:
-        """The commit: give the finished folder its name, in one atomic step, and make the name durable. Where the name is taken by a
-        folder that cannot be moved, it gets another one that is a checkpoint's, too."""
+        """The commit: give the finished folder its name, in one atomic step, and make the name durable. Where
+        the name is taken by a folder that cannot be moved, it gets another one that is a checkpoint's,
+        too."""
         final = self.root / f"checkpoint-{step}"
         if os.path.lexists(final) and not self._ours(final):
             aside = self._beside(step)
@@ -298,7 +331,11 @@ class Catalog:
             except OSError as error:
                 if not folders.stuck(error):
                     raise
-                log.warning("%s is not a checkpoint of this run and cannot be moved: this one is %s", final.name, aside.name)
+                log.warning(
+                    "%s is not a checkpoint of this run and cannot be moved: this one is %s",
+                    final.name,
+                    aside.name,
+                )
                 return self._named(built, aside)
             log.warning("%s is not a checkpoint of this run: it is kept as %s", final.name, aside.name)
         if not os.path.lexists(final):
@@ -317,7 +354,8 @@ class Catalog:
         return name
 
     def _replace(self, built: Path, final: Path, step: int) -> Path:
-        """No atomic swap here: one of the two is renamed to a name that is still a checkpoint's, so there is one at any time."""
+        """No atomic swap here: one of the two is renamed to a name that is still a checkpoint's, so there is
+        one at any time."""
         aside = self._beside(step)
         try:
             self.files.rename(final, aside)
@@ -342,10 +380,12 @@ class Catalog:
         return storage.first_free(self.root, (f"checkpoint-{step}.replaced-{n}" for n in range(10_000)))
 
     def prune(self, keep: Keep | None = None) -> list[Path]:
-        """Remove what rotation no longer needs, by `keep` or the catalog's own. Never the last two complete ones, nor the best."""
+        """Remove what rotation no longer needs, by `keep` or the catalog's own. Never the last two complete
+        ones, nor the best."""
         try:
             entries = self.entries()
-        except errors.UncheckedError as error:  # the save was committed: what cannot be read now is for the next time
+        except errors.UncheckedError as error:
+            # the save was committed: what cannot be read now is for the next time
             log.warning("Could not delete expired checkpoints: %s", error)
             return []
         gone = [entry.path for entry in retention.superfluous(entries, keep or self.keep)]
@@ -364,7 +404,11 @@ class Catalog:
             self.pool(rank).trim(len(sizes), sum(sizes) * 5 // 4)
 
     def _folders(self) -> list[Path]:
-        return [Path(entry.path) for entry in self._scanned() if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)]
+        return [
+            Path(entry.path)
+            for entry in self._scanned()
+            if _checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
 
     def _scanned(self) -> list[os.DirEntry[str]]:
         def scan() -> list[os.DirEntry[str]]:
@@ -420,7 +464,8 @@ class Catalog:
 def _lock_file(path: Path) -> int:
     """Open or create it. A link in its place is refused: its target would be overwritten."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # less the umask
+        # less the umask
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             settings.fail(f"{path} is not a plain file. Remove it: rm {path}")

@@ -1,13 +1,15 @@
-"""A departure note: an incarnation that is shutting down says so in a file, for the next one, which may start before this one has
-ended.
+"""A departure note: an incarnation that is shutting down says so in a file, for the next one, which may start
+before this one has ended.
 
-A Job's controller makes the replacement of a pod at the moment when that pod is asked to stop. The new incarnation then starts while
-the old one still saves: if it continued from what is committed already, all that the old one saves now would be lost. The lock says
-only that a process is there and not for how long, and some network file systems have none, or one that other machines do not see. So
-every rank that has a notice keeps a note, until it exits, of who it is, why it stops and how long it may still live.
+A Job's controller makes the replacement of a pod at the moment when that pod is asked to stop. The new
+incarnation then starts while the old one still saves: if it continued from what is committed already, all
+that the old one saves now would be lost. The lock says only that a process is there and not for how long, and
+some network file systems have none, or one that other machines do not see. So every rank that has a notice
+keeps a note, until it exits, of who it is, why it stops and how long it may still live.
 
-Discarded: a time of day as the deadline. The clocks of two machines differ; the remaining seconds do not, and the age of the note is
-measured by one clock, that of the file system, which also dates the file that is written to compare.
+Discarded: a time of day as the deadline. The clocks of two machines differ; the remaining seconds do not, and
+the age of the note is measured by one clock, that of the file system, which also dates the file that is
+written to compare.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class Departure:
     written: float = 0.0  # when, by the clock of the file system
 
     def gone(self, mine: Process, locked: bool) -> bool:
-        """Whether it is known to have ended. `locked`: the directory's lock is ours; on one machine that is proof, since the kernel
-        takes it from the first rank only when that has ended."""
+        """Whether it is known to have ended. `locked`: the directory's lock is ours; on one machine that is
+        proof, since the kernel takes it from the first rank only when that has ended."""
         same_kernel = bool(mine.host) and _boot(mine.host) == _boot(self.process.host)
         return self.process.gone(mine.host) or (locked and self.rank == 0 and same_kernel)
 
@@ -55,7 +57,8 @@ def _boot(host: str) -> str:
 
 
 class DepartureNote:
-    """The side of the process that stops. Nothing here raises: one that cannot write the note must still save."""
+    """The side of the process that stops. Nothing here raises: one that cannot write the note must still
+    save."""
 
     def __init__(self, private: Path, rank: int) -> None:
         self._path = private / f"{_NAME}-{rank}.json"
@@ -105,7 +108,8 @@ def forget(private: Path) -> None:
 
 
 def _read(path: Path) -> Departure | None:
-    """By opening it, since a network file system may remember for a minute that a file is there, but asks when it is opened."""
+    """By opening it, since a network file system may remember for a minute that a file is there, but asks
+    when it is opened."""
     try:
         return parse(storage.read_plain(path, 64 * 1024), path.stat(follow_symlinks=False).st_mtime)
     except OSError:
@@ -116,7 +120,14 @@ def parse(data: bytes, written: float = 0.0) -> Departure | None:
     """None if this is not a departure note."""
     try:
         body: dict[str, Any] = json.loads(data)
-        leaver = Departure(**{**body, "process": Process(**body["process"]), "seconds": float(body["seconds"]), "written": written})
+        leaver = Departure(
+            **{
+                **body,
+                "process": Process(**body["process"]),
+                "seconds": float(body["seconds"]),
+                "written": written,
+            }
+        )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     whole = messages.typed(leaver) and messages.typed(leaver.process) and 0 <= leaver.seconds <= LONGEST

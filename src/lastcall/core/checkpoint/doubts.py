@@ -1,8 +1,9 @@
-"""Why checkpoints of this run cannot be called exact, though its state was captured whole: what lastcall found that it does not save.
+"""Why checkpoints of this run cannot be called exact, though its state was captured whole: what lastcall
+found that it does not save.
 
-A doubt is found during training (a variable that was not handed over, a position that cannot be followed), logged as a warning once,
-and part of every checkpoint from then on: `exact: false`, with the same reason. It is restored with the checkpoint, since a run that
-once diverged stays different.
+A doubt is found during training (a variable that was not handed over, a position that cannot be followed),
+logged as a warning once, and part of every checkpoint from then on: `exact: false`, with the same reason. It
+is restored with the checkpoint, since a run that once diverged stays different.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Doubts:
         self._reasons: dict[str, None] = {}  # in the order in which they were found
 
     def add(self, reason: str, remedy: str) -> None:
-        """`reason`: what is not saved or not known, naming it, as part of a sentence ("the scheduler of `optimizer` was not handed
-        over"). `remedy`: what to type, a sentence. Logged the first time only."""
+        """`reason`: what is not saved or not known, naming it, as part of a sentence ("the scheduler of
+        `optimizer` was not handed over"). `remedy`: what to type, a sentence. Logged the first time only."""
         if reason not in self._reasons:
             self._reasons[reason] = None
             log.warning("A resumed run will differ: %s. %s", reason, remedy)

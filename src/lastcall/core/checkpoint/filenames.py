@@ -1,5 +1,6 @@
-"""What the files of a checkpoint are called. One process: state.json, model.safetensors. Many ranks: state-00003.json,
-model-00003.safetensors, and one manifest.json that says which piece of which tensor lies where."""
+"""What the files of a checkpoint are called. One process: state.json, model.safetensors. Many ranks:
+state-00003.json, model-00003.safetensors, and one manifest.json that says which piece of which tensor lies
+where."""
 
 from __future__ import annotations
 

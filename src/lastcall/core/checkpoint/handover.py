@@ -1,9 +1,10 @@
-"""Checkpoints that a script has saved by its own means, and that only its own resume can load: which is the newest, and whether a
-later start has continued from it.
+"""Checkpoints that a script has saved by its own means, and that only its own resume can load: which is the
+newest, and whether a later start has continued from it.
 
-They lie where the script put them, under its own names, and nothing may be added beside them: scripts take the newest folder that they
-find there. So all that is known is in the commit record of a save that answered a notice: `run` is the job that made it, `save` says
-whether the same command was expected to continue from it, and later that a start did.
+They lie where the script put them, under its own names, and nothing may be added beside them: scripts take
+the newest folder that they find there. So all that is known is in the commit record of a save that answered a
+notice: `run` is the job that made it, `save` says whether the same command was expected to continue from it,
+and later that a start did.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ class Saved:
     record: Record | None = None
 
     def demands_a_resume(self, job: str, now: float) -> bool:
-        """Whether a start that ignores it must be a restart that went wrong: of the same job, or just after the exit code that
-        asks for one."""
+        """Whether a start that ignores it must be a restart that went wrong: of the same job, or just after
+        the exit code that asks for one."""
         record = self.record
         if record is None:
             return False
         elsewhere = bool(job and record.run and job != record.run)
-        return (bool(job) and record.run == job) or (record.save == EXPECTED and not elsewhere and 0 <= now - self.created < _JUST)
+        return (bool(job) and record.run == job) or (
+            record.save == EXPECTED and not elsewhere and 0 <= now - self.created < _JUST
+        )
 
 
 def named(words: Iterable[str]) -> list[Path]:

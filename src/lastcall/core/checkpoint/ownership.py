@@ -1,5 +1,6 @@
-"""Which incarnation owns a directory. The lock keeps a second run out for as long as the leader's process lives; the token also keeps
-out the remains of an incarnation whose leader is gone: orphans, a frozen rank that wakes up, a host that was cut off."""
+"""Which incarnation owns a directory. The lock keeps a second run out for as long as the leader's process
+lives; the token also keeps out the remains of an incarnation whose leader is gone: orphans, a frozen rank
+that wakes up, a host that was cut off."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ class Fence:
 
     def adopt(self, incarnation: int) -> Fence:
         """The same for a directory beside that of rank 0, whose token it is."""
-        owner = {"token": self.token, "incarnation": incarnation, "host": os.uname().nodename, "pid": os.getpid()}
+        owner = {
+            "token": self.token,
+            "incarnation": incarnation,
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+        }
         storage.replace_small(self._path, json.dumps(owner).encode())
         return self
 
@@ -53,11 +59,13 @@ class Fence:
             raise self._overtaken()
 
     def check_alone(self) -> None:
-        """The same for a single process that has the lock as well: here an unreadable token is no reason to lose a save."""
+        """The same for a single process that has the lock as well: here an unreadable token is no reason to
+        lose a save."""
         if self._token() not in (self.token, None):
             raise self._overtaken()
 
     def _overtaken(self) -> errors.SaveError:
         return errors.SaveError(
-            "nothing is committed: a later incarnation of this run owns the directory, and this process belongs to an earlier one"
+            "nothing is committed: a later incarnation of this run owns the directory, and this process "
+            "belongs to an earlier one"
         )

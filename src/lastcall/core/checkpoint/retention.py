@@ -20,13 +20,15 @@ class Keep:
     monitor: str | None = None
     mode: str = "min"
     always: frozenset[str] = frozenset()  # names of checkpoints that something refers to
-    over: bool = False  # training has finished: the limit holds to the letter, the newest and those of `always` counted
+    # training has finished: the limit holds to the letter, the newest and those of `always` counted
+    over: bool = False
     resumable: bool = True  # ... and the newest stays, also where it was saved for a restart only
 
 
 def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
-    """The entries (newest first) that may be deleted. Without a limit only superseded just-in-time checkpoints are: periodic ones are
-    the user's. The last two complete ones stay whatever the limit says, and so does the best."""
+    """The entries (newest first) that may be deleted. Without a limit only superseded just-in-time
+    checkpoints are: periodic ones are the user's. The last two complete ones stay whatever the limit says,
+    and so does the best."""
     asked = [entry for entry in entries if entry.record.kind in _ASKED_FOR]
     if keep.over and asked:
         return _after_the_end(entries, asked, keep)
@@ -36,7 +38,8 @@ def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     if (top := best(entries, keep)) is not None:
         kept.add(top.path)
     if keep.limit is not None:
-        kept |= {entry.path for entry in asked[: keep.limit]}  # one that was saved for a restart replaces none of them
+        # one that was saved for a restart replaces none of them
+        kept |= {entry.path for entry in asked[: keep.limit]}
     else:
         kept |= {entry.path for entry in entries if entry.record.kind in (Kind.PERIODIC, Kind.MANUAL)}
     return [entry for entry in entries if entry.path not in kept]
@@ -45,7 +48,11 @@ def superfluous(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
 def _after_the_end(entries: Sequence[Entry], asked: Sequence[Entry], keep: Keep) -> list[Entry]:
     left = [entry for entry in entries if entry in asked or (keep.resumable and entry is entries[0])]
     protected = {left[0].path.name, *keep.always}
-    room = len(left) if keep.limit is None else max(keep.limit, len(protected & {entry.path.name for entry in left}))
+    room = (
+        len(left)
+        if keep.limit is None
+        else max(keep.limit, len(protected & {entry.path.name for entry in left}))
+    )
     for entry in reversed(list(left)):
         if len(left) > room and entry.path.name not in protected:
             left.remove(entry)

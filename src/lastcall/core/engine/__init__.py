@@ -1,1 +1,2 @@
-"""Bytes from memory to disk and back: the writer, its segments, digests, snapshots, huge pages. Knows no checkpoint."""
+"""Bytes from memory to disk and back: the writer, its segments, digests, snapshots, huge pages. Knows no
+checkpoint."""

@@ -1,7 +1,8 @@
-"""The digest over every byte: xxh3-128, which overlaps with the write for free (17 GB/s on one core, sha256 1.5).
+"""The digest over every byte: xxh3-128, which overlaps with the write for free (17 GB/s on one core, sha256
+1.5).
 
-A checkpoint records the algorithm it was written with. Where the xxhash package is missing (a bare image), blake2b from the
-standard library serves, and says so in the record.
+A checkpoint records the algorithm it was written with. Where the xxhash package is missing (a bare image),
+blake2b from the standard library serves, and says so in the record.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def named(algorithm: str) -> Digest:
         return _KNOWN[algorithm]
     what = f"digests of the kind {algorithm!r} cannot be checked here"
     if algorithm == "xxh3-128":
-        raise errors.UncheckedError(f"{what}: the xxhash package is missing. Install it with: pip install xxhash")
+        raise errors.UncheckedError(
+            f"{what}: the xxhash package is missing. Install it with: pip install xxhash"
+        )
     raise errors.CheckpointError(f"{what}. Was it written by a newer lastcall?")
 
 

@@ -1,8 +1,10 @@
-"""The state's memory in huge pages: a direct write of it is a fifth faster, since the disk's queue is handed 2 MB at a time, not 4 KB.
+"""The state's memory in huge pages: a direct write of it is a fifth faster, since the disk's queue is handed
+2 MB at a time, not 4 KB.
 
-Large host tensors are moved block by block while training continues. Their addresses stay; a block is inaccessible for a few
-milliseconds, so the thread that moves them rests nine times as long as it works. Left alone is what other processes share (DataLoader
-workers after a fork: the move would double the memory), what the administrator has switched off, and what the kernel refuses.
+Large host tensors are moved block by block while training continues. Their addresses stay; a block is
+inaccessible for a few milliseconds, so the thread that moves them rests nine times as long as it works. Left
+alone is what other processes share (DataLoader workers after a fork: the move would double the memory), what
+the administrator has switched off, and what the kernel refuses.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def gather(sources: Iterable[Source], cancelled: Callable[[float], bool]) -> int:
-    """Move the host memory of the state into huge pages; returns the number of bytes that are in them now. `cancelled` waits so many
-    seconds, and says whether to end. Never raises: this is for speed only."""
+    """Move the host memory of the state into huge pages; returns the number of bytes that are in them now.
+    `cancelled` waits so many seconds, and says whether to end. Never raises: this is for speed only."""
     try:
         if "[never]" in _SWITCH.read_text():
             return 0
@@ -43,7 +45,12 @@ def gather(sources: Iterable[Source], cancelled: Callable[[float], bool]) -> int
         return 0
 
 
-def _gather(regions: Iterable[memory.HostMemory], advise: Callable[..., int], pagemap: int, cancelled: Callable[[float], bool]) -> int:
+def _gather(
+    regions: Iterable[memory.HostMemory],
+    advise: Callable[..., int],
+    pagemap: int,
+    cancelled: Callable[[float], bool],
+) -> int:
     moved = refusals = 0
     for block in _blocks(regions):
         if not _ours_alone(pagemap, block):
@@ -62,7 +69,8 @@ def _gather(regions: Iterable[memory.HostMemory], advise: Callable[..., int], pa
 
 
 def _blocks(regions: Iterable[memory.HostMemory]) -> Iterator[int]:
-    """Addresses of huge pages that hold state, each once. Tensors lie side by side: most blocks hold several."""
+    """Addresses of huge pages that hold state, each once. Tensors lie side by side: most blocks hold
+    several."""
     done = 0
     for region in sorted(regions, key=lambda region: region.address):
         if region.nbytes < _WORTH:
@@ -74,6 +82,9 @@ def _blocks(regions: Iterable[memory.HostMemory]) -> Iterator[int]:
 
 
 def _ours_alone(pagemap: int, block: int) -> bool:
-    """Whether every page of the block is there, so that the move costs no memory, and no other process has it."""
+    """Whether every page of the block is there, so that the move costs no memory, and no other process has
+    it."""
     entries = array.array("Q", os.pread(pagemap, memory.HUGE // 4096 * 8, block // 4096 * 8))
-    return len(entries) == memory.HUGE // 4096 and all(entry & _BITS == _PRESENT | _EXCLUSIVE for entry in entries)
+    return len(entries) == memory.HUGE // 4096 and all(
+        entry & _BITS == _PRESENT | _EXCLUSIVE for entry in entries
+    )

@@ -1,9 +1,11 @@
-"""A chunk of a file as pieces of memory that can be written as they are: straight from the tensors where that is possible.
+"""A chunk of a file as pieces of memory that can be written as they are: straight from the tensors where that
+is possible.
 
-O_DIRECT wants file offsets and addresses on sectors. torch puts large tensors 64 bytes behind a page, so safetensors.layout begins the
-data 64 bytes behind one as well: then offset and address agree for whole tensors, and only the sectors where two tensors meet, and what
-is small or not in host memory, are gathered in the thread's buffer. That saves a pass over the memory: on two cores the copy was what
-kept the writer from the speed of the disk.
+O_DIRECT wants file offsets and addresses on sectors. torch puts large tensors 64 bytes behind a page, so
+safetensors.layout begins the data 64 bytes behind one as well: then offset and address agree for whole
+tensors, and only the sectors where two tensors meet, and what is small or not in host memory, are gathered in
+the thread's buffer. That saves a pass over the memory: on two cores the copy was what kept the writer from
+the speed of the disk.
 """
 
 from __future__ import annotations
@@ -20,10 +22,17 @@ _WORTH = 64 * 1024  # shorter pieces are copied faster than they are handed over
 
 
 def gather(
-    extents: Sequence[Extent], starts: Sequence[int], begin: int, count: int, buffer: memory.Buffer, *, in_place: bool, sectors: bool
+    extents: Sequence[Extent],
+    starts: Sequence[int],
+    begin: int,
+    count: int,
+    buffer: memory.Buffer,
+    *,
+    in_place: bool,
+    sectors: bool,
 ) -> list[memoryview]:
-    """The bytes [begin, begin + count) of a file, in order. `in_place`: large host memory is not copied. `sectors`: every piece begins
-    and ends on a sector of the file and of memory, but for the very end."""
+    """The bytes [begin, begin + count) of a file, in order. `in_place`: large host memory is not copied.
+    `sectors`: every piece begins and ends on a sector of the file and of memory, but for the very end."""
     end = begin + count
     views: list[memoryview] = []
     gathered_from = begin  # what lies behind this in the buffer is not among the views yet
@@ -56,7 +65,8 @@ def gather(
 
 
 def pad(views: list[memoryview], begin: int, count: int, buffer: memory.Buffer) -> list[memoryview]:
-    """The last chunk of a file ends anywhere, O_DIRECT on a block: zeros follow, and are cut off by truncate afterwards."""
+    """The last chunk of a file ends anywhere, O_DIRECT on a block: zeros follow, and are cut off by truncate
+    afterwards."""
     whole = -(-count // memory.ALIGNMENT) * memory.ALIGNMENT
     if whole == count:
         return views
@@ -67,7 +77,8 @@ def pad(views: list[memoryview], begin: int, count: int, buffer: memory.Buffer) 
     ctypes.memset(buffer.address + count, 0, whole - count)
     if inside:
         return [*views[:-1], buffer.view[count - tail : whole]]
-    return [*views, buffer.view[count:whole]]  # the piece in place ended on a sector, which is where the zeros begin
+    # the piece in place ended on a sector, which is where the zeros begin
+    return [*views, buffer.view[count:whole]]
 
 
 def _whole_sectors(first: int, last: int, shift: int) -> tuple[int, int]:

@@ -1,6 +1,8 @@
-"""A copy of the state, so that training may continue to change the live one: memory that is allocated and touched before it is needed.
+"""A copy of the state, so that training may continue to change the live one: memory that is allocated and
+touched before it is needed.
 
-First touch of new memory runs at 1.4 GB/s, a copy into memory that is already mapped at 14: the arena is kept and reused.
+First touch of new memory runs at 1.4 GB/s, a copy into memory that is already mapped at 14: the arena is kept
+and reused.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _P = TypeVar("_P", TensorEntry, Extent)
 
 
 class Arena:
-    """Room for one snapshot. One at a time: the caller does not stage a second before the first is written."""
+    """Room for one snapshot. One at a time: the caller does not stage a second before the first is
+    written."""
 
     def __init__(self, allocate: Callable[[int], memory.Buffer] = memory.PageBuffer) -> None:
         self._allocate = allocate
@@ -34,7 +37,8 @@ class Arena:
         self._size = 0
 
     def reserve(self, nbytes: int) -> bool:
-        """Make room, ahead of time. False where the memory is not there; the caller then saves without a snapshot."""
+        """Make room, ahead of time. False where the memory is not there; the caller then saves without a
+        snapshot."""
         with self._lock:
             if self._size >= nbytes:
                 return True
@@ -51,7 +55,9 @@ class Arena:
 
     def stage(self, capture: Capture, engine: Engine) -> Capture | None:
         """A copy of the capture that training cannot change. None where there is no room for it."""
-        sources = {id(source): source for source in capture.sources if not isinstance(source, memory.BytesSource)}
+        sources = {
+            id(source): source for source in capture.sources if not isinstance(source, memory.BytesSource)
+        }
         offsets: dict[int, int] = {}
         total = safetensors.PHASE  # the same phase as in the file: the copy can be written from where it lies
         for key, source in sources.items():
@@ -65,12 +71,16 @@ class Arena:
 
         def held(source: Source) -> Source:
             place = offsets.get(id(source))
-            return source if place is None else memory.HostMemory(buffer.address + place, source.nbytes, buffer)
+            return (
+                source if place is None else memory.HostMemory(buffer.address + place, source.nbytes, buffer)
+            )
 
         def copied(part: _P) -> _P:
             return dataclasses.replace(part, source=held(part.source))
 
-        groups = tuple(dataclasses.replace(group, entries=tuple(map(copied, group.entries))) for group in capture.groups)
+        groups = tuple(
+            dataclasses.replace(group, entries=tuple(map(copied, group.entries))) for group in capture.groups
+        )
         files = []
         for file in capture.files:
             layout = dataclasses.replace(file.layout, extents=tuple(map(copied, file.layout.extents)))
@@ -79,7 +89,8 @@ class Arena:
 
 
 def _copies(sources: dict[int, Source], offsets: dict[int, int], address: int) -> list[Callable[[], None]]:
-    """Pieces of even size, so that the threads end together; small tensors are bundled, since a task costs more than their copy."""
+    """Pieces of even size, so that the threads end together; small tensors are bundled, since a task costs
+    more than their copy."""
     copies: list[Callable[[], None]] = []
     bundle: list[tuple[Source, int, int, int]] = []
     bundled = 0
@@ -102,7 +113,8 @@ def _copy(bundle: list[tuple[Source, int, int, int]]) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that may still be allocated, on this machine and in our container, or None where that is unknown."""
+    """Bytes that may still be allocated, on this machine and in our container, or None where that is
+    unknown."""
     known = [left for left in (_left_on_machine(), *_left_in_groups()) if left is not None]
     return min(known, default=None)
 
@@ -119,7 +131,8 @@ def _left_on_machine() -> int | None:
 
 
 def _left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What the limits of our control groups leave: past one of them the kernel kills, whatever the machine has."""
+    """What the limits of our control groups leave: past one of them the kernel kills, whatever the machine
+    has."""
     try:
         place = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
@@ -127,13 +140,16 @@ def _left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
     start = root / place.strip("/")
     groups = [folder for folder in (start, *start.parents) if folder.is_relative_to(root)]
     found = [_left(folder, "memory.max", "memory.current", "inactive_file") for folder in groups]
-    found.append(_left(root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+    found.append(
+        _left(root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
     return [left for left in found if left is not None]
 
 
 def _left(folder: Path, limit: str, used: str, cache: str) -> int | None:
     try:
-        left = int((folder / limit).read_text()) - int((folder / used).read_text())  # "max" is no number: no limit
+        # "max" is no number: no limit
+        left = int((folder / limit).read_text()) - int((folder / used).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return max(0, left + int(stat[cache]))
     except (OSError, ValueError, KeyError):

@@ -1,11 +1,13 @@
-"""The writer engine: files as lists of extents, moved by a few threads through small aligned buffers that exist from the start.
+"""The writer engine: files as lists of extents, moved by a few threads through small aligned buffers that
+exist from the start.
 
-A file is cut into chunks at fixed file offsets, whatever tensors lie there. A thread takes the next chunk, digests it and writes it,
-straight from the tensors where alignment allows (`segments`), otherwise gathered in its own buffer. So nothing large is allocated, the
-digest overlaps with the disk, and every byte of the file, header included, is covered by a digest. Reading goes through the buffers.
+A file is cut into chunks at fixed file offsets, whatever tensors lie there. A thread takes the next chunk,
+digests it and writes it, straight from the tensors where alignment allows (`segments`), otherwise gathered in
+its own buffer. So nothing large is allocated, the digest overlaps with the disk, and every byte of the file,
+header included, is covered by a digest. Reading goes through the buffers.
 
-Discarded: io_uring (no gain over threads here, blocked by many container profiles), one file a thread (files of unequal size
-wait for the largest).
+Discarded: io_uring (no gain over threads here, blocked by many container profiles), one file a thread (files
+of unequal size wait for the largest).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Output:
     fd: int | None
     direct: bool = False
     flags: int = 0
-    in_place: bool = True  # host memory is written from where it lies; turned off by a disk that wants whole pages
+    # host memory is written from where it lies; turned off by a disk that wants whole pages
+    in_place: bool = True
     chunks: list[str | None] = field(default_factory=list)
 
     @property
@@ -59,7 +62,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Input:
-    """A file to be read: every chunk is checked against its digest before a byte of it reaches a target. No two pieces overlap."""
+    """A file to be read: every chunk is checked against its digest before a byte of it reaches a target. No
+    two pieces overlap."""
 
     fd: int
     record: FileRecord
@@ -100,8 +104,8 @@ class Engine:
             thread.join()
 
     def write(self, outputs: Sequence[Output], cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Write the files in the order given; each has a `record` afterwards. When `cancelled` turns true the files that are
-        complete by then have theirs, the others None. fsync is the caller's."""
+        """Write the files in the order given; each has a `record` afterwards. When `cancelled` turns true the
+        files that are complete by then have theirs, the others None. fsync is the caller's."""
         for output in outputs:
             output.chunks = [None] * -(-output.layout.size // CHUNK)
         jobs = [(output, index) for output in outputs for index in range(len(output.chunks))]
@@ -114,10 +118,18 @@ class Engine:
             while True:
                 in_place = output.in_place
                 views = segments.gather(
-                    output.layout.extents, starts[id(output)], begin, count, buffer, in_place=in_place, sectors=output.direct
+                    output.layout.extents,
+                    starts[id(output)],
+                    begin,
+                    count,
+                    buffer,
+                    in_place=in_place,
+                    sectors=output.direct,
                 )
                 seen = digest.of_pieces(views)
-                if output.fd is not None and not self._put(output, output.fd, views, begin, count, buffer, in_place):
+                if output.fd is not None and not self._put(
+                    output, output.fd, views, begin, count, buffer, in_place
+                ):
                     continue
                 break
             output.chunks[index] = seen  # only now: a chunk that failed must not look complete
@@ -125,10 +137,13 @@ class Engine:
         self._run(jobs, one, cancelled)
 
     def read(self, inputs: Sequence[Input]) -> None:
-        """Read, check and hand out the files. CheckpointError at the first chunk that does not match its digest."""
+        """Read, check and hand out the files. CheckpointError at the first chunk that does not match its
+        digest."""
         for source in inputs:
             if source.record.chunk > CHUNK or source.record.chunk % memory.ALIGNMENT:
-                raise errors.CheckpointError(f"{source.record.name}: chunks of {source.record.chunk} bytes are not read here")
+                raise errors.CheckpointError(
+                    f"{source.record.name}: chunks of {source.record.chunk} bytes are not read here"
+                )
         jobs = [(source, index) for source in inputs for index in source.numbers]
         # Without the empty ones: they share their offset with a neighbour, which bisect would then miss.
         pieces = {id(source): [piece for piece in source.pieces if piece.target.nbytes] for source in inputs}
@@ -141,7 +156,8 @@ class Engine:
             self._fill(source, buffer, begin, count)
             if source.digest(buffer.view[:count]) != source.record.chunks[index]:
                 raise errors.CheckpointError(
-                    f"{source.record.name}: the bytes from {begin} to {begin + count} do not match their digest"
+                    f"{source.record.name}: the bytes from {begin} to {begin + count} do not match their "
+                    "digest"
                 )
             _scatter(pieces[id(source)], starts[id(source)], begin, count, buffer.address)
 
@@ -152,9 +168,17 @@ class Engine:
         self._run(list(copies), lambda _buffer, one: one(), lambda: False)
 
     def _put(
-        self, output: Output, fd: int, views: list[memoryview], begin: int, count: int, buffer: memory.Buffer, in_place: bool
+        self,
+        output: Output,
+        fd: int,
+        views: list[memoryview],
+        begin: int,
+        count: int,
+        buffer: memory.Buffer,
+        in_place: bool,
     ) -> bool:
-        """Write a chunk. False where this disk refuses pieces that lie on sectors only: then all goes through the buffer."""
+        """Write a chunk. False where this disk refuses pieces that lie on sectors only: then all goes through
+        the buffer."""
         try:
             padded = segments.pad(views, begin, count, buffer) if output.direct else views
             storage.write_all(self._files, fd, padded, begin, output.flags)
@@ -171,12 +195,15 @@ class Engine:
         while done < count:
             view, at = buffer.view[done:whole], begin + done
             got = errnos.reading(
-                functools.partial(self._files.pread, source.fd, view, at), f"{source.record.name}: cannot be read at {at}"
+                functools.partial(self._files.pread, source.fd, view, at),
+                f"{source.record.name}: cannot be read at {at}",
             )
             if source.direct and done + got < count:
                 got -= got % memory.ALIGNMENT  # a short direct read continues from an aligned offset
             if got <= 0:
-                raise errors.CheckpointError(f"{source.record.name}: ends at {begin + done}, {source.record.size} were recorded")
+                raise errors.CheckpointError(
+                    f"{source.record.name}: ends at {begin + done}, {source.record.size} were recorded"
+                )
             done += got
 
     def _serve(self, buffer: memory.Buffer) -> None:
@@ -184,7 +211,8 @@ class Engine:
             task(buffer)
 
     def _run(self, jobs: list, one: Callable, cancelled: Callable[[], bool]) -> None:  # type: ignore[type-arg]
-        """Let every thread take jobs in order until none is left, one fails or the work is cancelled; raise the first failure."""
+        """Let every thread take jobs in order until none is left, one fails or the work is cancelled; raise
+        the first failure."""
         if not jobs:
             return
         failures: list[BaseException] = []
@@ -212,7 +240,8 @@ class Engine:
             while not all_ended.is_set():
                 try:
                     all_ended.wait()
-                except BaseException as error:  # Ctrl-C: the caller closes files that the threads still write to
+                except BaseException as error:
+                    # Ctrl-C: the caller closes files that the threads still write to
                     failures.append(error)
         if failures:
             raise failures[0]
@@ -235,7 +264,8 @@ def _scatter(pieces: Sequence[Piece], starts: list[int], begin: int, count: int,
 
 
 def open_direct(files: storage.Files, path: object, flags: int) -> tuple[int, bool]:
-    """Open with O_DIRECT where the file system takes it (tmpfs, NFS and overlays may not), otherwise without."""
+    """Open with O_DIRECT where the file system takes it (tmpfs, NFS and overlays may not), otherwise
+    without."""
     try:
         return files.open(path, flags | os.O_DIRECT), True  # type: ignore[arg-type]
     except OSError as error:

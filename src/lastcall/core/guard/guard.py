@@ -1,11 +1,14 @@
-"""The state of the last guarded boundary in shared memory, so that it outlives the process: two slots with a commit word each.
+"""The state of the last guarded boundary in shared memory, so that it outlives the process: two slots with a
+commit word each.
 
-The training thread stands at a boundary, shuts the gate and hands its capture over; a thread copies it into the older slot while
-forward and backward continue, sets the slot's commit word, and opens the gate. The guardian in `lastcall run`, or the next incarnation,
-finds the process dead, takes the newest committed slot and saves it as an ordinary checkpoint: see `recovery`.
+The training thread stands at a boundary, shuts the gate and hands its capture over; a thread copies it into
+the older slot while forward and backward continue, sets the slot's commit word, and opens the gate. The
+guardian in `lastcall run`, or the next incarnation, finds the process dead, takes the newest committed slot
+and saves it as an ordinary checkpoint: see `recovery`.
 
-Discarded: a single slot with a dirty flag (killed while copying, it has nothing left: 26 of 40 trials); the engine's threads for the
-copy (a periodic save would hold them, and the gate with them); anonymous memory (it dies with the process).
+Discarded: a single slot with a dirty flag (killed while copying, it has nothing left: 26 of 40 trials); the
+engine's threads for the copy (a periodic save would hold them, and the gate with them); anonymous memory (it
+dies with the process).
 """
 
 from __future__ import annotations
@@ -49,8 +52,9 @@ class TooSmall(errors.SaveError):
 
 
 class Area:
-    """A file in shared memory: a page of words (magic, slot size, data size, a commit word and a length for each slot), then the slots.
-    A slot is the tensors' bytes and, behind them, a JSON text that says which is which. Commit word 0: nothing usable here."""
+    """A file in shared memory: a page of words (magic, slot size, data size, a commit word and a length for
+    each slot), then the slots. A slot is the tensors' bytes and, behind them, a JSON text that says which is
+    which. Commit word 0: nothing usable here."""
 
     def __init__(self, path: Path, size: int) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -91,7 +95,11 @@ class Area:
             area = cls(path, size)
         except (OSError, ValueError, OverflowError) as error:
             raise errors.CheckpointError(f"{path} cannot be mapped: {error}") from error
-        if area._map[: len(MAGIC)] != MAGIC or _PAGE + _SLOTS * area._words[2] > size or area.data > area._words[2]:
+        if (
+            area._map[: len(MAGIC)] != MAGIC
+            or _PAGE + _SLOTS * area._words[2] > size
+            or area.data > area._words[2]
+        ):
             raise errors.CheckpointError(f"{path} is not a guarded state")
         return area
 
@@ -101,8 +109,8 @@ class Area:
         return int(self._words[3])
 
     def write(self, copies: Callable[[int], bool], text: bytes) -> bool:
-        """Put a snapshot into the older slot. `copies` gets the address of the slot's data; where it says that the state changed
-        meanwhile, the slot stays empty, and the other one remains valid."""
+        """Put a snapshot into the older slot. `copies` gets the address of the slot's data; where it says
+        that the state changed meanwhile, the slot stays empty, and the other one remains valid."""
         commits = self.commits()
         slot, newest = commits.index(min(commits)), max(commits)
         begin = _PAGE + slot * int(self._words[2])
@@ -143,7 +151,14 @@ class Guard:
     """The training process's side. Failures switch it off with a warning: training continues unguarded."""
 
     def __init__(
-        self, folder: Path, private: Path, gate: Gate, identity: dict[str, Any], *, steps: int | None, seconds: float | None
+        self,
+        folder: Path,
+        private: Path,
+        gate: Gate,
+        identity: dict[str, Any],
+        *,
+        steps: int | None,
+        seconds: float | None,
     ) -> None:
         self._folder = folder
         self._pointer = private / POINTER
@@ -164,28 +179,37 @@ class Guard:
         self._changed = 0  # copies during which training changed something
         self.on_area: Callable[[str], None] = lambda path: None
 
-    # ---- preparation, off the training thread ----------------------------------------------------------------------------------
+    # ---- preparation, off the training thread --------------------------------------------------------------
 
     def prepare(self, capture: Capture) -> None:
-        """Allocate and touch an area for states like this one. If it does not fit, that is logged at the start."""
+        """Allocate and touch an area for states like this one. If it does not fit, that is logged at the
+        start."""
         groups, data, _ = lay_out(capture)
         text = 2 * len(json.dumps(describe(capture, groups))) + _SLACK
         needed = _PAGE + _SLOTS * (_whole(data) + _whole(text))
         path = self._folder / f"lastcall-{os.getuid()}-{os.getpid()}-{time.time_ns():x}"
         try:
             free = os.statvfs(self._folder)
-            room = min(free.f_bavail * free.f_frsize, (available_memory() or 1 << 62) * 4 // 5)  # the rest is training's
+            # the rest is training's
+            room = min(free.f_bavail * free.f_frsize, (available_memory() or 1 << 62) * 4 // 5)
             if needed > room:
                 raise OSError(f"{room / 1e6:.0f} MB are free")
-            self._former = areas(self._pointer)  # of a dead process whose state could not be saved, or the one that we outgrew
-            point(self._pointer, [str(path), *self._former])  # before the area exists: killed in between, nothing would name it
+            # of a dead process whose state could not be saved, or the one that we outgrew
+            self._former = areas(self._pointer)
+            # before the area exists: killed in between, nothing would name it
+            point(self._pointer, [str(path), *self._former])
             area = Area.create(path, data, text)
         except OSError as error:
             log.warning(
-                "This run is not guarded: two copies of its state need %.0f MB of shared memory in %s (%s). Give it more "
-                "(docker run --shm-size=%dm, or an emptyDir with medium Memory), or set LASTCALL_GUARD_FOLDER.",
-                needed / 1e6, self._folder, error, needed // 1_000_000 + 1,
-            )  # fmt: skip
+                "This run is not guarded: two copies of its state need %.0f MB of shared memory in %s (%s). "
+                "Give it more "
+                "(docker run --shm-size=%dm, or an emptyDir with medium Memory), or set "
+                "LASTCALL_GUARD_FOLDER.",
+                needed / 1e6,
+                self._folder,
+                error,
+                needed // 1_000_000 + 1,
+            )
             self._switch_off()
             return
         with self._lock:
@@ -197,7 +221,7 @@ class Guard:
         self.on_area(str(area.path))
         log.info("Guarded: copies of the state go to %s (%s)", area.path, throughput.amount(needed))
 
-    # ---- at boundaries ---------------------------------------------------------------------------------------------------------
+    # ---- at boundaries -------------------------------------------------------------------------------------
 
     def due(self, step: int) -> bool:
         """Whether this boundary should be copied."""
@@ -222,7 +246,9 @@ class Guard:
         try:
             held = capture()
             if self._changed < _OFTEN:
-                threading.Thread(target=self._copy, args=(held, began), name="lastcall-guard", daemon=True).start()
+                threading.Thread(
+                    target=self._copy, args=(held, began), name="lastcall-guard", daemon=True
+                ).start()
                 return
         except Exception as error:  # an uncapturable state, or no thread: training must not notice
             self._gate.open()
@@ -233,14 +259,15 @@ class Guard:
         self._copy(held, began)
 
     def along(self, capture: Callable[[], Capture], step: int) -> None:
-        """On the training thread, at a boundary that is about to be saved aside: a process that is killed before that is on the disk
-        (out of memory, as likely as not: there are two more copies of the state now) has it here."""
+        """On the training thread, at a boundary that is about to be saved aside: a process that is killed
+        before that is on the disk (out of memory, as likely as not: there are two more copies of the state
+        now) has it here."""
         if self._area is not None and step != self._last_step:
             self.take(capture, step)
 
     def stage(self, capture: Capture, spare: float | None) -> None:
-        """Copy now, on this thread: nothing changes the state meanwhile. The guardian writes what this process cannot in time.
-        `spare`: seconds that the save can do without."""
+        """Copy now, on this thread: nothing changes the state meanwhile. The guardian writes what this
+        process cannot in time. `spare`: seconds that the save can do without."""
         if self._area is None or (spare is not None and spare < 2 * self._copy_seconds):
             return
         if self._busy.acquire(timeout=-1 if spare is None else spare / 2):
@@ -284,7 +311,10 @@ class Guard:
             else:
                 self._changed += 1
                 if self._changed == _OFTEN:
-                    log.info("The state changes outside optimizer.step(): from now on training waits while the guard copies it")
+                    log.info(
+                        "The state changes outside optimizer.step(): from now on training waits while "
+                        "the guard copies it"
+                    )
         except TooSmall:
             raise
         except Exception as error:  # of any kind: training continues
@@ -307,10 +337,11 @@ class Guard:
             self._told = True
             log.info("Could not copy step %d to shared memory: %s", step, because)
 
-    # ---- the end ---------------------------------------------------------------------------------------------------------------
+    # ---- the end -------------------------------------------------------------------------------------------
 
     def close(self, *, keep: bool = False) -> None:
-        """The process ends in order: nothing is left for a guardian, or (`keep`) what was not saved to disk."""
+        """The process ends in order: nothing is left for a guardian, or (`keep`) what was not saved to
+        disk."""
         if os.getpid() != self._pid:
             return  # a forked child that unwinds our block
         if self._busy.acquire(timeout=10.0):
@@ -341,8 +372,8 @@ def areas(pointer: Path) -> list[str]:
 
 
 def is_area(path: Path) -> bool:
-    """Whether this is a file that a guard has made, for this user: the pointer is not trusted and may name any other. Only such files
-    are opened, and only such are ever removed."""
+    """Whether this is a file that a guard has made, for this user: the pointer is not trusted and may name
+    any other. Only such files are opened, and only such are ever removed."""
     if not path.is_absolute() or not NAME.fullmatch(path.name):
         return False
     try:
@@ -364,7 +395,8 @@ def point(pointer: Path, paths: list[str]) -> None:
 
 
 def lay_out(capture: Capture) -> tuple[list[dict[str, Any]], int, Callable[[int], bool]]:
-    """Where each tensor goes in a slot, the bytes they need, and the copy itself. Sources that groups share are copied once."""
+    """Where each tensor goes in a slot, the bytes they need, and the copy itself. Sources that groups share
+    are copied once."""
     offsets: dict[int, int] = {}
     sources = []
     total = safetensors.PHASE
@@ -400,31 +432,45 @@ def describe(capture: Capture, groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_slot(area: Area) -> tuple[Capture, dict[str, Any]] | None:
-    """The newest committed snapshot as a capture whose bytes lie in the area. CheckpointError where it is damaged."""
+    """The newest committed snapshot as a capture whose bytes lie in the area. CheckpointError where it is
+    damaged."""
     found = area.newest()
     if found is None:
         return None
     address, raw = found
     stated, text = raw[:32], raw[32:]
     if digest.of(text).encode() != stated:
-        raise errors.CheckpointError(f"{area.path}: the description of its snapshot does not match its digest")
+        raise errors.CheckpointError(
+            f"{area.path}: the description of its snapshot does not match its digest"
+        )
     try:
         body = json.loads(text)
         _check(body)
         groups = tuple(
-            Group(group["name"], tuple(_entry(item, address, area) for item in group["entries"]), group["frozen"], group["rank"])
+            Group(
+                group["name"],
+                tuple(_entry(item, address, area) for item in group["entries"]),
+                group["frozen"],
+                group["rank"],
+            )
             for group in body["groups"]
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise errors.CheckpointError(f"{area.path}: its snapshot cannot be read: {type(error).__name__}: {error!s:.200}") from error
-    return Capture(body["step"], body["document"], groups, True, "", body["metrics"], doubt=str(body.get("doubt", ""))), body
+        raise errors.CheckpointError(
+            f"{area.path}: its snapshot cannot be read: {type(error).__name__}: {error!s:.200}"
+        ) from error
+    return Capture(
+        body["step"], body["document"], groups, True, "", body["metrics"], doubt=str(body.get("doubt", ""))
+    ), body
 
 
 def _check(body: Any) -> None:
     """Checks every field that is used, before any of it is."""
     if type(body["step"]) is not int or body["step"] < 0 or not isinstance(body["document"], dict):
         raise ValueError("no step, or no document")
-    if not isinstance(body["metrics"], dict) or not all(type(value) in (int, float) for value in body["metrics"].values()):
+    if not isinstance(body["metrics"], dict) or not all(
+        type(value) in (int, float) for value in body["metrics"].values()
+    ):
         raise ValueError("metrics that are no numbers")
     if not isinstance(body.get("run", ""), str) or type(body.get("incarnation", 1)) is not int:
         raise ValueError("no run")

@@ -1,12 +1,14 @@
-"""What a rank leaves behind when it is killed: its own small state, in shared memory, where the survivors on that host find it.
+"""What a rank leaves behind when it is killed: its own small state, in shared memory, where the survivors on
+that host find it.
 
-A mailbox is a file of four slots, each with a commit word, as in `guard.Area`: a slot is unmarked, filled, and marked with one aligned
-store, so SIGKILL at any instant leaves the other three whole. Four, because a rank may be ahead of the survivors by a step and into the
-next one: then the record they need is the fourth newest. A record that a later one of the same step and phase has replaced (gradient
-accumulation writes one for each backward) is the first to be overwritten.
+A mailbox is a file of four slots, each with a commit word, as in `guard.Area`: a slot is unmarked, filled,
+and marked with one aligned store, so SIGKILL at any instant leaves the other three whole. Four, because a
+rank may be ahead of the survivors by a step and into the next one: then the record they need is the fourth
+newest. A record that a later one of the same step and phase has replaced (gradient accumulation writes one
+for each backward) is the first to be overwritten.
 
-The writer holds a lock on its file, which the kernel drops when the process dies: that is how a sweep distinguishes leftovers from mail
-in use, also where containers share /dev/shm but not their process numbers.
+The writer holds a lock on its file, which the kernel drops when the process dies: that is how a sweep
+distinguishes leftovers from mail in use, also where containers share /dev/shm but not their process numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from lastcall import errors, memory
 
 log = logging.getLogger("lastcall")
 MAGIC = b"lastcall mail 1\0"
-Phase = Literal["B", "F"]  # at the boundary of the step | after its forward, when the first gradient of its backward was there
+# at the boundary of the step | after its forward, when the first gradient of its backward was there
+Phase = Literal["B", "F"]
 Piece = bytes | memoryview | tuple[int, int]  # a tuple: address and number of bytes
 _PAGE = 4096
 _SLOTS = 4
@@ -57,8 +60,11 @@ class Mailbox:
         self._pid = os.getpid()
 
     @classmethod
-    def create(cls, folder: Path, run: str, incarnation: int, rank: int, size: int = _SMALLEST) -> Mailbox | None:
-        """A new, empty mailbox for records of `size` bytes at first; None, with a warning, where there is no room for one."""
+    def create(
+        cls, folder: Path, run: str, incarnation: int, rank: int, size: int = _SMALLEST
+    ) -> Mailbox | None:
+        """A new, empty mailbox for records of `size` bytes at first; None, with a warning, where there is no
+        room for one."""
         path = folder / _name(run, incarnation, rank)
         try:
             ring, fd = _made(path, size)
@@ -103,7 +109,8 @@ class Mailbox:
             os.close(fd)
 
     def _grow(self, length: int) -> None:
-        """A larger file takes the place of this one, with the records that are in it: killed meanwhile, the old one is there."""
+        """A larger file takes the place of this one, with the records that are in it: killed meanwhile, the
+        old one is there."""
         assert self._ring is not None
         ring, fd = _made(self.path, 2 * length)
         for record in self._ring.records():
@@ -131,7 +138,8 @@ def read(folder: Path, run: str, incarnation: int, rank: int) -> list[Record]:
 
 
 def sweep(folder: Path, run: str, incarnation: int) -> None:
-    """Remove what earlier incarnations of this run have left here, and the files of runs of which no rank is alive."""
+    """Remove what earlier incarnations of this run have left here, and the files of runs of which no rank is
+    alive."""
     found: dict[tuple[str, int], list[Path]] = {}
     own = _run_name(run)
     with contextlib.suppress(OSError):
@@ -157,7 +165,8 @@ class _Ring:
         self._words = self._view[:_PAGE].cast("Q")
         self._base = memory.address_of(self._map)
         self._sequence = 0
-        self._heads: list[tuple[int, int, Phase]] = [(0, 0, "B")] * _SLOTS  # what the writer has committed: number, step, phase
+        # what the writer has committed: number, step, phase
+        self._heads: list[tuple[int, int, Phase]] = [(0, 0, "B")] * _SLOTS
         self.room = 0
 
     @classmethod
@@ -167,8 +176,13 @@ class _Ring:
             try:
                 info = os.fstat(fd)
                 size = info.st_size
-                if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
-                    raise ValueError("it does not belong to this user alone")  # any user may make a file of that name in /dev/shm
+                if (
+                    not stat.S_ISREG(info.st_mode)
+                    or info.st_uid != os.geteuid()
+                    or stat.S_IMODE(info.st_mode) & 0o077
+                ):
+                    # any user may make a file of that name in /dev/shm
+                    raise ValueError("it does not belong to this user alone")
                 if size < _PAGE:
                     raise ValueError(f"it has {size} bytes")
                 ring = cls(path, fd, size)
@@ -205,11 +219,15 @@ class _Ring:
         self._heads[slot] = (self._sequence, step, phase)
 
     def _victim(self) -> int:
-        """The slot that is overwritten: an empty one, one whose record was replaced by a later one, or the oldest."""
+        """The slot that is overwritten: an empty one, one whose record was replaced by a later one, or the
+        oldest."""
         newest: dict[tuple[int, Phase], int] = {}
         for commit, step, phase in self._heads:
             newest[step, phase] = max(commit, newest.get((step, phase), 0))
-        ages = [commit and commit + (self._sequence + 1) * (newest[step, phase] == commit) for commit, step, phase in self._heads]
+        ages = [
+            commit and commit + (self._sequence + 1) * (newest[step, phase] == commit)
+            for commit, step, phase in self._heads
+        ]
         return ages.index(min(ages))
 
     def records(self) -> list[Record]:
@@ -223,19 +241,21 @@ class _Ring:
             return None
         begin = _PAGE + slot * self.room
         data = bytes(self._view[begin : begin + length])
-        # Of a rank that is frozen, not dead, the slot may be in the middle of a write; the word says so, the sum proves it.
+        # Of a rank that is frozen, not dead, the slot may be in the middle of a write; the word says so, the
+        # sum proves it.
         if zlib.crc32(data) != checksum or self._words[at] != commit:
             return None
         return Record(step, _PHASES[phase], commit, data)
 
 
 def _made(path: Path, size: int) -> tuple[_Ring, int]:
-    """A new ring under another name, and the descriptor that holds its lock. Every page is allocated now: a full /dev/shm is ENOSPC
-    here, and SIGBUS later."""
+    """A new ring under another name, and the descriptor that holds its lock. Every page is allocated now: a
+    full /dev/shm is ENOSPC here, and SIGBUS later."""
     room = -(-max(size, _SMALLEST) // _PAGE) * _PAGE
     total = _PAGE + _SLOTS * room
     under = path.with_name(f"{path.name}.tmp")
-    under.unlink(missing_ok=True)  # EPERM where it is another user's: then there is no mailbox, with a warning
+    # EPERM where it is another user's: then there is no mailbox, with a warning
+    under.unlink(missing_ok=True)
     fd = os.open(under, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,10 +297,13 @@ def _name(run: str, incarnation: int, rank: int) -> str:
 
 def _warn(path: Path, error: Exception) -> None:
     log.warning(
-        "No shared memory for the last state of this rank (%s: %s): if killed, randomness and data position come from others. Give "
+        "No shared memory for the last state of this rank (%s: %s): if killed, randomness and data position "
+        "come from others. Give "
         "%s more room (docker run --shm-size), or set LASTCALL_GUARD_FOLDER.",
-        path.name, error, path.parent,
-    )  # fmt: skip
+        path.name,
+        error,
+        path.parent,
+    )
 
 
 def newest(records: Sequence[Record], step: int, phase: Phase) -> Record | None:

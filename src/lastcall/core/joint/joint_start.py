@@ -1,11 +1,15 @@
-"""How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they continue from.
+"""How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they
+continue from.
 
-    meet     rank 0 opens the directory, writes its token there, and tells the others; all of them switch to the store of
+    meet     rank 0 opens the directory, writes its token there, and tells the others; all of them switch to
+             the store of
              `lastcall run` where there is one, which outlives every training process
-    load     rank 0 names a checkpoint, every rank loads its part of it, and all vote: one that finds damage makes all try the next
+    load     rank 0 names a checkpoint, every rank loads its part of it, and all vote: one that finds damage
+             makes all try the next
     begin    no rank takes a step before all have voted: so a notice that comes earlier finds nothing to save
 
-A rank that is asked to stop while it waits here vetoes: the vote's register decides whether that came in time.
+A rank that is asked to stop while it waits here vetoes: the vote's register decides whether that came in
+time.
 """
 
 from __future__ import annotations
@@ -47,9 +51,11 @@ from lastcall.storage import files as storage
 log = logging.getLogger("lastcall")
 _SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
 STOPPED = "asked to stop"
-_DAMAGE = ("CheckpointError", "PartlyLoaded")  # how the objection of a rank that found a damaged checkpoint begins
+# how the objection of a rank that found a damaged checkpoint begins
+_DAMAGE = ("CheckpointError", "PartlyLoaded")
 _SPOILED = (
-    "all checkpoints were damaged and have been set aside; the state in memory is partly overwritten. Start the run again to begin "
+    "all checkpoints were damaged and have been set aside; the state in memory is partly overwritten. Start "
+    "the run again to begin "
     "from scratch."
 )
 AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
@@ -66,7 +72,8 @@ class Start:
     run: str
     incarnation: int
     token: str
-    store: str = ""  # the address of the launcher's store; empty where there is none. Nothing in here is a secret: see `keys`
+    # the address of the launcher's store; empty where there is none. Nothing in here is a secret: see `keys`
+    store: str = ""
     mirror: bool = False  # whether there is one: then the ranks need no shared directory
     algorithm: str = digest.ALGORITHM  # of digests
 
@@ -85,7 +92,8 @@ class Joined:
     over: threading.Event = field(default_factory=threading.Event)  # all ranks have finished
 
 
-Bring = Callable[[str], None]  # has a checkpoint, known by the fingerprint of its record, in this rank's directory
+# has a checkpoint, known by the fingerprint of its record, in this rank's directory
+Bring = Callable[[str], None]
 
 
 def _nowhere(record: str) -> None:
@@ -94,7 +102,12 @@ def _nowhere(record: str) -> None:
 
 class JointStart:
     def __init__(
-        self, world: World, catalog: Catalog, clock: clocks.Clock, stop_requested: Callable[[], bool], mirror: Mirror | None = None
+        self,
+        world: World,
+        catalog: Catalog,
+        clock: clocks.Clock,
+        stop_requested: Callable[[], bool],
+        mirror: Mirror | None = None,
     ) -> None:
         self._world = world
         self._catalog = catalog
@@ -107,10 +120,11 @@ class JointStart:
         self._store: Store | None = None
         self._directories = Directories(world.rank)
         self._bring: Bring = _nowhere
-        self._unbrought: errors.LastcallError | None = None  # why the chosen checkpoint is not in this directory
+        # why the chosen checkpoint is not in this directory
+        self._unbrought: errors.LastcallError | None = None
         self._spoiled = False  # damage was found after live tensors had been written to, on some rank
 
-    # ---- meet ------------------------------------------------------------------------------------------------------------------
+    # ---- meet ----------------------------------------------------------------------------------------------
 
     def lead(self, run: str, incarnation: int) -> Joined:
         """Rank 0, which holds the directory's lock."""
@@ -122,12 +136,16 @@ class JointStart:
         start = Start(run, incarnation, fence.token, address, self._mirror)
         if self._mirror:
             directories.mark(self._place(start), 0).mkdir(parents=True, exist_ok=True)
-        self._rendezvous.store.claim("start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode())
+        self._rendezvous.store.claim(
+            "start", json.dumps({**start.__dict__, "root": str(self._catalog.root.resolve())}).encode()
+        )
         return self._join(start, fence, keys)
 
     def refuse(self, error: BaseException) -> None:
         """Rank 0 cannot start: the others must not wait for it."""
-        self._rendezvous.store.claim("start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+        self._rendezvous.store.claim(
+            "start", json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode()
+        )
 
     def leave(self) -> None:
         self._rendezvous.leave()
@@ -148,7 +166,8 @@ class JointStart:
         fence = Fence(self._catalog.private, start.token)
         if start.algorithm != digest.ALGORITHM:
             raise errors.RanksError(
-                f"rank 0 writes digests of the kind {start.algorithm} and rank {self._world.rank} {digest.ALGORITHM}: neither could "
+                f"rank 0 writes digests of the kind {start.algorithm} and rank {self._world.rank} "
+                f"{digest.ALGORITHM}: neither could "
                 "check what the other has written. Install the same on all machines: pip install xxhash"
             )
         if not start.mirror:
@@ -163,14 +182,19 @@ class JointStart:
                 continue
             if theirs != ours:
                 raise errors.RanksError(
-                    f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a run save into one "
-                    "directory. Give protect() the same on every rank; or give all ranks a mirror, and each machine may have a "
-                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are separate runs: export "
+                    f"rank 0 protects {theirs} and rank {self._world.rank} protects {ours}: all ranks of a "
+                    "run save into one "
+                    "directory. Give protect() the same on every rank; or give all ranks a mirror, and each "
+                    "machine may have a "
+                    "directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX; or, if they are "
+                    "separate runs: export "
                     "LASTCALL_RANKS=separate"
                 )
             raise errors.RanksError(
-                f"rank {self._world.rank} cannot see the files that rank 0 has written to {ours}: the ranks of a run save into one "
-                "directory on a file system that all machines share. Give protect() a directory there; or give all ranks a mirror, "
+                f"rank {self._world.rank} cannot see the files that rank 0 has written to {ours}: the ranks "
+                "of a run save into one "
+                "directory on a file system that all machines share. Give protect() a directory there; or "
+                "give all ranks a mirror, "
                 "and each machine may have a directory of its own: export LASTCALL_MIRROR=s3://BUCKET/PREFIX"
             )
 
@@ -181,7 +205,8 @@ class JointStart:
         found = client.parse_port_and_secret(settings.launcher_store() or "")
         if found is None:
             return "", ""
-        for host in (self._world.address, "127.0.0.1"):  # where all ranks are on this machine, the store listens on loopback only
+        # where all ranks are on this machine, the store listens on loopback only
+        for host in (self._world.address, "127.0.0.1"):
             try:
                 client.StoreClient(host, *found).close()
                 return f"{host}:{found[0]}", found[1]
@@ -194,11 +219,15 @@ class JointStart:
         if keys is None:
             keys = self._find_keys(start)
         elif self._directories.spread and self._place_of_keys is not None:
-            self._place_of_keys.share(start.token, keys.to_bytes(), self._stop_requested, self._rendezvous.left)
+            self._place_of_keys.share(
+                start.token, keys.to_bytes(), self._stop_requested, self._rendezvous.left
+            )
             self._shared = start.token
         fast, connect = self._change_over(start, keys)
         over = threading.Event()
-        store = Anchored(fast, NullStore() if self._directories.spread else FolderStore(self._place(start)), connect, over)
+        store = Anchored(
+            fast, NullStore() if self._directories.spread else FolderStore(self._place(start)), connect, over
+        )
         Peers.register(store, self._world.rank, self.mine)
         self._store = store
         return Joined(start, fence, store, Peers({}, self.mine.host), keys, self._directories, over)
@@ -211,7 +240,10 @@ class JointStart:
                 found = keyring.read(self._catalog.private, start.token)
             else:
                 assert self._place_of_keys is not None
-                found = keyring.parse(self._place_of_keys.shared(start.token, self._stop_requested, self._rendezvous.left), start.token)
+                found = keyring.parse(
+                    self._place_of_keys.shared(start.token, self._stop_requested, self._rendezvous.left),
+                    start.token,
+                )
             if found is not None:
                 return found
             if self._stop_requested():
@@ -220,7 +252,8 @@ class JointStart:
             self._rendezvous.check()
             if self._clock.now() >= until:
                 raise errors.RanksError(
-                    f"rank {self._world.rank} cannot read {self._catalog.private / keyring.NAME}, which rank 0 has written for this "
+                    f"rank {self._world.rank} cannot read {self._catalog.private / keyring.NAME}, which rank "
+                    "0 has written for this "
                     "user alone. Start all ranks of a run as the same user"
                 )
             self._clock.sleep(0.2)
@@ -232,23 +265,29 @@ class JointStart:
             self._place_of_keys.unshare(shared)
 
     def _find_directories(self, start: Start) -> Directories:
-        return directories.find(self._rendezvous, self._world, self._catalog, self._place(start), self._mirror, self._clock)
+        return directories.find(
+            self._rendezvous, self._world, self._catalog, self._place(start), self._mirror, self._clock
+        )
 
     def _place(self, start: Start) -> Path:
-        """Where decisions are anchored, and where the others look for the marks of those that share the directory."""
+        """Where decisions are anchored, and where the others look for the marks of those that share the
+        directory."""
         return self._catalog.private / AGREEMENT / start.token
 
     def opened(self) -> None:
-        """This incarnation owns a directory beside that of rank 0: the other ranks that share it may continue."""
+        """This incarnation owns a directory beside that of rank 0: the other ranks that share it may
+        continue."""
         sweep(self._catalog)  # the marks, too: all have been seen
         self._rendezvous.store.set(f"opened/{self._directories.name}", b"1")
 
     def wait_until_opened(self) -> None:
-        self._rendezvous.wait(f"opened/{self._directories.name}", f"rank {self._directories.leader} to open the directory")
+        self._rendezvous.wait(
+            f"opened/{self._directories.name}", f"rank {self._directories.leader} to open the directory"
+        )
 
     def _change_over(self, start: Start, keys: Keys) -> tuple[Store, Callable[[], Store]]:
-        """The launcher's store, if all ranks can reach it, and how to connect to it again. The ranks that can are counted in the store
-        where they have met."""
+        """The launcher's store, if all ranks can reach it, and how to connect to it again. The ranks that can
+        are counted in the store where they have met."""
         if not start.store:
             return self._rendezvous.store, self._world.meet
         from lastcall.core.store import client
@@ -274,13 +313,17 @@ class JointStart:
             theirs.close()
         return self._rendezvous.store, self._world.meet
 
-    # ---- load ------------------------------------------------------------------------------------------------------------------
+    # ---- load ----------------------------------------------------------------------------------------------
 
-    def load(self, agreement: Agreement, engine: Engine, subject: Restorable, bring: Bring = _nowhere) -> Entry | None:
+    def load(
+        self, agreement: Agreement, engine: Engine, subject: Restorable, bring: Bring = _nowhere
+    ) -> Entry | None:
         """The checkpoint that all ranks continue from. Returns when all of them have it."""
         self._bring = bring
         entries = self._catalog.entries() if self._world.rank == 0 else []
-        order = [entry for entry in entries if entry.record.complete] + [entry for entry in entries if not entry.record.complete]
+        order = [entry for entry in entries if entry.record.complete] + [
+            entry for entry in entries if not entry.record.complete
+        ]
         for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
             chosen, has_fallback = self._choose(agreement, order, number)
             error, verdict = self._attempt(agreement, number, chosen, engine, subject, has_fallback)
@@ -303,7 +346,9 @@ class JointStart:
                 f"load/{number}",
                 {
                     "name": None if chosen is None else chosen.path.name,
-                    "record": chosen.record.fingerprint if chosen is not None and self._directories.spread else "",
+                    "record": chosen.record.fingerprint
+                    if chosen is not None and self._directories.spread
+                    else "",
                     "has_fallback": has_fallback,
                     "spoiled": spoiled,
                 },
@@ -318,7 +363,9 @@ class JointStart:
         if name is None:
             return None, False
         if self._directories.elsewhere:
-            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get("has_fallback") is True
+            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get(
+                "has_fallback"
+            ) is True
         path = self._catalog.root / Path(str(name)).name
         entry = next((entry for entry in self._catalog.entries() if entry.path == path), None)
         return entry or _unseen(path), word.get("has_fallback") is True
@@ -331,7 +378,9 @@ class JointStart:
                 self._veto(agreement, number)
             self.check(rank)
             if self._clock.now() >= until:
-                raise errors.RanksError(f"rank {rank} has not reported within {rendezvous.TOGETHER:.0f} s what it loaded")
+                raise errors.RanksError(
+                    f"rank {rank} has not reported within {rendezvous.TOGETHER:.0f} s what it loaded"
+                )
         return word
 
     def check(self, rank: int) -> None:
@@ -377,9 +426,9 @@ class JointStart:
         subject: Restorable,
         has_fallback: bool,
     ) -> tuple[errors.LastcallError | None, Verdict]:
-        """Load this rank's part, and learn whether all could. Where no older checkpoint would overwrite a half loaded state, no rank
-        begins before all have checked: an objection then ends this attempt on all ranks, for the reason that the objector
-        gave."""
+        """Load this rank's part, and learn whether all could. Where no older checkpoint would overwrite a
+        half loaded state, no rank begins before all have checked: an objection then ends this attempt on all
+        ranks, for the reason that the objector gave."""
         checked: Verdict | None = None
 
         def ready() -> None:
@@ -391,7 +440,9 @@ class JointStart:
         error: errors.LastcallError | None = None
         try:
             if chosen is not None:
-                self._load_part(chosen, engine, subject, has_fallback, (lambda: None) if has_fallback else ready)
+                self._load_part(
+                    chosen, engine, subject, has_fallback, (lambda: None) if has_fallback else ready
+                )
         except _Objection:
             pass
         except (errors.CheckpointError, errors.MismatchError, errors.RanksError) as caught:
@@ -402,13 +453,22 @@ class JointStart:
             return error, checked
         return error, self._vote(agreement, f"load/{number}", error)
 
-    def _load_part(self, chosen: Entry, engine: Engine, subject: Restorable, has_fallback: bool, ready: Callable[[], None]) -> None:
+    def _load_part(
+        self,
+        chosen: Entry,
+        engine: Engine,
+        subject: Restorable,
+        has_fallback: bool,
+        ready: Callable[[], None],
+    ) -> None:
         if self._unbrought is not None:
             found, self._unbrought = self._unbrought, None
             raise found
         if not chosen.record.files:
             raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
-        restore.attempt(chosen, engine, subject, has_fallback, self._world.rank, self._world.size, ready=ready)
+        restore.attempt(
+            chosen, engine, subject, has_fallback, self._world.rank, self._world.size, ready=ready
+        )
 
     def _vote(self, agreement: Agreement, name: str, error: errors.LastcallError | None) -> Verdict:
         why = "" if error is None else f"{type(error).__name__}: {error}"
@@ -418,7 +478,9 @@ class JointStart:
         def stopped() -> str:
             return STOPPED if self._stop_requested() or self._rendezvous.left() else self._rendezvous.failed()
 
-        return agreement.vote(name, error is None, why, self._clock.now() + rendezvous.TOGETHER, self._dead, stopped)
+        return agreement.vote(
+            name, error is None, why, self._clock.now() + rendezvous.TOGETHER, self._dead, stopped
+        )
 
     def _dead(self) -> set[int]:
         """The ranks of this host that have come and are gone."""
@@ -430,12 +492,15 @@ class JointStart:
             return set()
 
     def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
-        """Why not all could: a notice ends it, a state that does not fit is an error on every rank, damage is not."""
+        """Why not all could: a notice ends it, a state that does not fit is an error on every rank, damage is
+        not."""
         if STOPPED in verdict.reasons.values():
             raise Stopped
         if isinstance(mine, errors.MismatchError):
             raise mine
-        self._spoiled = self._spoiled or any(reason.startswith("PartlyLoaded") for reason in verdict.reasons.values())
+        self._spoiled = self._spoiled or any(
+            reason.startswith("PartlyLoaded") for reason in verdict.reasons.values()
+        )
         if verdict.lost or not any(reason.startswith(_DAMAGE) for reason in verdict.reasons.values()):
             raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
 

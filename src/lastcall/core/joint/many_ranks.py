@@ -1,12 +1,17 @@
 """How many ranks answer a notice: the same waits and saves as in one process, but of all of them at one step.
 
-    boundary   after the kill wait every rank is held at its next boundary, reports its position, and all follow one decision: the first
+    boundary   after the kill wait every rank is held at its next boundary, reports its position, and all
+               follow one decision: the first
                boundary that no rank has passed. A rank that is not there yet trains on to it
-    instant    if that boundary will not come in time, or a rank cannot reach it any more: every rank shuts its gate and reports how
-               many optimizer steps it has completed. The ranks behind finish theirs; then all save from the side thread
-    survivors  the same, with ranks missing: those that hold the newest whole state save it, also for the missing
+    instant    if that boundary will not come in time, or a rank cannot reach it any more: every rank shuts
+               its gate and reports how
+               many optimizer steps it has completed. The ranks behind finish theirs; then all save from the
+               side thread
+    survivors  the same, with ranks missing: those that hold the newest whole state save it, also for the
+               missing
 
-Every rank's agent stays until the save is over: another rank may find, at any time, that the boundary does not come.
+Every rank's agent stays until the save is over: another rank may find, at any time, that the boundary does
+not come.
 """
 
 from __future__ import annotations
@@ -77,7 +82,7 @@ class ManyRanks(OneProcess):
             return ordinal, "finished"
         return ordinal, "" if self._phases.phase is Phase.QUIET else "answering a notice"
 
-    # ---- the agent's side ------------------------------------------------------------------------------------
+    # ---- the agent's side ----------------------------------------------------------------------------------
 
     def announce(self, notice: Notice) -> None:
         self._ranks.announce(notice, failed=self._stopped)
@@ -100,8 +105,8 @@ class ManyRanks(OneProcess):
         return Where(boundary=kind == "boundary", finished=kind == "finish", because=because)
 
     def hopeless(self, saving: bool) -> str:
-        """While this rank saves it waits for all others, and the save itself finds out if one is lost; one that is gone may also have
-        exited in order, after the commit."""
+        """While this rank saves it waits for all others, and the save itself finds out if one is lost; one
+        that is gone may also have exited in order, after the commit."""
         if (not saving and self._ranks.unable()) or self._given_up_by_another():
             return "another rank cannot come to the boundary"
         return ""
@@ -141,10 +146,12 @@ class ManyRanks(OneProcess):
 
     def _heed(self, decision: Decision) -> None:
         log.info("Agreement: %s, %s", decision.described(), decision.because)
-        self._context.events.emit("agreement", what=decision.kind, step=decision.shown, because=decision.because)
+        self._context.events.emit(
+            "agreement", what=decision.kind, step=decision.shown, because=decision.because
+        )
         self.decision = decision
 
-    # ---- from the side ---------------------------------------------------------------------------------------
+    # ---- from the side -------------------------------------------------------------------------------------
 
     def aside(self, because: str) -> None:
         context, ranks = self._context, self._ranks
@@ -169,8 +176,8 @@ class ManyRanks(OneProcess):
                 context.gate.open()
 
     def _found_committed(self) -> bool:
-        """Whether the others have committed this very boundary, or the end of the run, and exited: the last rank cannot save anything
-        better."""
+        """Whether the others have committed this very boundary, or the end of the run, and exited: the last
+        rank cannot save anything better."""
         if self.finished and self._joint_save.find(self._final_name()) is not None:
             self.decision = Decision("finish", because="the final checkpoint is committed")
             self._phases.enter(Phase.DISMISSED, self.decision.because)
@@ -203,9 +210,13 @@ class ManyRanks(OneProcess):
         rank, gate = self._ranks.rank, self._context.gate
         if decision.kept and self._was_kept():
             return
-        helping = decision.kind == "instant" and rank in decision.missing  # finished elsewhere: its own state only
+        # finished elsewhere: its own state only
+        helping = decision.kind == "instant" and rank in decision.missing
         if rank not in decision.writers and not helping:
-            log.warning("This rank's state is incomplete; %s will write the checkpoint", messages.named(decision.writers))
+            log.warning(
+                "This rank's state is incomplete; %s will write the checkpoint",
+                messages.named(decision.writers),
+            )
             self._await_the_writers(decision)
             return
         if decision.kind == "instant" and gate.steps < decision.entered:
@@ -221,7 +232,8 @@ class ManyRanks(OneProcess):
         self._give_up(because)
 
     def _was_kept(self) -> bool:
-        """Whether the checkpoint that was begun before is there in time. All ranks find the same: it is one commit."""
+        """Whether the checkpoint that was begun before is there in time. All ranks find the same: it is one
+        commit."""
         clock, subject = self._context.clock, self._context.subject
         until = self._latest()
         while self._periodic.writing == subject.boundary and clock.now() < until:
@@ -233,7 +245,8 @@ class ManyRanks(OneProcess):
         return True
 
     def _settled(self, decision: Decision) -> bool:
-        """Whether the agreed steps are done, and also what follows them in their pass, as far as there is time to wait for it."""
+        """Whether the agreed steps are done, and also what follows them in their pass, as far as there is
+        time to wait for it."""
         clock, gate = self._context.clock, self._context.gate
         until = self._latest()
         while gate.steps < decision.entered and not self._stopped:
@@ -254,7 +267,8 @@ class ManyRanks(OneProcess):
     def _save_aside(self, decision: Decision, kind: Kind) -> None:
         context, answer = self._context, self._answer
         began = context.clock.now()
-        # Refused where the boundary was committed after all, of which the other ranks may not know: they wait for this one's part.
+        # Refused where the boundary was committed after all, of which the other ranks may not know: they wait
+        # for this one's part.
         self._phases.try_enter(Phase.SAVING_ASIDE, decision.because)
         try:
             capture = context.subject.rescue()
@@ -271,7 +285,9 @@ class ManyRanks(OneProcess):
     def _save_together(self, capture: Capture, order: Order) -> Entry:
         """Take part in the agreed save."""
         portion = self._joint_save.portion(capture, order.writers)
-        return self._checkpointer.save_agreed(capture, order.kind, lambda: self._joint_save.save(portion, order))
+        return self._checkpointer.save_agreed(
+            capture, order.kind, lambda: self._joint_save.save(portion, order)
+        )
 
     def _await_the_writers(self, decision: Decision) -> None:
         """This rank has nothing to write; whether it may exit as saved depends on the others."""
@@ -308,10 +324,11 @@ class ManyRanks(OneProcess):
         """Whether the agents save from the side, and no thread waits for the boundary any more."""
         return self._phases.phase in _ASIDE
 
-    # ---- afterwards ------------------------------------------------------------------------------------------
+    # ---- afterwards ----------------------------------------------------------------------------------------
 
     def continues(self) -> bool:
-        """A hang was answered by a save; a rank that hung may come back, and training continues as if nothing had happened."""
+        """A hang was answered by a save; a rank that hung may come back, and training continues as if nothing
+        had happened."""
         if self._stopped:
             return False
         log.warning("Training continues, if it can: on_hang is 'save'")
@@ -319,7 +336,8 @@ class ManyRanks(OneProcess):
         if self._context.outcome.decided:
             self._context.outcome.reopen()
         self._ranks.next_round()
-        # First the phase: the training thread, which waits at its boundary, must not take the resets below for a reason to leave.
+        # First the phase: the training thread, which waits at its boundary, must not take the resets below
+        # for a reason to leave.
         if not self._phases.try_enter(Phase.QUIET):
             return False
         self._answer.reset()
@@ -327,13 +345,15 @@ class ManyRanks(OneProcess):
         return True
 
     def stuck(self) -> None:
-        """The training thread may wait for a rank that never comes. Without it the others would wait, too, and so would the
-        launcher that restarts the run."""
+        """The training thread may wait for a rank that never comes. Without it the others would wait, too,
+        and so would the launcher that restarts the run."""
         outcome = self._context.outcome
         if self._phases.try_enter(Phase.LEAVING, only_from={Phase.FAILED}):
             if outcome.value is not Outcome.FAILED:  # training has raised, and does not come out of its block
                 outcome.decide(Outcome.NOT_SAVED)
-            self._answer.leave_by_force("The training thread does not return, and nothing is saved", by_signal=False)
+            self._answer.leave_by_force(
+                "The training thread does not return, and nothing is saved", by_signal=False
+            )
 
     def fault(self) -> None:
         """The agent is out: nobody else would let go of a training thread that waits for a decision."""
@@ -342,7 +362,7 @@ class ManyRanks(OneProcess):
         self._give_up("an internal error in lastcall")
         self._context.subject.stop_at_next_boundary()
 
-    # ---- the training thread's side --------------------------------------------------------------------------
+    # ---- the training thread's side ------------------------------------------------------------------------
 
     def at_boundary(self) -> None:
         """Wait for the decision; save here if this is the step, train on to it if it is not."""
@@ -368,7 +388,9 @@ class ManyRanks(OneProcess):
     def _parked_until_decided(self) -> Phase:
         self._parked.set()
         try:
-            while (phase := self._phases.wait_while({Phase.HOLDING}, timing.TICK)) is Phase.HOLDING and not self._phases.closed:
+            while (
+                phase := self._phases.wait_while({Phase.HOLDING}, timing.TICK)
+            ) is Phase.HOLDING and not self._phases.closed:
                 continue
         finally:
             self._parked.clear()
@@ -401,7 +423,8 @@ class ManyRanks(OneProcess):
 
     @contextlib.contextmanager
     def _alone_at_it(self) -> Iterator[None]:
-        """The checkpointer's lock, within a time limit: a periodic save may wait for a rank that will not take part in it any more."""
+        """The checkpointer's lock, within a time limit: a periodic save may wait for a rank that will not
+        take part in it any more."""
         left = max(timing.RANKS, self.boundary_until() - self._context.clock.now())
         if not self._checkpointer.lock.acquire(timeout=left):
             self._periodic.give_up()
@@ -412,8 +435,8 @@ class ManyRanks(OneProcess):
             self._checkpointer.lock.release()
 
     def step_without_optimizer(self) -> None:
-        """A pass in which no optimizer stepped: its step may have failed because a rank is gone, and the user's code may
-        have caught that error. It is not a step; the remaining ranks save and exit."""
+        """A pass in which no optimizer stepped: its step may have failed because a rank is gone, and the
+        user's code may have caught that error. It is not a step; the remaining ranks save and exit."""
         gone = self._ranks.unable()
         if not gone:
             return
@@ -423,10 +446,11 @@ class ManyRanks(OneProcess):
             self._context.clock.sleep(timing.TICK / 10)
         self.at_boundary()
 
-    # ---- errors and the end ----------------------------------------------------------------------------------
+    # ---- errors and the end --------------------------------------------------------------------------------
 
     def served(self) -> bool:
-        """Whether the ranks have saved, or are about to: an error that is raised now comes from their exit."""
+        """Whether the ranks have saved, or are about to: an error that is raised now comes from their
+        exit."""
         saving = (Phase.SAVING, *_ASIDE)
         if self._phases.phase in saving and not self._stopped:
             until = max(0.0, self._answer.left) + timing.RANKS
@@ -434,8 +458,8 @@ class ManyRanks(OneProcess):
         return self._answer.whole and not self._stopped
 
     def failed(self, error: BaseException) -> None:
-        """Training has raised here. The others cannot continue without this rank: all save the last completed step. Returns when that
-        is done."""
+        """Training has raised here. The others cannot continue without this rank: all save the last completed
+        step. Returns when that is done."""
         self._stopped = True
         self._torn = self._torn_by(error)
         why = f"rank {self._ranks.rank} failed: {type(error).__name__}: {error}"[:300]
@@ -455,12 +479,16 @@ class ManyRanks(OneProcess):
 
     def blame(self) -> None:
         if self._at_fault:
-            self._context.outcome.decide(Outcome.FAILED)  # whatever was saved: this is an error, not a preemption
+            # whatever was saved: this is an error, not a preemption
+            self._context.outcome.decide(Outcome.FAILED)
 
     @property
     def _at_fault(self) -> bool:
-        """Whether training failed here on its own, with all other ranks alive: started again, it may fail again."""
-        return self._stopped and self.decision is not None and set(self.decision.missing) <= {self._ranks.rank}
+        """Whether training failed here on its own, with all other ranks alive: started again, it may fail
+        again."""
+        return (
+            self._stopped and self.decision is not None and set(self.decision.missing) <= {self._ranks.rank}
+        )
 
     def _rank_lost(self, why: str) -> None:
         """Have the agent answer it."""
@@ -504,7 +532,9 @@ class ManyRanks(OneProcess):
                 if not self._without_the_lost(str(error)):
                     raise
                 continue
-            self._checkpointer.now_committed(entry, capture, context.subject.boundary, context.clock.now() - began)
+            self._checkpointer.now_committed(
+                entry, capture, context.subject.boundary, context.clock.now() - began
+            )
             ending.say(context, reason, entry)
             return
 
@@ -517,8 +547,8 @@ class ManyRanks(OneProcess):
         return Order(self._final_name(), Kind.FINAL, reason, writers, patience=math.inf, paused=paused)
 
     def _without_the_lost(self, why: str) -> bool:
-        """The last save failed. If a rank was lost, the others save without it, as they would have in the middle of the
-        run."""
+        """The last save failed. If a rank was lost, the others save without it, as they would have in the
+        middle of the run."""
         clock = self._context.clock
         if not self._ranks.unable() or self._phases.closed:
             return False

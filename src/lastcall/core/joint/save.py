@@ -1,13 +1,15 @@
-"""One checkpoint of many ranks: every writer stages its files, and one of them commits what all have staged, or none does.
+"""One checkpoint of many ranks: every writer stages its files, and one of them commits what all have staged,
+or none does.
 
     every writer   its files into the staging folder of this save, durable, then its receipt
-    the committer  (the lowest writer) waits for all receipts, adds what is known about the missing ranks, writes the manifest
+    the committer  (the lowest writer) waits for all receipts, adds what is known about the missing ranks,
+                   writes the manifest
                    and the record, and gives the folder its name: the one commit
     the others     wait for the committer's message, and look on the disk where none comes
 
-The receipts are files: once the ranks have agreed what to save, losing the store or the network between them loses nothing. Ranks that
-do not share the committer's directory (`directories`) send their files and their receipt there, and learn of the commit from its
-message.
+The receipts are files: once the ranks have agreed what to save, losing the store or the network between them
+loses nothing. Ranks that do not share the committer's directory (`directories`) send their files and their
+receipt there, and learn of the commit from its message.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class OtherRanks(Protocol):
         """The ranks that are known to be dead."""
 
     def part_of(self, rank: int, step: int, mine: Capture) -> Capture | None:
-        """What a missing rank would have saved, as far as known; `mine` is this rank's own capture of that step."""
+        """What a missing rank would have saved, as far as known; `mine` is this rank's own capture of that
+        step."""
 
 
 class JointSave:
@@ -123,7 +126,8 @@ class JointSave:
         self.directories = directories or Directories(others.rank)
         self.part_transfer = part_transfer
         self._manual = max(_MANUAL, grace)
-        self._latest, self._again = "", 0  # the last save of a boundary that all ranks saved, and how often it was
+        # the last save of a boundary that all ranks saved, and how often it was
+        self._latest, self._again = "", 0
         self.holder_of_newest: int | None = None  # ... the rank whose directory has the newest checkpoint
         self.elsewhere: set[str] = set()  # ... the names of those that this rank does not see
 
@@ -131,8 +135,14 @@ class JointSave:
         """What of a capture this rank writes, where all ranks write (or only some do)."""
         rank = self._others.rank
         everybody = tuple(range(self._others.size)) if writers is None else writers
-        files = capture.files if rank == min(everybody) else tuple(file for file in capture.files if not file.shared)
-        return dataclasses.replace(capture, groups=partition.portion(capture.groups, rank, everybody), files=files)
+        files = (
+            capture.files
+            if rank == min(everybody)
+            else tuple(file for file in capture.files if not file.shared)
+        )
+        return dataclasses.replace(
+            capture, groups=partition.portion(capture.groups, rank, everybody), files=files
+        )
 
     def write(self, capture: Capture, request: Request, boundary: Boundary) -> Entry:
         """Commit this boundary, which all ranks save without having to agree on it first."""
@@ -144,13 +154,14 @@ class JointSave:
             f"{name}-{self._again}", request.kind, request.reason, tuple(range(self._others.size)),
             deadline=request.deadline, abandoned=request.abandoned, same=request.same,
         )  # fmt: skip
-        if request.kind is Kind.MANUAL:  # a rank that does not call run.save() must not hold the others up for long
+        # a rank that does not call run.save() must not hold the others up for long
+        if request.kind is Kind.MANUAL:
             order = dataclasses.replace(order, patience=self._manual)
         return self.save(capture, order)
 
     def save(self, capture: Capture, order: Order) -> Entry:
-        """Take part in a save; `capture` is what this rank writes of it (`portion`). Returns when the checkpoint is committed.
-        SaveError, on every rank, if it is not."""
+        """Take part in a save; `capture` is what this rank writes of it (`portion`). Returns when the
+        checkpoint is committed. SaveError, on every rank, if it is not."""
         return self.complete(capture, self.contribute(capture, order), order)
 
     def contribute(self, capture: Capture, order: Order) -> Part:
@@ -186,7 +197,8 @@ class JointSave:
 
     @property
     def newest_is_here(self) -> bool:
-        """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its machine."""
+        """Whether the newest checkpoint is in this rank's directory: elsewhere it may be lost with its
+        machine."""
         return self.holder_of_newest is None or self.directories.shares_with(self.holder_of_newest)
 
     def close(self) -> None:
@@ -194,13 +206,14 @@ class JointSave:
             self.part_transfer.close()
 
     def find(self, save: str) -> Entry | None:
-        """The result of a save, as far as this rank can see: on the disk or, where that is not the committer's, from its message."""
+        """The result of a save, as far as this rank can see: on the disk or, where that is not the
+        committer's, from its message."""
         if (entry := self._catalog.find(save)) is not None or not self.directories.spread:
             return entry
         word = self._others.hear(f"outcome/{save}", 0.0)
         return None if word is None or "path" not in word else self._entry_of(word)
 
-    # ---- every writer ----------------------------------------------------------------------------------------------------------
+    # ---- every writer --------------------------------------------------------------------------------------
 
     def _contribute(self, folder: Path, capture: Capture, order: Order) -> Part:
         rank = self._others.rank
@@ -211,8 +224,16 @@ class JointSave:
             laid = self._saver.lay(folder, capture, request)
             tensors = manifest.describe(rank, capture.groups)
             part = Part(
-                rank, capture.step, laid.files, laid.written, not laid.because, laid.because, capture.metrics, tensors, laid.doubt
-            )  # fmt: skip
+                rank,
+                capture.step,
+                laid.files,
+                laid.written,
+                not laid.because,
+                laid.because,
+                capture.metrics,
+                tensors,
+                laid.doubt,
+            )
             self._hand_in(folder, part, order)
         except (errors.LastcallError, OSError) as error:
             part = self._fail(folder, order, capture.step, str(error) or type(error).__name__)
@@ -242,7 +263,12 @@ class JointSave:
             if not (file.name.endswith(".safetensors") and self._catalog.spares.give(folder / file.name)):
                 with contextlib.suppress(OSError):  # the next start removes it
                     (folder / file.name).unlink()
-        below = {folder} | {parent for file in files for parent in (folder / file.name).parents if parent.is_relative_to(folder)}
+        below = {folder} | {
+            parent
+            for file in files
+            for parent in (folder / file.name).parents
+            if parent.is_relative_to(folder)
+        }
         for empty in sorted(below, reverse=True):
             with contextlib.suppress(OSError):  # files of another rank
                 empty.rmdir()
@@ -265,13 +291,17 @@ class JointSave:
         self._others.tell(f"failed/{order.name}/{part.rank}", {"because": because})
         return part
 
-    # ---- the committer ---------------------------------------------------------------------------------------------------------
+    # ---- the committer -------------------------------------------------------------------------------------
 
     def _commit(self, folder: Path, capture: Capture, order: Order, mine: Part) -> Entry:
         began = self._clock.now()
         try:
             parts = self._parts(folder, order, mine)
-            parts += [part for rank in order.missing if (part := self._speak_for(folder, rank, capture, order)) is not None]
+            parts += [
+                part
+                for rank in order.missing
+                if (part := self._speak_for(folder, rank, capture, order)) is not None
+            ]
             record = self._record(folder, parts, order, began)
             self._own()
             path = self._catalog.publish(folder, record.step)
@@ -313,7 +343,10 @@ class JointSave:
             late = [rank for rank in waiting if rank not in parts]
             if late and order.kind is Kind.MANUAL and not told and self._clock.now() >= began + _HINT:
                 told = True
-                log.warning("run.save() is waiting for rank %s: every rank must call it, at the same step", ", ".join(map(str, late)))
+                log.warning(
+                    "run.save() is waiting for rank %s: every rank must call it, at the same step",
+                    ", ".join(map(str, late)),
+                )
             if late and self._clock.now() >= until:
                 raise errors.DeadlineError(f"no receipt came in time from rank {', '.join(map(str, late))}")
             self._clock.sleep(pause)
@@ -338,11 +371,17 @@ class JointSave:
         unspoken = sorted(set(range(self._others.size)) - {part.rank for part in parts})
         because = [f"rank {part.rank}: {part.because}" for part in parts if part.because]
         if unspoken:
-            because.append(f"nothing is known about the randomness and the data position of rank {', '.join(map(str, unspoken))}")
+            because.append(
+                "nothing is known about the randomness and the data position of rank "
+                f"{', '.join(map(str, unspoken))}"
+            )
         doubt = _doubt(parts)
         names = collections.Counter(file.name for part in parts for file in part.files)
-        if twice := sorted(name for name, count in names.items() if count > 1):  # readers refuse a record that names a file twice
-            raise errors.SaveError(f"several ranks have written {', '.join(twice)}: it can hold the data of only one of them")
+        # readers refuse a record that names a file twice
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise errors.SaveError(
+                f"several ranks have written {', '.join(twice)}: it can hold the data of only one of them"
+            )
         data = manifest.merge([part.tensors for part in parts if part.tensors is not None])
         storage.write_small(self._files, folder / manifest.NAME, data)
         writing = [part for part in parts if part.rank not in order.missing]
@@ -371,10 +410,12 @@ class JointSave:
         return record
 
     def _own(self) -> None:
-        """The committer must own the directory, by the lock or, where the leader of this incarnation still has that, by the token."""
+        """The committer must own the directory, by the lock or, where the leader of this incarnation still
+        has that, by the token."""
         if not self._catalog.held:
             self._catalog.try_lock()
-        if self._catalog.make_again() and not self._fence.marked():  # removed during the run, and not taken since
+        # removed during the run, and not taken since
+        if self._catalog.make_again() and not self._fence.marked():
             self._fence.adopt(self._saver.incarnation)
         self._fence.check()
 
@@ -390,17 +431,21 @@ class JointSave:
         except OSError as error:
             log.debug("Could not remove %s; the next start will: %s", folder.name, error)
 
-    # ---- the others ------------------------------------------------------------------------------------------------------------
+    # ---- the others ----------------------------------------------------------------------------------------
 
     def outcome(self, order: Order, failed: str = "") -> Entry:
         """The result, from the committer's message or, without one, from the disk."""
-        until = self._clock.now() + order.patience + 60.0 if order.deadline is None else order.deadline + _LATE
+        until = (
+            self._clock.now() + order.patience + 60.0 if order.deadline is None else order.deadline + _LATE
+        )
         while True:
             word = self._others.hear(f"outcome/{order.name}", 0.25)
             if word is not None and "path" not in word:
-                self._abandon(self._catalog.staging / order.name)  # what was written after the committer had cleared it away
+                # what was written after the committer had cleared it away
+                self._abandon(self._catalog.staging / order.name)
                 raise errors.SaveError(str(word.get("because")))
-            dead = order.committer in self._others.gone()  # looked at before the disk: the dead commit nothing more
+            # looked at before the disk: the dead commit nothing more
+            dead = order.committer in self._others.gone()
             if (entry := self._committed(order, word)) is not None:
                 self._note(entry, order)
                 return entry
@@ -408,12 +453,15 @@ class JointSave:
                 raise Interrupted
             if dead or self._clock.now() >= until or order.abandoned():
                 why = "died before the commit" if dead else "has not committed it in time"
-                raise errors.SaveError(failed or f"rank {order.committer}, which was to commit {order.name}, {why}")
+                raise errors.SaveError(
+                    failed or f"rank {order.committer}, which was to commit {order.name}, {why}"
+                )
             if word is None:
                 self._clock.sleep(0.02)
 
     def _committed(self, order: Order, word: Mapping[str, object] | None) -> Entry | None:
-        """The checkpoint of this save on disk. A network file system may show it a moment after the message."""
+        """The checkpoint of this save on disk. A network file system may show it a moment after the
+        message."""
         if not self.directories.shares_with(order.committer):
             return None if word is None else self._entry_of(word)
         if word is not None:
@@ -429,7 +477,10 @@ class JointSave:
     def _entry_of(self, word: Mapping[str, object]) -> Entry | None:
         """A checkpoint in a directory that this rank does not see. Its files are not used here."""
         try:
-            return Entry(self._catalog.root / Path(str(word["path"])).name, records.parse(str(word.get("record")).encode()))
+            return Entry(
+                self._catalog.root / Path(str(word["path"])).name,
+                records.parse(str(word.get("record")).encode()),
+            )
         except errors.CheckpointError:
             return None
 
@@ -445,4 +496,7 @@ def _doubt(parts: list[Part]) -> str:
     for part in parts:
         if part.doubt:
             ranks.setdefault(part.doubt, []).append(part.rank)
-    return "; ".join(doubt if len(those) == len(parts) else f"{messages.named(those)}: {doubt}" for doubt, those in ranks.items())
+    return "; ".join(
+        doubt if len(those) == len(parts) else f"{messages.named(those)}: {doubt}"
+        for doubt, those in ranks.items()
+    )

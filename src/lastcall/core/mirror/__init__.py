@@ -1,1 +1,2 @@
-"""The second copy of the checkpoints in an object store or another folder: upload, download, the remote catalog."""
+"""The second copy of the checkpoints in an object store or another folder: upload, download, the remote
+catalog."""

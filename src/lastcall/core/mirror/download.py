@@ -1,4 +1,5 @@
-"""Download from the mirror into the directory: every byte is checked before the copy gets the name of a checkpoint."""
+"""Download from the mirror into the directory: every byte is checked before the copy gets the name of a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -39,9 +40,10 @@ def interruptible(
     left: Callable[[], bool] = never,
     waiting: Callable[[], None] = lambda: None,
 ) -> T:
-    """Run the work on a thread and return its result. Stopped if a notice comes meanwhile: an unresponsive mirror blocks that thread
-    only, not the process. `left`: whether a notice has come to another rank; asked now and then. The work gets a function that says
-    whether the caller has gone. `waiting` is called now and then."""
+    """Run the work on a thread and return its result. Stopped if a notice comes meanwhile: an unresponsive
+    mirror blocks that thread only, not the process. `left`: whether a notice has come to another rank; asked
+    now and then. The work gets a function that says whether the caller has gone. `waiting` is called now and
+    then."""
     over = threading.Event()
 
     def check() -> None:
@@ -56,18 +58,27 @@ def interruptible(
 
 
 class Downloader:
-    def __init__(self, remote: RemoteCatalog, catalog: Catalog, clock: clocks.Clock, events: EventLog) -> None:
+    def __init__(
+        self, remote: RemoteCatalog, catalog: Catalog, clock: clocks.Clock, events: EventLog
+    ) -> None:
         self._remote = remote
         self._catalog = catalog
         self._clock = clock
         self._events = events
 
     def newest(self, stop_requested: Callable[[], bool]) -> None:
-        """The newest one that is whole, if the directory has none that is as new. Stopped if a notice comes meanwhile."""
+        """The newest one that is whole, if the directory has none that is as new. Stopped if a notice comes
+        meanwhile."""
         here, remote = self._catalog.entries(), self._remote
         newest = here[0].record.recency if here else (-1, -1, -1)
-        theirs = [(name, record) for name, record in remote.records.items() if remote.ours(record) and record.recency > newest]
-        for name, record in sorted(theirs, key=lambda found: (found[1].complete, found[1].recency), reverse=True):
+        theirs = [
+            (name, record)
+            for name, record in remote.records.items()
+            if remote.ours(record) and record.recency > newest
+        ]
+        for name, record in sorted(
+            theirs, key=lambda found: (found[1].complete, found[1].recency), reverse=True
+        ):
             try:
                 self._fetch(name, record, stop_requested)
                 return
@@ -78,11 +89,16 @@ class Downloader:
                 del remote.records[name]
 
     def bring(self, name: str, stop_requested: Callable[[], bool] = never) -> None:
-        """An older checkpoint that something refers to, if it is in the mirror and not here. A failure is only logged."""
+        """An older checkpoint that something refers to, if it is in the mirror and not here. A failure is
+        only logged."""
         try:
-            interruptible(lambda over: self._bring(name, over), stop_requested, waiting=self._remote.say_silence)
+            interruptible(
+                lambda over: self._bring(name, over), stop_requested, waiting=self._remote.say_silence
+            )
         except (errors.LastcallError, OSError, Stopped) as error:
-            log.warning("%s/%s could not be fetched: %s", self._remote.url, name, str(error) or "a notice came")
+            log.warning(
+                "%s/%s could not be fetched: %s", self._remote.url, name, str(error) or "a notice came"
+            )
 
     def _bring(self, name: str, stop_requested: Callable[[], bool]) -> None:
         self._remote.look_once()
@@ -91,8 +107,11 @@ class Downloader:
             self._fetch(name, record, stop_requested)
 
     def same(self, fingerprint: str, stop_requested: Callable[[], bool]) -> bool:
-        """The checkpoint whose record this is; False where it is not there. Stopped if a notice comes meanwhile."""
-        return interruptible(lambda over: self._same(fingerprint, over), stop_requested, waiting=self._remote.say_silence)
+        """The checkpoint whose record this is; False where it is not there. Stopped if a notice comes
+        meanwhile."""
+        return interruptible(
+            lambda over: self._same(fingerprint, over), stop_requested, waiting=self._remote.say_silence
+        )
 
     def _same(self, fingerprint: str, stop_requested: Callable[[], bool]) -> bool:
         self._remote.look()
@@ -106,7 +125,10 @@ class Downloader:
         catalog, began = self._catalog, self._clock.now()
         self._remote.check_whole(name)
         if catalog.files.free_bytes(catalog.root) < record.size:
-            raise errors.NoSpaceError(f"{catalog.root} has no room for {name} of {self._remote.url}: {throughput.amount(record.size)}")
+            raise errors.NoSpaceError(
+                f"{catalog.root} has no room for {name} of {self._remote.url}: "
+                f"{throughput.amount(record.size)}"
+            )
         log.info("Fetching %s from %s (%s)", name, self._remote.url, throughput.amount(record.size))
         with catalog.arriving(name) as folder:
             self._bring_files(name, record, folder, stop_requested)
@@ -114,9 +136,13 @@ class Downloader:
             catalog.publish(folder, record.step)
         seconds = self._clock.now() - began
         log.info("Fetched %s in %.1fs; its digests hold", name, seconds)
-        self._events.emit("fetched", path=name, step=record.step, bytes=record.size, seconds=seconds, place=self._remote.url)
+        self._events.emit(
+            "fetched", path=name, step=record.step, bytes=record.size, seconds=seconds, place=self._remote.url
+        )
 
-    def _bring_files(self, name: str, record: Record, folder: Path, stop_requested: Callable[[], bool]) -> None:
+    def _bring_files(
+        self, name: str, record: Record, folder: Path, stop_requested: Callable[[], bool]
+    ) -> None:
         tell = ThroughputLog(f"Fetching {name}", self._clock, record.size)
         over = False
 
@@ -132,7 +158,9 @@ class Downloader:
                 check()
                 left -= count
                 if left < 0:  # whatever the mirror sends: it must not fill the disk
-                    raise errors.CheckpointError(f"{file.name} has more than the {file.size} bytes that were recorded")
+                    raise errors.CheckpointError(
+                        f"{file.name} has more than the {file.size} bytes that were recorded"
+                    )
                 tell.more(count)
 
             self._remote.place.fetch(f"{name}/{file.name}", folder / file.name, moved)

@@ -1,7 +1,9 @@
-"""What is known to be in the mirror: whole checkpoints, by their records, and uploads that were never finished.
+"""What is known to be in the mirror: whole checkpoints, by their records, and uploads that were never
+finished.
 
-An upload begins with the sentinel and ends with the record, which is its commit; the sentinel is removed just before. So an upload that
-was interrupted or abandoned can be recognised, and is removed after the next one. Folders that have neither are not ours.
+An upload begins with the sentinel and ends with the record, which is its commit; the sentinel is removed just
+before. So an upload that was interrupted or abandoned can be recognised, and is removed after the next one.
+Folders that have neither are not ours.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from lastcall.storage import objects
 from lastcall.storage.patience import Patient
 
 log = logging.getLogger("lastcall")
-_FOLDER = re.compile(rf"(checkpoint-\d+(?:\.replaced-\d+)?)/({re.escape(records.NAME)}|{re.escape(records.SENTINEL)})")
+_FOLDER = re.compile(
+    rf"(checkpoint-\d+(?:\.replaced-\d+)?)/({re.escape(records.NAME)}|{re.escape(records.SENTINEL)})"
+)
 _LARGEST = 512 * 1024 * 1024  # of a record
 _SMALL = 64 * 1024
 
 
 class RemoteCatalog:
-    def __init__(self, url: str, catalog: Catalog, keys: str | None = None, clock: clocks.Clock | None = None) -> None:
+    def __init__(
+        self, url: str, catalog: Catalog, keys: str | None = None, clock: clocks.Clock | None = None
+    ) -> None:
         """`keys`: a folder with the credentials."""
         self.url = url
         self._catalog = catalog
@@ -41,13 +47,15 @@ class RemoteCatalog:
         """Called now and then at the start, while waiting for the mirror."""
         self.place.asked.say(self.url)
 
-    # ---- what is there ---------------------------------------------------------------------------------------------------------
+    # ---- what is there -------------------------------------------------------------------------------------
 
     def look(self) -> None:
         sizes = self.place.names("checkpoint-")
         for gone in [name for name in self.records if f"{name}/{records.NAME}" not in sizes]:
             del self.records[gone]
-        for folder, what in [match.groups() for name in sizes if (match := _FOLDER.fullmatch(name)) is not None]:
+        for folder, what in [
+            match.groups() for name in sizes if (match := _FOLDER.fullmatch(name)) is not None
+        ]:
             if what == records.NAME:
                 self._read(folder)
             elif f"{folder}/{records.NAME}" not in sizes and self._began(folder):
@@ -85,18 +93,19 @@ class RemoteCatalog:
         return record in list(self.records.values())
 
     def check_whole(self, name: str) -> None:
-        """CheckpointError where a file is missing or has another size: then fetching the others is useless."""
+        """CheckpointError where a file is missing or has another size: then fetching the others is
+        useless."""
         for file in self.records[name].files:
             size = (self._sizes or {}).get(f"{name}/{file.name}")
             if size != file.size:
                 remote = "is missing" if size is None else f"has {size} bytes, {file.size} were recorded"
                 raise errors.CheckpointError(f"{file.name} {remote}")
 
-    # ---- one more --------------------------------------------------------------------------------------------------------------
+    # ---- one more ------------------------------------------------------------------------------------------
 
     def begin(self, entry: Entry) -> str:
-        """The name of an upload that begins now. Files of a checkpoint in the mirror are never overwritten: until the new one is whole,
-        the old one is the only one."""
+        """The name of an upload that begins now. Files of a checkpoint in the mirror are never overwritten:
+        until the new one is whole, the old one is the only one."""
         name = f"checkpoint-{entry.record.step}"
         if name in self.records and self.records[name] != entry.record:
             name = next(other for n in range(10_000) if (other := f"{name}.replaced-{n}") not in self.records)
@@ -110,10 +119,11 @@ class RemoteCatalog:
         self.records[name] = record
         self._unfinished.discard(name)
 
-    # ---- fewer -----------------------------------------------------------------------------------------------------------------
+    # ---- fewer ---------------------------------------------------------------------------------------------
 
     def tidy(self, keep: Keep | None, enough: Callable[[], bool]) -> None:
-        """Remove unfinished uploads and what rotation no longer needs, until `enough`. Without `keep` nothing is rotated."""
+        """Remove unfinished uploads and what rotation no longer needs, until `enough`. Without `keep` nothing
+        is rotated."""
         try:
             for name in sorted(self._unfinished):
                 if not enough():

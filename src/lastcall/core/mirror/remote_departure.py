@@ -1,5 +1,6 @@
-"""A departure note in the mirror: like `departure` in the directory, for a next incarnation that starts with another directory.
-It waits for what the previous one may still be uploading, and not longer than that may live."""
+"""A departure note in the mirror: like `departure` in the directory, for a next incarnation that starts with
+another directory. It waits for what the previous one may still be uploading, and not longer than that may
+live."""
 
 from __future__ import annotations
 
@@ -30,15 +31,18 @@ class RemoteDepartureNote:
         self._clock = clock
         self._saying: threading.Thread | None = None
 
-    # ---- the one that leaves ---------------------------------------------------------------------------------------------------
+    # ---- the one that leaves -------------------------------------------------------------------------------
 
     def say(self, reason: str, seconds: float) -> None:
         """Returns at once: the save does not wait for a store that may be slow."""
         leaver = Departure(0, reason, seconds, Process.own(), os.uname().nodename)
-        self._saying = self._aside(lambda: self._remote.place.write(NAME, json.dumps(asdict(leaver)).encode()))
+        self._saying = self._aside(
+            lambda: self._remote.place.write(NAME, json.dumps(asdict(leaver)).encode())
+        )
 
     def unsay(self, patience: float) -> None:
-        """Nothing is uploaded any more. If the note cannot be removed, the next one waits in vain, but only until its time is over."""
+        """Nothing is uploaded any more. If the note cannot be removed, the next one waits in vain, but only
+        until its time is over."""
         said, self._saying = self._saying, None
         if said is None:
             return
@@ -54,13 +58,17 @@ class RemoteDepartureNote:
             try:
                 what()
             except errors.LastcallError as error:
-                log.warning("Could not update the shutdown marker in the mirror; the next run may wait longer than needed: %s", error)
+                log.warning(
+                    "Could not update the shutdown marker in the mirror; the next run may wait "
+                    "longer than needed: %s",
+                    error,
+                )
 
         thread = threading.Thread(target=work, name="lastcall-departure", daemon=True)
         thread.start()
         return thread
 
-    # ---- the next one ----------------------------------------------------------------------------------------------------------
+    # ---- the next one --------------------------------------------------------------------------------------
 
     def wait_for_the_one_before(self, stop_requested: Callable[[], bool]) -> bool:
         """False if a notice came meanwhile."""
@@ -86,7 +94,11 @@ class RemoteDepartureNote:
         left = leaver.seconds - (self._remote.place.age(NAME) or 0.0) + AFTERWARDS
         if left > 0:
             log.warning(
-                "Waiting for %s, which was asked to stop (%s) and may still be uploading to %s: for at most %.0f s",
-                leaver, leaver.reason, self._remote.url, left,
-            )  # fmt: skip
+                "Waiting for %s, which was asked to stop (%s) and may still be uploading to %s: for at most "
+                "%.0f s",
+                leaver,
+                leaver.reason,
+                self._remote.url,
+                left,
+            )
         return self._clock.now() + left

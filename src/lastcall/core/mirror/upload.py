@@ -1,7 +1,9 @@
-"""Upload from the directory to the mirror, on a thread of its own: one checkpoint at a time, the newest that waits.
+"""Upload from the directory to the mirror, on a thread of its own: one checkpoint at a time, the newest that
+waits.
 
-A waiting checkpoint gives way to a newer one; so does an upload in progress once a notice has come. Waiting ones are held by links, so
-that rotation cannot remove them, and a file that is already in the mirror, by its digest, is not sent again.
+A waiting checkpoint gives way to a newer one; so does an upload in progress once a notice has come. Waiting
+ones are held by links, so that rotation cannot remove them, and a file that is already in the mirror, by its
+digest, is not sent again.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _TIDY = 5.0  # seconds of its grace that a process may spend on removing expired
 _SAFETY = 1.3
 _WORTH_MEASURING = 1_000_000  # bytes; fewer say more about latency than about speed
 
-Until = Callable[[], float]  # infinite while there is all the time; a notice, or a second one, may bring it forward
+# infinite while there is all the time; a notice, or a second one, may bring it forward
+Until = Callable[[], float]
 
 
 def whenever() -> float:
@@ -74,7 +77,12 @@ class _Held:
 
 class Uploader:
     def __init__(
-        self, remote: RemoteCatalog, catalog: Catalog, clock: clocks.Clock, events: EventLog, keep: Callable[[], Keep]
+        self,
+        remote: RemoteCatalog,
+        catalog: Catalog,
+        clock: clocks.Clock,
+        events: EventLog,
+        keep: Callable[[], Keep],
     ) -> None:
         self._remote = remote
         self._catalog = catalog
@@ -95,8 +103,8 @@ class Uploader:
         return _SAFETY * nbytes / self._speed if self._speed else 0.0
 
     def push(self, entry: Entry, *, urgent: bool = False, rotate: bool = True) -> None:
-        """Have a checkpoint uploaded; returns at once. One that still waits gives way to it, and so does one in progress if this is
-        urgent."""
+        """Have a checkpoint uploaded; returns at once. One that still waits gives way to it, and so does one
+        in progress if this is urgent."""
         held = self._hold(entry, rotate)
         with self._changed:
             if self._waiting is not None:
@@ -110,8 +118,8 @@ class Uploader:
             self._changed.notify_all()
 
     def settle(self, until: Until) -> str:
-        """Wait until everything is uploaded, but not longer than `until`. Nothing is uploaded afterwards. Returns why the newest is not
-        in the mirror; empty if it is."""
+        """Wait until everything is uploaded, but not longer than `until`. Nothing is uploaded afterwards.
+        Returns why the newest is not in the mirror; empty if it is."""
         with self._changed:
             self._until = until
             self._wait(self._copies, until)
@@ -135,17 +143,19 @@ class Uploader:
             tell.at(self._sending.moved if self._sending is not None else 0)
 
     def _wait_for_a_tidy_place(self, until: Until) -> None:
-        """Otherwise a run that is preempted again and again would leave one more checkpoint behind each time."""
+        """Otherwise a run that is preempted again and again would leave one more checkpoint behind each
+        time."""
         enough = self._clock.now() + _TIDY
         self._wait(lambda: self._tidying, lambda: min(enough, until()) if _limited(until) else math.inf)
 
     def _copies(self) -> bool:
         return self._waiting is not None or self._sending is not None
 
-    # ---- what waits ------------------------------------------------------------------------------------------------------------
+    # ---- what waits ----------------------------------------------------------------------------------------
 
     def _hold(self, entry: Entry, rotate: bool) -> _Held:
-        """Links cost nothing, and a file with two names is never recycled. Without links, rotation may remove it first."""
+        """Links cost nothing, and a file with two names is never recycled. Without links, rotation may remove
+        it first."""
         folder = self._catalog.private / MIRRORING / f"{entry.path.name}-{entry.record.sequence}"
         try:
             if folder.exists():
@@ -165,7 +175,7 @@ class Uploader:
             with contextlib.suppress(OSError):
                 storage.remove_tree(self._catalog.files, held.folder)
 
-    # ---- the thread ------------------------------------------------------------------------------------------------------------
+    # ---- the thread ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (held := self._next()) is not None:
@@ -174,7 +184,11 @@ class Uploader:
                 lost = self._try(held)
             except Exception:
                 name = held.entry.path.name
-                log.exception("Internal error in lastcall: %s was not uploaded to %s (please report this)", name, self._remote.url)
+                log.exception(
+                    "Internal error in lastcall: %s was not uploaded to %s (please report this)",
+                    name,
+                    self._remote.url,
+                )
             self._let_go(held)
             with self._changed:
                 self._sending, self._lost, self._tidying = None, lost, not lost
@@ -186,7 +200,9 @@ class Uploader:
         try:
             self._remote.tidy(self._keep() if held.rotate else None, lambda: self._waiting is not None)
         except Exception:  # without this thread nothing would be uploaded any more
-            log.exception("Internal error in lastcall: could not clean up %s (please report this)", self._remote.url)
+            log.exception(
+                "Internal error in lastcall: could not clean up %s (please report this)", self._remote.url
+            )
 
     def _next(self) -> _Held | None:
         with self._changed:
@@ -208,7 +224,9 @@ class Uploader:
             except (errors.LastcallError, OSError) as error:
                 pause = min(_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
                 held.trouble = str(error)
-                final = isinstance(error, errors.StorageRefused) or (attempt >= _TRIES and not self._time_for(pause))
+                final = isinstance(error, errors.StorageRefused) or (
+                    attempt >= _TRIES and not self._time_for(pause)
+                )
                 log.log(
                     logging.ERROR if final else logging.WARNING, "Could not upload %s (%s)%s",
                     held.entry.path.name, error, "" if final else "; retrying",
@@ -218,7 +236,8 @@ class Uploader:
         return held.trouble
 
     def _time_for(self, seconds: float) -> bool:
-        """Whether a process waits, and still will: one that was asked to stop tries for as long as it may live."""
+        """Whether a process waits, and still will: one that was asked to stop tries for as long as it may
+        live."""
         return _limited(self._until) and self._clock.now() + seconds < self._until()
 
     def _pause(self, held: _Held, seconds: float) -> bool:
@@ -251,8 +270,21 @@ class Uploader:
         seconds = self._clock.now() - began
         if sent >= _WORTH_MEASURING and seconds > 0:
             self._speed = sent / seconds
-        log.info("Uploaded %s to %s in %.1fs (%s)", entry.path.name, self._remote.url, seconds, throughput.amount(sent))
-        self._events.emit("copied", path=entry.path.name, step=entry.record.step, bytes=sent, seconds=seconds, place=self._remote.url)
+        log.info(
+            "Uploaded %s to %s in %.1fs (%s)",
+            entry.path.name,
+            self._remote.url,
+            seconds,
+            throughput.amount(sent),
+        )
+        self._events.emit(
+            "copied",
+            path=entry.path.name,
+            step=entry.record.step,
+            bytes=sent,
+            seconds=seconds,
+            place=self._remote.url,
+        )
 
     def _same(self) -> dict[tuple[str, int, str], str]:
         """The files that are there, by what is in them."""

@@ -1,7 +1,7 @@
 """Which rank uploads to the mirror, and how long the others wait for it.
 
-It is the lowest rank that is alive or, where the machines share no directory, the one whose directory has the newest checkpoint.
-No rank leaves before the checkpoints are in the mirror, as long as there is time.
+It is the lowest rank that is alive or, where the machines share no directory, the one whose directory has the
+newest checkpoint. No rank leaves before the checkpoints are in the mirror, as long as there is time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from lastcall.core.mirror.upload import Until
 from lastcall.core.ranks.peers import Ranks
 from lastcall.types import Capture, Outcome
 
-_LAST = 1.5  # seconds kept back before the deadline for the exit: the process is gone a second before it (exits.py)
+# seconds kept back before the deadline for the exit: the process is gone a second before it (exits.py)
+_LAST = 1.5
 _COPIED = "copied"  # the message of the rank that uploads
 _LOOK = 0.25
 
 
 class UploadDuty:
-    """`holder_of_newest`: the rank whose directory has the newest checkpoint, where the machines share none. `urgent`: whether this
-    process is about to leave. `deadline`: of the notice that has come."""
+    """`holder_of_newest`: the rank whose directory has the newest checkpoint, where the machines share none.
+    `urgent`: whether this process is about to leave. `deadline`: of the notice that has come."""
 
     def __init__(
         self,
@@ -53,8 +54,8 @@ class UploadDuty:
             self._mirror.push(entry, urgent=self._urgent())
 
     def settle(self) -> None:
-        """Training that has finished has all the time, until a notice comes. A run that raised waits as long as one with a notice: it
-        may be started again."""
+        """Training that has finished has all the time, until a notice comes. A run that raised waits as long
+        as one with a notice: it may be started again."""
         context = self._context
         finished = context.outcome.value is Outcome.FINISHED
         patience = math.inf if finished else context.clock.now() + context.jit.grace
@@ -69,7 +70,8 @@ class UploadDuty:
             if self._ranks is not None:
                 self._ranks.tell(_COPIED, {})
             if finished and not uploaded and context.latch.raised:
-                # If it counted as finished it would not be started again, and its end may be lost with this machine.
+                # If it counted as finished it would not be started again, and its end may be lost with this
+                # machine.
                 context.outcome.decide(Outcome.SAVED)
             elif finished:
                 atexit.register(self._mirror.copy_rest)
@@ -82,9 +84,14 @@ class UploadDuty:
         return ranks.is_spokesrank() if holder is None else ranks.rank == holder
 
     def _await_the_uploader(self, until: Until) -> None:
-        """Where another rank uploads. If this one left before, torchrun would take it for a failure, and kill the one that uploads."""
+        """Where another rank uploads. If this one left before, torchrun would take it for a failure, and kill
+        the one that uploads."""
         ranks, clock = self._ranks, self._context.clock
         while not self.uploads() and clock.now() < until():  # it does when the lower ranks are gone
-            if ranks is None or self._holder_of_newest() in ranks.gone() or ranks.hear(_COPIED, _LOOK) is not None:
+            if (
+                ranks is None
+                or self._holder_of_newest() in ranks.gone()
+                or ranks.hear(_COPIED, _LOOK) is not None
+            ):
                 return
             clock.sleep(_LOOK / 10)  # a store that is lost answers at once

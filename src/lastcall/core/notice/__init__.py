@@ -1,1 +1,2 @@
-"""One process and a notice: the kill wait, the boundary, the rescue; the launcher; periodic saves and what prepares for them."""
+"""One process and a notice: the kill wait, the boundary, the rescue; the launcher; periodic saves and what
+prepares for them."""

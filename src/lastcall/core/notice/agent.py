@@ -49,7 +49,11 @@ class Agent:
         while not self._stopping.is_set():
             if not self._inbox.wait(timing.LOOK):
                 self._look()
-            elif self._inbox.pending and self._inbox.phases.phase is Phase.QUIET and not self._stopping.is_set():
+            elif (
+                self._inbox.pending
+                and self._inbox.phases.phase is Phase.QUIET
+                and not self._stopping.is_set()
+            ):
                 self._answer()
 
     def _look(self) -> None:
@@ -57,7 +61,9 @@ class Agent:
             self._look_around()
             self._inbox.look()
         except Exception:  # the agent must not stop looking
-            log.exception("Internal error in lastcall; it continues to listen for notices (please report this)")
+            log.exception(
+                "Internal error in lastcall; it continues to listen for notices (please report this)"
+            )
 
     def _answer(self) -> None:
         try:
@@ -68,5 +74,7 @@ class Agent:
             passing = notice.source == HANG and self._context.jit.on_hang == "save"
             self._responder.run(notice, passing=passing)
         except Exception:
-            log.exception("Internal error in lastcall; will try to save at the next step (please report this)")
+            log.exception(
+                "Internal error in lastcall; will try to save at the next step (please report this)"
+            )
             self._responder.fault()

@@ -1,7 +1,7 @@
 """One notice on its way to an outcome: what the responder, its strategy and the training thread share.
 
-After an exact checkpoint is committed the training thread may not touch the state again: it leaves at the gate or at its boundary, and
-where it is stuck the agent ends the process.
+After an exact checkpoint is committed the training thread may not touch the state again: it leaves at the
+gate or at its boundary, and where it is stuck the agent ends the process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ log = logging.getLogger("lastcall")
 
 
 class Answer:
-    """`wind_up` is called before the process is ended by force: from any thread, whatever the training thread is doing."""
+    """`wind_up` is called before the process is ended by force: from any thread, whatever the training thread
+    is doing."""
 
-    def __init__(self, context: NoticeContext, phases: Phases, wind_up: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, context: NoticeContext, phases: Phases, wind_up: Callable[[], None] = lambda: None
+    ) -> None:
         self._context = context
         self._wind_up = wind_up
         self._current: Notice | None = None
@@ -31,17 +34,24 @@ class Answer:
         self.whole = False  # an exact checkpoint is committed: nothing may change the state any more
         self.committed = False  # some checkpoint is committed for this notice
         self.passing = False  # a hang: training continues after the save, and nobody leaves
-        self.arrived = False  # the training thread stands at a boundary, or has left its loop: it leaves by itself
-        self.at_gate = False  # it has left in the middle of its step, and may still hang in a `finally` of the script
+        # the training thread stands at a boundary, or has left its loop: it leaves by itself
+        self.arrived = False
+        # it has left in the middle of its step, and may still hang in a `finally` of the script
+        self.at_gate = False
         self._left = False  # Preempted was raised into the loop
 
-    # ---- the notice ------------------------------------------------------------------------------------------
+    # ---- the notice ----------------------------------------------------------------------------------------
 
     def begin(self, notice: Notice, *, passing: bool = False) -> None:
-        """From here on this notice is answered; it may be the loss of a rank, which no latch holds. One that the latch holds is read
-        there: a later one may bring the signal that a run which cannot save dies of."""
+        """From here on this notice is answered; it may be the loss of a rank, which no latch holds. One that
+        the latch holds is read there: a later one may bring the signal that a run which cannot save dies
+        of."""
         latched = self._context.latch.notice
-        self._current = None if latched is not None and (latched.source, latched.at) == (notice.source, notice.at) else notice
+        self._current = (
+            None
+            if latched is not None and (latched.source, latched.at) == (notice.source, notice.at)
+            else notice
+        )
         self.passing = passing
 
     def reset(self) -> None:
@@ -66,11 +76,12 @@ class Answer:
     def left(self) -> float:
         return self.deadline - self._context.clock.now()
 
-    # ---- how it ends -----------------------------------------------------------------------------------------
+    # ---- how it ends ---------------------------------------------------------------------------------------
 
     def saved(self, how: str) -> None:
         """An exact checkpoint, or one that is as good as it gets, answers the notice."""
-        self._context.outcome.decide(Outcome.SAVED)  # first: the training thread leaves with its code once this is `whole`
+        # first: the training thread leaves with its code once this is `whole`
+        self._context.outcome.decide(Outcome.SAVED)
         self.whole = self.committed = True
         log.info("Notice answered: %s", how)
         # Both threads may come here, where the ranks gave up on a boundary that was committed all the same.
@@ -102,9 +113,10 @@ class Answer:
             self.leave()
 
     def leave(self) -> NoReturn:
-        """Out of the training loop, by an exception that only `finally` and `with` see. A loop that catches it and continues is
-        not asked twice."""
-        self.phases.try_enter(Phase.LEAVING)  # refused where the agent leaves by force, or is about to say what it has committed
+        """Out of the training loop, by an exception that only `finally` and `with` see. A loop that catches
+        it and continues is not asked twice."""
+        # refused where the agent leaves by force, or is about to say what it has committed
+        self.phases.try_enter(Phase.LEAVING)
         if self._left and "pytest" not in sys.modules:
             self.leave_by_force("The training loop caught Preempted and continued")
         self._left = True

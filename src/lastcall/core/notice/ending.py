@@ -25,7 +25,10 @@ def not_saved(context: RunContext, error: Exception) -> errors.SaveError:
     if not context.outcome.saved:  # a rescue that was committed meanwhile answers the notice all the same
         context.outcome.decide(Outcome.NOT_SAVED if context.latch.raised else Outcome.FAILED)
     context.events.emit("not-saved", save=Kind.FINAL.value, step=step, because=str(error))
-    message = f"The final checkpoint was not saved, so the end of training (step {step}) is lost with this process: {error}"
+    message = (
+        f"The final checkpoint was not saved, so the end of training (step {step}) is lost with this "
+        f"process: {error}"
+    )
     log.error("%s", message)
     return errors.SaveError(message)
 
@@ -39,4 +42,6 @@ def named(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """The same with its message, in one line."""
-    return " ".join(f"{named(error)}: {error}".split())[:200] if isinstance(error, Exception) else named(error)
+    return (
+        " ".join(f"{named(error)}: {error}".split())[:200] if isinstance(error, Exception) else named(error)
+    )

@@ -1,4 +1,5 @@
-"""Where notices arrive, from any thread and at any time after protect(): signals, other ranks, and files that must be looked for."""
+"""Where notices arrive, from any thread and at any time after protect(): signals, other ranks, and files that
+must be looked for."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from lastcall.types import Notice
 
 class Inbox:
     def __init__(self, context: RunContext) -> None:
-        self.link = LauncherLink(context.catalog.root, context.catalog.private, context.clock, context.jit.grace)
+        self.link = LauncherLink(
+            context.catalog.root, context.catalog.private, context.clock, context.jit.grace
+        )
         self.phases = Phases(context.events.emit)
         self._context = context
         self._rank_loss: Notice | None = None
@@ -28,8 +31,12 @@ class Inbox:
         elif context.latch.offer(notice):
             left = None if notice.deadline is None else round(notice.deadline - context.clock.now(), 3)
             context.events.emit(
-                "notice", source=notice.source, reason=notice.reason, deadline_in=left, step=context.subject.step
-            )  # fmt: skip
+                "notice",
+                source=notice.source,
+                reason=notice.reason,
+                deadline_in=left,
+                step=context.subject.step,
+            )
         self._wake.set()
 
     def lose_rank(self, notice: Notice) -> None:
@@ -56,7 +63,8 @@ class Inbox:
         return self._context.latch.raised or self._rank_loss is not None
 
     def look(self) -> None:
-        """Look for a notice that comes as a file. Also while one is being answered: a second may bring the deadline forward."""
+        """Look for a notice that comes as a file. Also while one is being answered: a second may bring the
+        deadline forward."""
         wanted = not self._context.latch.raised or self.link.launched
         if wanted and (notice := self.link.notice()) is not None:
             self.notify(notice)

@@ -1,5 +1,5 @@
-"""What a session reads and writes in files: the notice that `lastcall run` posts, a pause that a user asks for, and the progress of
-this process. It also finds out when this process has become an orphan."""
+"""What a session reads and writes in files: the notice that `lastcall run` posts, a pause that a user asks
+for, and the progress of this process. It also finds out when this process has become an orphan."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ class LauncherLink:
 
     def tell(self, **changes: object) -> None:
         """Keep the launcher, if there is one, informed."""
-        if self._membership is not None and os.getpid() == self._pid:  # not a forked child that unwinds our block
+        # not a forked child that unwinds our block
+        if self._membership is not None and os.getpid() == self._pid:
             self._membership.update(**changes)
 
     def paused(self) -> bool:
-        return os.path.exists(self._pause)  # an unreadable folder counts as not paused; Path.exists would raise
+        # an unreadable folder counts as not paused; Path.exists would raise
+        return os.path.exists(self._pause)
 
     def wait_while_paused(self, given_up: Callable[[], bool]) -> bool:
-        """A user has paused this run: a process that starts before it is resumed waits here, and holds no lock. False if `given_up`."""
+        """A user has paused this run: a process that starts before it is resumed waits here, and holds no
+        lock. False if `given_up`."""
         if self.paused():
             log.warning("This run is paused. To continue: lastcall resume %s", self._root)
         while self.paused():
@@ -56,8 +59,8 @@ class LauncherLink:
         return notice or self._orphan()
 
     def _orphan(self) -> Notice | None:
-        """Reported once. A launcher that exits in order waits for every process that has joined, and removes its folder: so it is
-        looked up only now, when this one has joined."""
+        """Reported once. A launcher that exits in order waits for every process that has joined, and removes
+        its folder: so it is looked up only now, when this one has joined."""
         if not self._introduced and self._membership is not None:
             self._elders.add_launcher(self._membership.launcher())
         self._introduced = True

@@ -24,7 +24,14 @@ _STEPS = 3.0  # ... and in usual steps
 class OneProcess:
     """A `Strategy`, and what the training thread does at a boundary, at an error and at the end."""
 
-    def __init__(self, context: RunContext, answer: Answer, checkpointer: Checkpointer, periodic: PeriodicSaver, saver: Saver) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        answer: Answer,
+        checkpointer: Checkpointer,
+        periodic: PeriodicSaver,
+        saver: Saver,
+    ) -> None:
         self._context = context
         self._answer = answer
         self._phases = answer.phases
@@ -33,7 +40,7 @@ class OneProcess:
         self._saver = saver
         self._first = context.subject.step  # the first step of this incarnation
 
-    # ---- the agent's side ------------------------------------------------------------------------------------
+    # ---- the agent's side ----------------------------------------------------------------------------------
 
     def needs(self, deadline: float) -> float:
         return self._checkpointer.seconds_until_safe(deadline)
@@ -71,14 +78,22 @@ class OneProcess:
         """Rescue the last completed step, with the gate shut."""
         context = self._context
         if why_not := self._unrescuable():
-            log.warning("No boundary in time, and a rescue is not possible: %s. Waiting for the boundary until the deadline", why_not)
+            log.warning(
+                "No boundary in time, and a rescue is not possible: %s. Waiting for the boundary "
+                "until the deadline",
+                why_not,
+            )
             self._phases.try_enter(Phase.BOUNDARY, why_not, only_from={Phase.INSTANT})
             return
         log.warning("No boundary in time: rescuing the last completed step from a side thread")
         latest = self._answer.deadline - self._checkpointer.seconds()
         if not context.gate.close(context.clock, max(latest, context.clock.now() + 0.2)):
-            log.warning("The current optimizer step does not finish: waiting for the boundary until the deadline")
-            self._phases.try_enter(Phase.BOUNDARY, "the optimizer step does not end", only_from={Phase.INSTANT})
+            log.warning(
+                "The current optimizer step does not finish: waiting for the boundary until the deadline"
+            )
+            self._phases.try_enter(
+                Phase.BOUNDARY, "the optimizer step does not end", only_from={Phase.INSTANT}
+            )
             return
         try:
             self._periodic.make_way(self._answer.deadline)
@@ -92,7 +107,8 @@ class OneProcess:
         return False
 
     def stuck(self) -> None:
-        """The platform will end this process at the deadline; a boundary that comes before that still saves."""
+        """The platform will end this process at the deadline; a boundary that comes before that still
+        saves."""
 
     def fault(self) -> None:
         """The next boundary will try to save."""
@@ -106,14 +122,17 @@ class OneProcess:
         return self._context.subject.unrescuable() if self._context.jit.rescue else "rescue is switched off"
 
     def _rescue(self) -> None:
-        """Save the last completed step. The phase is SAVING or SAVING_ASIDE; at its end it is COMMITTED, or what it was before."""
+        """Save the last completed step. The phase is SAVING or SAVING_ASIDE; at its end it is COMMITTED, or
+        what it was before."""
         context, answer = self._context, self._answer
         began = context.clock.now()
         if self._checkpointer.covers_now:
             answer.saved(f"step {context.subject.step} is already committed")
             return
         try:
-            entry = self._checkpointer.save(context.subject.rescue(), Kind.RESCUE, answer.notice.reason, answer.deadline)
+            entry = self._checkpointer.save(
+                context.subject.rescue(), Kind.RESCUE, answer.notice.reason, answer.deadline
+            )
         except Exception as error:  # of any kind: the boundary may still come
             log.error("The rescue failed: %s", error)
             answer.not_saved(Kind.RESCUE.value, str(error))
@@ -127,7 +146,7 @@ class OneProcess:
             log.warning("Rescued into %s, not exact: %s", entry.path.name, entry.record.because)
             answer.saved_in_part(f"rescued into {entry.path.name}, not exact: {entry.record.because}")
 
-    # ---- the training thread's side --------------------------------------------------------------------------
+    # ---- the training thread's side ------------------------------------------------------------------------
 
     def at_boundary(self) -> None:
         """Save at this boundary, unless a rescue has answered already, and leave."""
@@ -166,7 +185,8 @@ class OneProcess:
             plan = context.budget.plan(capture.nbytes, deadline)
             log.info("Saving step %d: %s, %s", capture.step, plan.kind, plan.because)
             entry = self._checkpointer.save(capture, Kind.JIT, answer.notice.reason, deadline)
-        except (errors.LastcallError, OSError) as error:  # StateError: something unsavable was put into the state since protect()
+        except (errors.LastcallError, OSError) as error:
+            # StateError: something unsavable was put into the state since protect()
             log.error("JIT checkpoint failed: %s", error)
             answer.not_saved(Kind.JIT.value, str(error))
             context.outcome.decide(Outcome.SAVED if answer.committed else Outcome.NOT_SAVED)
@@ -180,13 +200,14 @@ class OneProcess:
     def step_without_optimizer(self) -> None:
         """A pass in which no optimizer stepped: with one process that needs no answer."""
 
-    # ---- errors and the end ----------------------------------------------------------------------------------
+    # ---- errors and the end --------------------------------------------------------------------------------
 
     def served(self) -> bool:
         return False
 
     def failed(self, error: BaseException) -> None:
-        """Training has raised here and takes no further step. A notice that has come is answered with the last completed one."""
+        """Training has raised here and takes no further step. A notice that has come is answered with the
+        last completed one."""
         context, answer = self._context, self._answer
         if not context.latch.raised or context.outcome.decided:
             return
@@ -217,10 +238,16 @@ class OneProcess:
         named = ending.named(error)
         if not why_not and newest is not None:
             how = "exact" if newest.record.exact else f"not exact: {newest.record.because}"
-            log.warning("%s left the block at step %d; %s is saved (%s)", named, subject.step, newest.path.name, how)
+            log.warning(
+                "%s left the block at step %d; %s is saved (%s)", named, subject.step, newest.path.name, how
+            )
         elif why_not and subject.step > 0:
-            kept = "there is no checkpoint" if newest is None else f"the newest checkpoint is {newest.path.name}"
-            log.warning("%s left the block at step %d, which is not saved: %s; %s", named, subject.step, why_not, kept)
+            kept = (
+                "there is no checkpoint" if newest is None else f"the newest checkpoint is {newest.path.name}"
+            )
+            log.warning(
+                "%s left the block at step %d, which is not saved: %s; %s", named, subject.step, why_not, kept
+            )
 
     def _save_before(self, error: BaseException) -> str:
         """Save the last completed step. Returns why that was impossible; empty if it is saved."""
@@ -246,7 +273,8 @@ class OneProcess:
         return f"{type(error).__name__} came inside optimizer.step()" if self._context.gate.depth > 0 else ""
 
     def finish(self, reason: str, *, save: bool, had_finished: bool) -> None:
-        """Training is over and the state is at a boundary: keep it, so that a restart after the end does nothing."""
+        """Training is over and the state is at a boundary: keep it, so that a restart after the end does
+        nothing."""
         context, checkpointer = self._context, self._checkpointer
         context.outcome.decide(Outcome.FINISHED)
         self._periodic.wait()
@@ -254,11 +282,16 @@ class OneProcess:
             if context.latch.raised:
                 log.info("Training finished: the notice needs no answer")
             self._phases.close()
-            if not save or (checkpointer.up_to_date and checkpointer.resumed_only):  # the run had finished before
+            # the run had finished before
+            if not save or (checkpointer.up_to_date and checkpointer.resumed_only):
                 return
             try:
                 capture = context.subject.capture()
-                if checkpointer.up_to_date and checkpointer.same_document(capture) and reason == ending.FINISHED:
+                if (
+                    checkpointer.up_to_date
+                    and checkpointer.same_document(capture)
+                    and reason == ending.FINISHED
+                ):
                     return
                 entry = checkpointer.save(capture, Kind.FINAL, reason)
             except (errors.SaveError, OSError) as error:

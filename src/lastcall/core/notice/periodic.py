@@ -31,7 +31,8 @@ class PeriodicSaver:
         best: float | None = None,
         before_copy: Callable[[], None] = lambda: None,
     ) -> None:
-        """`best`: of the monitored metric, so far. `before_copy`: a copy of the state is about to be made, and costs training time."""
+        """`best`: of the monitored metric, so far. `before_copy`: a copy of the state is about to be made,
+        and costs training time."""
         self._context = context
         self._config = context.periodic
         self._checkpointer = checkpointer
@@ -50,7 +51,7 @@ class PeriodicSaver:
         """Keep memory for a copy of so many bytes."""
         return self._arena.reserve(nbytes)
 
-    # ---- when ------------------------------------------------------------------------------------------------------------------
+    # ---- when ----------------------------------------------------------------------------------------------
 
     def at_boundary(self, epoch_end: bool) -> None:
         if self._owed or (self._due(epoch_end) and self._better()):
@@ -101,22 +102,27 @@ class PeriodicSaver:
         value = self._context.subject.numbers().get(monitor)
         if value is None:
             log.warning(
-                "No checkpoint at step %d: save_best_only monitors %r, which was never passed to run.report()",
-                self._context.subject.step, monitor,
-            )  # fmt: skip
+                "No checkpoint at step %d: save_best_only monitors %r, which was never passed to "
+                "run.report()",
+                self._context.subject.step,
+                monitor,
+            )
             return False
-        improved = self._best is None or (value < self._best if self._config.mode == "min" else value > self._best)
+        improved = self._best is None or (
+            value < self._best if self._config.mode == "min" else value > self._best
+        )
         if improved:
             self._best = value
         return improved
 
-    # ---- how -------------------------------------------------------------------------------------------------------------------
+    # ---- how -----------------------------------------------------------------------------------------------
 
     def _save_what_is_due(self) -> None:
         if self._config.save_strategy != "no":
             self._in_background()
             return
-        self._owed = False  # owed after run.save(): there is no memory set aside for a copy, and the user is waiting anyway
+        # owed after run.save(): there is no memory set aside for a copy, and the user is waiting anyway
+        self._owed = False
         subject = self._context.subject
         with self._checkpointer.lock:
             capture = self._checkpointer.portion(subject.capture())
@@ -127,15 +133,18 @@ class PeriodicSaver:
             self.begin(f"save_strategy={self._config.save_strategy}")
 
     def _free(self) -> bool:
-        """If one is still being written, the next comes right after it; many ranks wait for it, since each of them would see its end
-        at another step."""
+        """If one is still being written, the next comes right after it; many ranks wait for it, since each of
+        them would see its end at another step."""
         if not self.busy:
             return True
         if self._ranks is not None:
             self.wait()
             return True
         if not self._owed:
-            log.info("Periodic save at step %d is delayed: the previous one is still being written", self._context.subject.step)
+            log.info(
+                "Periodic save at step %d is delayed: the previous one is still being written",
+                self._context.subject.step,
+            )
         self.owe()
         return False
 
@@ -159,7 +168,10 @@ class PeriodicSaver:
             moving = with_groups(capture, without(capture.groups, set(same)))
             staged = self._arena.stage(moving, self._engine)
         if staged is None:
-            log.warning("Not enough memory for a copy of the state: training waits until this periodic checkpoint is written")
+            log.warning(
+                "Not enough memory for a copy of the state: training waits until this periodic "
+                "checkpoint is written"
+            )
             with self._checkpointer.lock:
                 self._write(capture, boundary, Request(Kind.PERIODIC, reason))
             self.writing = None
@@ -168,7 +180,10 @@ class PeriodicSaver:
         request = Request(Kind.PERIODIC, reason, None, lambda: self._given_up, same=same)
         self._given_up = False
         self._thread = threading.Thread(
-            target=self._aside, args=(with_groups(staged, groups), boundary, request), name="lastcall-periodic", daemon=True
+            target=self._aside,
+            args=(with_groups(staged, groups), boundary, request),
+            name="lastcall-periodic",
+            daemon=True,
         )
         self._thread.start()
 
@@ -193,7 +208,8 @@ class PeriodicSaver:
         log.info("%s checkpoint of step %d completed in %.1fs", kind.capitalize(), capture.step, seconds)
 
     def make_way(self, deadline: float) -> None:
-        """A notice wants to save while a periodic save is being written: that one is finished first where there is time for both."""
+        """A notice wants to save while a periodic save is being written: that one is finished first where
+        there is time for both."""
         if not self.busy:
             return
         if deadline - self._context.clock.now() < 2 * self._checkpointer.seconds() + 1.0:

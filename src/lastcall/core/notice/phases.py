@@ -2,11 +2,13 @@
 
     QUIET -> WAITING -> HOLDING -> BOUNDARY -> SAVING -> COMMITTED | FAILED -> LEAVING
     BOUNDARY, or any before it -> INSTANT -> SAVING_ASIDE -> COMMITTED | FAILED
-    COMMITTED | FAILED -> QUIET where training may continue;  any before COMMITTED -> DISMISSED where it has finished everywhere
+    COMMITTED | FAILED -> QUIET where training may continue;  any before COMMITTED -> DISMISSED where it has
+    finished everywhere
 
-Two threads make the changes: the agent, which answers the notice, and the training thread, which comes to a boundary. A change is
-checked and made under one lock, so of two threads that want the same change one makes it, and the other learns that. Every change is an
-event. docs/architecture.md has the drawing; a test compares it with the table.
+Two threads make the changes: the agent, which answers the notice, and the training thread, which comes to a
+boundary. A change is checked and made under one lock, so of two threads that want the same change one makes
+it, and the other learns that. Every change is an event. docs/architecture.md has the drawing; a test compares
+it with the table.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Phase(enum.Enum):
     COMMITTED = "committed"  # a checkpoint answers the notice
     FAILED = "failed"  # nothing could be committed
     LEAVING = "leaving"  # the process is on its way out
-    DISMISSED = "dismissed"  # training finished on all ranks before anything was saved: there is nothing to interrupt
+    # training finished on all ranks before anything was saved: there is nothing to interrupt
+    DISMISSED = "dismissed"
 
 
 _P = Phase
@@ -40,7 +43,8 @@ ALLOWED: dict[Phase, frozenset[Phase]] = {
     _P.BOUNDARY: frozenset({_P.SAVING, _P.INSTANT, _P.HOLDING, _P.COMMITTED, _P.FAILED, _P.DISMISSED}),
     # INSTANT: the save at the agreed boundary failed, and the ranks save the last completed step instead.
     _P.SAVING: frozenset({_P.COMMITTED, _P.FAILED, _P.INSTANT}),
-    # SAVING: the training thread came to a boundary first. BOUNDARY: nothing can be saved from the side; a boundary may still come.
+    # SAVING: the training thread came to a boundary first. BOUNDARY: nothing can be saved from the side; a
+    # boundary may still come.
     _P.INSTANT: frozenset({_P.SAVING_ASIDE, _P.SAVING, _P.BOUNDARY, _P.COMMITTED, _P.FAILED, _P.DISMISSED}),
     _P.SAVING_ASIDE: frozenset({_P.COMMITTED, _P.FAILED, _P.BOUNDARY}),
     # SAVING: the side save is not whole, and a late boundary saves a better one.
@@ -80,15 +84,18 @@ class Phases:
         if not self.try_enter(phase, because):
             raise RuntimeError(f"a notice cannot go from {self.phase} to {phase}")
 
-    def try_enter(self, phase: Phase, because: str = "", *, only_from: Collection[Phase] | None = None) -> bool:
-        """Make this change if it is allowed from where the notice is now (and that is one of `only_from`). False if the other thread
-        has made another one first."""
+    def try_enter(
+        self, phase: Phase, because: str = "", *, only_from: Collection[Phase] | None = None
+    ) -> bool:
+        """Make this change if it is allowed from where the notice is now (and that is one of `only_from`).
+        False if the other thread has made another one first."""
         with self._changed:
             if phase not in ALLOWED[self.phase] or (only_from is not None and self.phase not in only_from):
                 return False
             self.phase = phase
             self.because = because
-            self._emit("phase", phase=phase.value, because=because)  # under the lock, so that events have the order of the changes
+            # under the lock, so that events have the order of the changes
+            self._emit("phase", phase=phase.value, because=because)
             self._changed.notify_all()
         return True
 

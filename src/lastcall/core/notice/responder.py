@@ -5,8 +5,9 @@
     BOUNDARY   the training thread comes to it, and saves
     INSTANT    it does not come in time: save from the side, or say why not
 
-What differs between plain loops, many ranks, a script's own save and Ray's report is a `Strategy`. Two threads can save: the training
-thread at its boundary, and the agent from the side. `phases` decides which of them does.
+What differs between plain loops, many ranks, a script's own save and Ray's report is a `Strategy`. Two
+threads can save: the training thread at its boundary, and the agent from the side. `phases` decides which of
+them does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from lastcall.core.save import budget
 from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
-_WAY_OUT = (0.2, 1.0)  # seconds before the deadline at which a stuck process is ended: a GPU's driver takes half of one to end it
+# seconds before the deadline at which a stuck process is ended: a GPU's driver takes half of one to end it
+_WAY_OUT = (0.2, 1.0)
 _LEAVE = 5.0  # seconds that a stuck training thread gets to leave on its own after an exact rescue
 
 
@@ -59,11 +61,12 @@ class Strategy(Protocol):
         """BOUNDARY: until when to wait for it."""
 
     def hopeless(self, saving: bool) -> str:
-        """BOUNDARY and SAVING, a few times a second: why the boundary will not come, or its save will fail; empty while it may work."""
+        """BOUNDARY and SAVING, a few times a second: why the boundary will not come, or its save will fail;
+        empty while it may work."""
 
     def aside(self, because: str) -> None:
-        """INSTANT: save without a boundary. Leaves the phase at COMMITTED, FAILED or DISMISSED, or at BOUNDARY where only that
-        can still save."""
+        """INSTANT: save without a boundary. Leaves the phase at COMMITTED, FAILED or DISMISSED, or at
+        BOUNDARY where only that can still save."""
 
     def continues(self) -> bool:
         """After a hang that was answered: whether training continues. Leaves the phase at QUIET then."""
@@ -78,7 +81,9 @@ class Strategy(Protocol):
 class Responder:
     """`look`: looks for a later notice, which may shorten the deadline."""
 
-    def __init__(self, context: NoticeContext, answer: Answer, strategy: Strategy, look: Callable[[], None]) -> None:
+    def __init__(
+        self, context: NoticeContext, answer: Answer, strategy: Strategy, look: Callable[[], None]
+    ) -> None:
         self._context = context
         self._answer = answer
         self._strategy = strategy
@@ -86,8 +91,8 @@ class Responder:
         self._phases = answer.phases
 
     def run(self, notice: Notice, *, passing: bool = False) -> None:
-        """Answer this notice. Returns when the training thread has taken over, when training may continue, or when the session
-        ends; may leave the process. `passing`: training continues after the save."""
+        """Answer this notice. Returns when the training thread has taken over, when training may continue, or
+        when the session ends; may leave the process. `passing`: training continues after the save."""
         answer, strategy = self._answer, self._strategy
         answer.begin(notice, passing=passing)
         hurried = strategy.hurried(notice)
@@ -126,7 +131,10 @@ class Responder:
                 wanted, wait, needs, answer.left,
             )  # fmt: skip
         until = notice.at + wait
-        while self._phases.phase is Phase.WAITING and (left := min(until, answer.deadline) - context.clock.now()) > 0:
+        while (
+            self._phases.phase is Phase.WAITING
+            and (left := min(until, answer.deadline) - context.clock.now()) > 0
+        ):
             if self._phases.wait_closed(min(left, timing.LOOK)):
                 return
             self._look()
@@ -141,9 +149,12 @@ class Responder:
         deadline, until = self._answer.deadline, self._strategy.boundary_until()
         while not phases.closed:
             left = until - self._context.clock.now()
-            phase = phases.wait_while({Phase.BOUNDARY, Phase.SAVING}, min(timing.TICK, left) if left > 0 else timing.TICK)
+            phase = phases.wait_while(
+                {Phase.BOUNDARY, Phase.SAVING}, min(timing.TICK, left) if left > 0 else timing.TICK
+            )
             if phase not in (Phase.BOUNDARY, Phase.SAVING):
-                return phase is Phase.INSTANT  # the save at the boundary failed, and the strategy has another way
+                # the save at the boundary failed, and the strategy has another way
+                return phase is Phase.INSTANT
             self._look()
             if self._answer.deadline < deadline:
                 deadline, until = self._answer.deadline, min(until, self._strategy.boundary_until())
@@ -160,8 +171,8 @@ class Responder:
         return deadline - max(least, min(most, 0.1 * (deadline - self._answer.notice.at)))
 
     def _stay_until_the_end(self) -> None:
-        """Give the training thread time to leave on its own; while only an inexact checkpoint is saved, it may still save a better
-        one."""
+        """Give the training thread time to leave on its own; while only an inexact checkpoint is saved, it
+        may still save a better one."""
         clock, phases, answer = self._context.clock, self._phases, self._answer
         until = self._last_moment()
         if answer.whole:
@@ -184,7 +195,13 @@ class Responder:
     def _gone(self) -> bool:
         """Whether the training thread leaves by itself."""
         phases = self._phases
-        return phases.closed or phases.phase is Phase.DISMISSED or (phases.phase is Phase.LEAVING and not self._answer.at_gate)
+        return (
+            phases.closed
+            or phases.phase is Phase.DISMISSED
+            or (phases.phase is Phase.LEAVING and not self._answer.at_gate)
+        )
 
     def _leaves_for(self, why: str) -> bool:
-        return self._phases.phase is Phase.LEAVING or self._phases.try_enter(Phase.LEAVING, why, only_from={Phase.COMMITTED})
+        return self._phases.phase is Phase.LEAVING or self._phases.try_enter(
+            Phase.LEAVING, why, only_from={Phase.COMMITTED}
+        )

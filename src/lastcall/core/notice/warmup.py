@@ -1,5 +1,5 @@
-"""After the first step, when the optimizer's state exists: sizes are known, the plan is made, space and memory are prepared, off the
-training thread."""
+"""After the first step, when the optimizer's state exists: sizes are known, the plan is made, space and
+memory are prepared, off the training thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _LOOKS = 240  # how often the other ranks' holdings are read
 
 
 class Warmup:
-    """`stopping`: set when the session ends. `on_sizes`: called with an outline of the state, off the training thread."""
+    """`stopping`: set when the session ends. `on_sizes`: called with an outline of the state, off the
+    training thread."""
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class Warmup:
         capture = self._checkpointer.portion(subject.outline())
         self._checkpointer.expected_bytes = capture.nbytes
         sizes = self._saver.sizes(capture)
-        self._thread = threading.Thread(target=self._prepare, args=(sizes, capture), name="lastcall-space", daemon=True)
+        self._thread = threading.Thread(
+            target=self._prepare, args=(sizes, capture), name="lastcall-space", daemon=True
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -77,8 +80,10 @@ class Warmup:
         self._on_sizes(capture)
         if context.background_saves and not self._periodic.reserve(nbytes):
             log.warning(
-                "Not enough memory for a copy of the state (%.0f MB): training will wait while periodic saves are written", nbytes / 1e6
-            )  # fmt: skip
+                "Not enough memory for a copy of the state (%.0f MB): training will wait while periodic "
+                "saves are written",
+                nbytes / 1e6,
+            )
         preparation = spare_space.Preparation(context.catalog, self._engine, context.budget, self._disturbed)
         if context.jit.spare:
             preparation.run(sizes)
@@ -89,12 +94,17 @@ class Warmup:
         needed = context.budget.seconds(nbytes)
         if context.budget.measured and needed > context.jit.grace:
             log.warning(
-                "A checkpoint of %.0f MB needs about %.0f s here, more than the grace of %.0f s: it may not be saved in time. "
+                "A checkpoint of %.0f MB needs about %.0f s here, more than the grace of %.0f s: it may not "
+                "be saved in time. "
                 "Raise the grace of your platform and LASTCALL_GRACE_SECONDS, or save to a faster disk.",
-                nbytes / 1e6, needed, context.jit.grace,
-            )  # fmt: skip
+                nbytes / 1e6,
+                needed,
+                context.jit.grace,
+            )
         if context.jit.huge_pages:
-            moved = huge_pages.gather(capture.sources, lambda rest: self._stopping.wait(rest) or context.latch.raised)
+            moved = huge_pages.gather(
+                capture.sources, lambda rest: self._stopping.wait(rest) or context.latch.raised
+            )
             log.debug("%.0f of %.0f MB of the state are in huge pages", moved / 1e6, nbytes / 1e6)
 
     def _disturbed(self) -> bool:

@@ -1,7 +1,8 @@
-"""How a process leaves: the code that tells the platform what happened, and ways out that need no main thread.
+"""How a process leaves: the code that tells the platform what happened, and ways out that need no main
+thread.
 
-`sys.exit` in a side thread only ends that thread, and `signal.signal` is refused there. Both ways out here work from
-any thread, because they are needed exactly when the main thread is stuck in a C call.
+`sys.exit` in a side thread only ends that thread, and `signal.signal` is refused there. Both ways out here
+work from any thread, because they are needed exactly when the main thread is stuck in a C call.
 """
 
 from __future__ import annotations
@@ -39,30 +40,35 @@ def die_of(signum: int, *, flush: bool = True) -> NoReturn:
     """Die of the signal itself, so that the parent sees it in the wait status. From any thread."""
     if flush:
         _flush()
-    ctypes.CDLL(None).signal(signum, None)  # SIG_DFL; Python's own signal.signal works in the main thread only
+    # SIG_DFL; Python's own signal.signal works in the main thread only
+    ctypes.CDLL(None).signal(signum, None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     # To this thread: one that the kernel gives to another thread may come later than the exit below
     signal.pthread_kill(threading.get_ident(), signum)
-    # PID 1 of a container is not killed by its own signals, and some signals kill no process: then use a shell's exit code
+    # PID 1 of a container is not killed by its own signals, and some signals kill no process: then use a
+    # shell's exit code
     os._exit(128 + signum)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now, whatever the main thread is doing: no finalizers, but nothing of the log is lost."""
+    """End the process now, whatever the main thread is doing: no finalizers, but nothing of the log is
+    lost."""
     _flush()
     os._exit(code)
 
 
 def see_out(code: int, deadline: float) -> None:
-    """Training has stopped, and the process leaves with this code before the deadline: whether or not the program catches Preempted,
-    and whatever its threads, exit functions and the interpreter's own teardown still do. Not in a test that catches it on purpose."""
+    """Training has stopped, and the process leaves with this code before the deadline: whether or not the
+    program catches Preempted, and whatever its threads, exit functions and the interpreter's own teardown
+    still do. Not in a test that catches it on purpose."""
     if "pytest" not in sys.modules:
         hurry_out(code, deadline)
         insist(code)
 
 
 def hurry_out(code: int, deadline: float) -> None:
-    """Leave with this code shortly before the deadline (on the monotonic clock), if the process is still there."""
+    """Leave with this code shortly before the deadline (on the monotonic clock), if the process is still
+    there."""
     if "pytest" in sys.modules:
         return
     limit = max(deadline - _SPARE, time.monotonic() + _LEAST)
@@ -72,12 +78,17 @@ def hurry_out(code: int, deadline: float) -> None:
 def _hurry(code: int, limit: float) -> None:
     while (left := limit - time.monotonic()) > 0:
         time.sleep(left)
-    log.warning("This process has saved but does not exit (a running thread, an exit function?): leaving with exit code %d", code)
+    log.warning(
+        "This process has saved but does not exit (a running thread, an exit function?): leaving "
+        "with exit code %d",
+        code,
+    )
     leave(code)
 
 
 def insist(code: int) -> None:
-    """Force this exit code, whatever the program still does. Functions that others have registered for the exit run before."""
+    """Force this exit code, whatever the program still does. Functions that others have registered for the
+    exit run before."""
     atexit.register(_insisted, code, os.getpid())
 
 

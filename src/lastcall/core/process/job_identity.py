@@ -1,4 +1,5 @@
-"""The platform's name for the job that this process belongs to: the same before and after a restart, whatever else has changed.
+"""The platform's name for the job that this process belongs to: the same before and after a restart, whatever
+else has changed.
 
 A table of variables. Not the name of a machine, a path or a time: those change when a job comes back.
 """
@@ -10,7 +11,8 @@ import os
 import re
 from collections.abc import Callable, Mapping
 
-_SUFFIX = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}")  # the letters that Kubernetes makes random names of
+# the letters that Kubernetes makes random names of
+_SUFFIX = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}")
 _RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the driver of a submitted job
 _UNNAMED = ("", "none")  # torchrun's rendezvous id where none was given
 
@@ -38,7 +40,8 @@ def _ray(environ: Mapping[str, str]) -> str:
 
 
 def _kubernetes(environ: Mapping[str, str]) -> str:
-    """The pod's name, which is that of its job where the job gives its pods stable ones; a random end belongs to the pod alone."""
+    """The pod's name, which is that of its job where the job gives its pods stable ones; a random end belongs
+    to the pod alone."""
     pod = environ.get("HOSTNAME", "") if environ.get("KUBERNETES_SERVICE_HOST") else ""
     return pod[:-6] if len(pod) > 6 and _SUFFIX.fullmatch(pod[-6:]) else pod
 

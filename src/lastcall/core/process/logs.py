@@ -1,8 +1,10 @@
-"""Log lines reach the user even without a logging configuration, and never delay a rescue: for the time of a session only.
+"""Log lines reach the user even without a logging configuration, and never delay a rescue: for the time of a
+session only.
 
-A handler takes its lock and writes. Where the main thread is stuck in that write (a full pipe without a reader), a side thread that
-logs would wait for it, and the agent logs before it acts. So lines of side threads go through a queue to a thread of their own; lines
-of the main thread, which is the one that can be stuck, go straight out.
+A handler takes its lock and writes. Where the main thread is stuck in that write (a full pipe without a
+reader), a side thread that logs would wait for it, and the agent logs before it acts. So lines of side
+threads go through a queue to a thread of their own; lines of the main thread, which is the one that can be
+stuck, go straight out.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Visible:
             logger.setLevel(self._level)
         if not logger.hasHandlers():
             self._handler = logging.StreamHandler()
-            self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s lastcall: %(message)s", "%H:%M:%S"))
+            self._handler.setFormatter(
+                logging.Formatter("%(asctime)s %(levelname)s lastcall: %(message)s", "%H:%M:%S")
+            )
             logger.addHandler(self._handler)
         self._deferral.begin(logger)
         return self
@@ -47,7 +51,8 @@ class Visible:
 
 
 class _DeferredRecords(logging.Filter):
-    """Takes the records of side threads out of the logger's way, and hands them to its handlers on a thread of its own."""
+    """Takes the records of side threads out of the logger's way, and hands them to its handlers on a thread
+    of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +74,11 @@ class _DeferredRecords(logging.Filter):
         if isinstance(record.args, tuple):
             record.args = tuple(map(_on_one_line, record.args))
         thread = self._thread
-        if thread is None or not thread.is_alive() or threading.current_thread() in (thread, threading.main_thread()):
+        if (
+            thread is None
+            or not thread.is_alive()
+            or threading.current_thread() in (thread, threading.main_thread())
+        ):
             return True
         record.msg, record.args = record.getMessage(), None  # the arguments may change until it is written
         self._records.put(record)
@@ -90,12 +99,14 @@ class _DeferredRecords(logging.Filter):
 
 
 def _on_one_line(value: object) -> object:
-    """Names of files and directories, and errors that quote them, may hold anything: a line of the log stays one line, and a terminal
-    never executes a file name."""
+    """Names of files and directories, and errors that quote them, may hold anything: a line of the log stays
+    one line, and a terminal never executes a file name."""
     if isinstance(value, str | os.PathLike | BaseException):
         text = str(value)
         if not text.isprintable():
-            return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+            return "".join(
+                sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+            )
     return value
 
 

@@ -1,7 +1,9 @@
-"""A start that fails: one sentence instead of a traceback, and an exit code that says whether running it again can help.
+"""A start that fails: one sentence instead of a traceback, and an exit code that says whether running it
+again can help.
 
-What protect() raises on purpose says what happened and what to do; twenty lines of our own frames above it hide that. The traceback
-stays with LASTCALL_LOG_LEVEL=DEBUG, and for every other exception. Code that catches the error sees no difference.
+What protect() raises on purpose says what happened and what to do; twenty lines of our own frames above it
+hide that. The traceback stays with LASTCALL_LOG_LEVEL=DEBUG, and for every other exception. Code that catches
+the error sees no difference.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def explain(error: BaseException) -> None:
     if not isinstance(error, errors.LastcallError) or isinstance(error, SystemExit):
         return
     if not hasattr(error, _MARK):
-        setattr(error, _MARK, log.isEnabledFor(logging.DEBUG))  # now: at the end the log is no longer ours to show
+        # now: at the end the log is no longer ours to show
+        setattr(error, _MARK, log.isEnabledFor(logging.DEBUG))
     if sys.excepthook is not _hook:
         _former, sys.excepthook = sys.excepthook, _hook
 

@@ -1,11 +1,14 @@
-"""How `lastcall run` and the training processes below it find each other: small files in a folder that the launcher made.
+"""How `lastcall run` and the training processes below it find each other: small files in a folder that the
+launcher made.
 
-A training process joins with a file of its own and keeps it current; the launcher reads them to know which processes to signal, how
-each one ended (torchrun turns every exit code into 1), and where the guardian finds its snapshot. The other way goes one file, the
-notice: a session looks for it four times a second, and it brings the deadline along, which no signal can. The launcher also writes down
-its own identity once, so that a process that survives it can notice (`orphans`).
+A training process joins with a file of its own and keeps it current; the launcher reads them to know which
+processes to signal, how each one ended (torchrun turns every exit code into 1), and where the guardian finds
+its snapshot. The other way goes one file, the notice: a session looks for it four times a second, and it
+brings the deadline along, which no signal can. The launcher also writes down its own identity once, so that a
+process that survives it can notice (`orphans`).
 
-Discarded: a socket (the launcher may be restarted or gone, and a process that is killed must leave its last word behind).
+Discarded: a socket (the launcher may be restarted or gone, and a process that is killed must leave its last
+word behind).
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Member:
     """What a training process says of itself."""
 
     pid: int
-    started: int  # when the process began, in the kernel's ticks: tells it from a later one with the same number
+    # when the process began, in the kernel's ticks: tells it from a later one with the same number
+    started: int
     root: str  # the absolute directory of the run
     step: int = 0
     resumed: int | None = None  # the step that it resumed from
@@ -45,7 +49,8 @@ class Member:
 
 
 def alive(member: Member) -> bool:
-    """Whether the process still runs. A zombie does not: it has ended, and only its parent has not looked yet."""
+    """Whether the process still runs. A zombie does not: it has ended, and only its parent has not looked
+    yet."""
     return process_start(member.pid) == member.started
 
 
@@ -70,7 +75,8 @@ class Registry:
         _replace(self.folder / _LAUNCHER, process)
 
     def members(self) -> list[Member]:
-        """All processes that have joined since the last clear(), the dead included, in order of their numbers."""
+        """All processes that have joined since the last clear(), the dead included, in order of their
+        numbers."""
         found = []
         for path in self.folder.glob("member-*.json"):
             body = _read(path)
@@ -86,17 +92,23 @@ class Registry:
         return [why for why in said if isinstance(why, str)]
 
     def post(self, notice: Notice) -> None:
-        """Post a notice to all members, also to those that join later. A later notice replaces an earlier one."""
+        """Post a notice to all members, also to those that join later. A later notice replaces an earlier
+        one."""
         _replace(self.folder / _NOTICE, dataclasses.asdict(notice))
 
     def clear(self) -> None:
         """Forget the members and the notice: the next incarnation begins."""
-        for path in (*self.folder.glob("member-*.json"), *self.folder.glob(_REFUSED.format("*")), self.folder / _NOTICE):
+        for path in (
+            *self.folder.glob("member-*.json"),
+            *self.folder.glob(_REFUSED.format("*")),
+            self.folder / _NOTICE,
+        ):
             path.unlink(missing_ok=True)
 
 
 class Membership:
-    """The training process's side. Nothing here raises: a launcher that is gone must not end a training run."""
+    """The training process's side. Nothing here raises: a launcher that is gone must not end a training
+    run."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = folder

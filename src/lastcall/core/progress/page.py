@@ -1,8 +1,10 @@
-"""The run's progress as JSON over HTTP, where a port was set: the page that OpenShift AI's controller polls, and other clients may.
+"""The run's progress as JSON over HTTP, where a port was set: the page that OpenShift AI's controller polls,
+and other clients may.
 
-What it says is in `report`. No GET waits for training or for a disk, and training for none of them. The server is on 0.0.0.0, since the
-controller is in another pod, reads nothing of a request but its path, and has a few threads at most. `http.server.HTTPServer` would ask
-the DNS for our name before it listens, which may take a minute.
+What it says is in `report`. No GET waits for training or for a disk, and training for none of them. The
+server is on 0.0.0.0, since the controller is in another pod, reads nothing of a request but its path, and has
+a few threads at most. `http.server.HTTPServer` would ask the DNS for our name before it listens, which may
+take a minute.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class MetricsPage:
             self._server = server = _Server(self.port, self)
         except OSError as error:
             log.warning(
-                "Could not serve progress on port %d (%s); training continues. Choose another: export LASTCALL_PROGRESS_PORT=PORT",
+                "Could not serve progress on port %d (%s); training continues. Choose another: export "
+                "LASTCALL_PROGRESS_PORT=PORT",
                 self.port,
                 error,
             )
@@ -69,15 +72,20 @@ class MetricsPage:
 
 
 def _last_words(document: dict[str, object]) -> None:
-    """The controller tells an early stop from the end by the step, and the last one that it polled is half a minute old. What another
-    program has written there stays; nothing is created outside a pod."""
+    """The controller tells an early stop from the end by the step, and the last one that it polled is half a
+    minute old. What another program has written there stays; nothing is created outside a pod."""
     global _said
     with open(os.open(TERMINATION_LOG, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "r+b", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(_LONGEST_MESSAGE) not in (b"", _said):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(_LONGEST_MESSAGE) not in (
+            b"",
+            _said,
+        ):
             return
         message = json.dumps(document, allow_nan=False).encode()
         if len(message) > _LONGEST_MESSAGE:
-            message = json.dumps({**document, "trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
+            message = json.dumps(
+                {**document, "trainMetrics": {}, "evalMetrics": {}}, allow_nan=False
+            ).encode()
         file.seek(0)
         file.truncate()
         file.write(message)
@@ -87,7 +95,7 @@ def _last_words(document: dict[str, object]) -> None:
 _said = b""  # by an earlier session of this process
 
 
-# ---- the server -------------------------------------------------------------------------------------------------------------------
+# ---- the server --------------------------------------------------------------------------------------------
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -116,10 +124,13 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            self._leaving.wait(0.5)  # no file descriptor left: the request stays in the queue, and would be accepted again at once
+            # no file descriptor left: the request stays in the queue, and would be accepted again at once
+            self._leaving.wait(0.5)
             raise
 
-    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+    def process_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         assert isinstance(request, socket.socket)
         with self._door:
             self._answering.append(request)
@@ -138,7 +149,9 @@ class _Server(socketserver.ThreadingTCPServer):
         with self._door:
             self._answering = [one for one in self._answering if one is not request]
 
-    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -173,7 +186,8 @@ _listening: weakref.WeakSet[_Server] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked worker that outlives its parent would keep the port, and the next incarnation would have none."""
+    """A forked worker that outlives its parent would keep the port, and the next incarnation would have
+    none."""
     for server in list(_listening):
         with contextlib.suppress(OSError):
             server.socket.close()

@@ -1,11 +1,14 @@
-"""Reports a TrainJob's progress to Kubeflow Trainer, where its controller asked for it (KEP-2779, feature gate TrainJobStatus).
+"""Reports a TrainJob's progress to Kubeflow Trainer, where its controller asked for it (KEP-2779, feature
+gate TrainJobStatus).
 
-One POST every few seconds at most, from a thread of its own; training, a save and the exit wait for none of them: `close()` gives
-the last one two seconds. An unresponsive server is logged once, and asked less and less often.
+One POST every few seconds at most, from a thread of its own; training, a save and the exit wait for none of
+them: `close()` gives the last one two seconds. An unresponsive server is logged once, and asked less and less
+often.
 
-The protocol has a percentage, seconds and named metrics. What it has no field for (the state of the run, its checkpoint, what it was
-resumed from) goes along as metrics. Discarded: `urllib.request`, which follows a redirect with our token and asks a proxy that the pod
-may have for the internet; the SDK's own function, since images for training do not have the SDK.
+The protocol has a percentage, seconds and named metrics. What it has no field for (the state of the run, its
+checkpoint, what it was resumed from) goes along as metrics. Discarded: `urllib.request`, which follows a
+redirect with our token and asks a proxy that the pod may have for the internet; the SDK's own function, since
+images for training do not have the SDK.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ class StatusPush:
         self._tell()
 
     def _pause(self) -> float:
-        return min(self._interval * float(1 << min(self._failures, 10)), max(_SLOWEST_SECONDS, self._interval))
+        return min(
+            self._interval * float(1 << min(self._failures, 10)), max(_SLOWEST_SECONDS, self._interval)
+        )
 
     def _tell(self) -> None:
         """Send what is new. A failure is a warning the first time, and never a reason to stop."""
@@ -73,7 +78,12 @@ class StatusPush:
         except Exception as error:
             self._failures += 1
             level = logging.WARNING if self._failures == 1 else logging.DEBUG
-            log.log(level, "Could not report progress to Kubeflow (%s: %s); training continues", type(error).__name__, error)
+            log.log(
+                level,
+                "Could not report progress to Kubeflow (%s: %s); training continues",
+                type(error).__name__,
+                error,
+            )
 
 
 def status_of(document: Mapping[str, object]) -> dict[str, object]:
@@ -95,15 +105,21 @@ def status_of(document: Mapping[str, object]) -> dict[str, object]:
     theirs: dict[str, object] = {}
     for group in (document["trainMetrics"], document["evalMetrics"]):
         theirs.update(group if isinstance(group, dict) else {})
-    metrics = {**ours, **theirs, **ours}  # ours come first, so that they are not cut off, and keep their meaning
+    # ours come first, so that they are not cut off, and keep their meaning
+    metrics = {**ours, **theirs, **ours}
     known = [{"name": name, "value": str(value)} for name, value in metrics.items() if value is not None]
-    status = {name: document[name] for name in ("progressPercentage", "estimatedRemainingSeconds") if document[name] is not None}
+    status = {
+        name: document[name]
+        for name in ("progressPercentage", "estimatedRemainingSeconds")
+        if document[name] is not None
+    }
     return {**status, "metrics": known[:_MOST_METRICS]}
 
 
 def _post(server: StatusServer, body: dict[str, object]) -> None:
     url = urllib.parse.urlsplit(server.url)
-    token = Path(server.token_file).read_text().strip()  # each time: the kubelet replaces it before it expires
+    # each time: the kubelet replaces it before it expires
+    token = Path(server.token_file).read_text().strip()
     connection: http.client.HTTPConnection
     if url.scheme == "https":
         context = ssl.create_default_context(cafile=server.ca_file)

@@ -1,9 +1,9 @@
 """The run's progress in one document: what is served (`page`) and what is sent (`push`).
 
-The fields with capitals in them are those of OpenShift AI's controller: it refuses the whole answer where a number that it takes for
-whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100 % are reported only for a run that has
-finished. The other fields are ours. NaN and Infinity are not JSON and become null. Nothing here waits for training or for a disk: what
-is said was put into memory by others.
+The fields with capitals in them are those of OpenShift AI's controller: it refuses the whole answer where a
+number that it takes for whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100
+% are reported only for a run that has finished. The other fields are ours. NaN and Infinity are not JSON and
+become null. Nothing here waits for training or for a disk: what is said was put into memory by others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from lastcall.core.ranks.heartbeat import HANG
 from lastcall.events import EventLog, Progress
 from lastcall.types import Kind, Outcome
 
-_ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS))  # saves that answer a notice
-_THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")  # Transformers' name and the controller's
+# saves that answer a notice
+_ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS))
+# Transformers' name and the controller's
+_THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")
 
 
 class Report:
@@ -37,7 +39,9 @@ class Report:
         finished = standing.state == Outcome.FINISHED.value
         metrics, eval_metrics = _sorted_out(known.get("metrics"), known.get("eval_metrics"))
         return {
-            "progressPercentage": _percentage(_fraction(step, total), _fraction(epoch, total_epochs), finished),
+            "progressPercentage": _percentage(
+                _fraction(step, total), _fraction(epoch, total_epochs), finished
+            ),
             "estimatedRemainingSeconds": 0 if finished else self._left(known),
             "currentStep": step,
             "totalSteps": total,
@@ -53,7 +57,12 @@ class Report:
     def _left(self, known: Mapping[str, object]) -> int | None:
         """Estimated seconds left, counted down between reports; at least one, since the run has not ended."""
         eta, at = known.get("eta_seconds"), known.get("at")
-        if not isinstance(eta, float) or not isinstance(at, float) or not self._standing.training or not math.isfinite(eta):
+        if (
+            not isinstance(eta, float)
+            or not isinstance(at, float)
+            or not self._standing.training
+            or not math.isfinite(eta)
+        ):
             return None
         return max(math.ceil(eta - max(self._clock.wall() - at, 0.0)), 1)
 
@@ -75,7 +84,11 @@ class RunState:
 
     def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
         if kind == "start":
-            self.state, self.incarnation, self.resumed_from = "running", fields.get("incarnation"), fields.get("resumed")
+            self.state, self.incarnation, self.resumed_from = (
+                "running",
+                fields.get("incarnation"),
+                fields.get("resumed"),
+            )
         elif kind == "notice" and fields.get("source") != HANG:  # after a hang the run may continue
             self.notice = fields.get("reason")
         elif kind == "save-begins":
@@ -84,7 +97,8 @@ class RunState:
             self.state = "running"
         elif kind == "committed":
             answered = self.notice is not None and fields.get("save") in _ANSWERS
-            self.state = "saved" if answered else "running"  # a periodic save that was under way says nothing about the notice
+            # a periodic save that was under way says nothing about the notice
+            self.state = "saved" if answered else "running"
             named = {"path": "path", "step": "step", "kind": "save", "exact": "exact"}
             self.checkpoint = {ours: fields.get(theirs) for ours, theirs in named.items()} | {"at": at}
         elif kind == "stop":
@@ -100,7 +114,7 @@ class RunState:
         }
 
 
-# ---- numbers that the controller takes --------------------------------------------------------------------------------------------
+# ---- numbers that the controller takes ---------------------------------------------------------------------
 
 
 def _fraction(done: object, total: float | None) -> float | None:
@@ -116,7 +130,8 @@ def _percentage(by_steps: float | None, by_epochs: float | None, finished: bool)
 
 
 def _sorted_out(metrics: object, eval_metrics: object) -> tuple[dict[str, object], dict[str, object]]:
-    """Those of training and those of an evaluation: `run.report(eval_loss=...)` says by the name which they are."""
+    """Those of training and those of an evaluation: `run.report(eval_loss=...)` says by the name which they
+    are."""
     train: dict[str, object] = {}
     evaluation: dict[str, object] = {}
     for name, value in metrics.items() if isinstance(metrics, dict) else ():

@@ -1,4 +1,5 @@
-"""The pieces of a captured state by their names, each with something to compare: whether two states are the same, and where not."""
+"""The pieces of a captured state by their names, each with something to compare: whether two states are the
+same, and where not."""
 
 from __future__ import annotations
 
@@ -37,11 +38,15 @@ def tensor(group: str, name: str) -> str:
 
 def _leaves(path: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value.get("$") in ("tensor", "loader"):
-        return  # the bytes are among the groups; a position is written in other words after a resume, and shows in what is trained
+        # the bytes are among the groups; a position is written in other words after a resume, and shows in
+        # what is trained
+        return
     if isinstance(value, dict) and value and depth < _DEEP:
         for key, item in value.items():
             # The tree's own words ("v", "items") are no part of a name that a user knows.
-            yield from _leaves(path if key in ("v", "items") else f"{path}.{key}".lstrip("."), item, depth + 1)
+            yield from _leaves(
+                path if key in ("v", "items") else f"{path}.{key}".lstrip("."), item, depth + 1
+            )
     elif isinstance(value, list) and 0 < len(value) <= _LONG and depth < _DEEP:
         for index, item in enumerate(value):
             yield from _leaves(f"{path}.{index}", item, depth + 1)
@@ -52,11 +57,14 @@ def _leaves(path: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
 
 def whole(source: Source) -> str:
     """A digest of every byte."""
-    return _over(source, [(offset, min(_PIECE, source.nbytes - offset)) for offset in range(0, source.nbytes, _PIECE)])
+    return _over(
+        source, [(offset, min(_PIECE, source.nbytes - offset)) for offset in range(0, source.nbytes, _PIECE)]
+    )
 
 
 def glance(source: Source) -> str:
-    """A digest of a few bytes at the beginning, in the middle and at the end: cheap, and changed by nearly every change."""
+    """A digest of a few bytes at the beginning, in the middle and at the end: cheap, and changed by nearly
+    every change."""
     size = source.nbytes
     if size <= 3 * _GLANCE:
         return whole(source)

@@ -1,8 +1,10 @@
-"""What `lastcall drill --prove` asks of a training process: digests of its whole state at each of the first boundaries, and a notice
-at a given step. The drill compares the digests of an uninterrupted run with those of a preempted one.
+"""What `lastcall drill --prove` asks of a training process: digests of its whole state at each of the first
+boundaries, and a notice at a given step. The drill compares the digests of an uninterrupted run with those of
+a preempted one.
 
-A proof works in a scratch directory: nothing of the run's own directory, mirror or ports is touched. It is asked for by a folder
-(`LASTCALL_PROOF`) with a plan in it, and the testimony of each rank is written beside the plan.
+A proof works in a scratch directory: nothing of the run's own directory, mirror or ports is touched. It is
+asked for by a folder (`LASTCALL_PROOF`) with a plan in it, and the testimony of each rank is written beside
+the plan.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _PATIENCE = 30.0  # seconds that a boundary waits for the notice to arrive
 @dataclass(frozen=True)
 class Plan:
     steps: int  # the last recorded step; then the process waits until the drill ends it
-    notices: tuple[int, ...]  # the step at which each incarnation gets a notice; the one after the last gets none
+    # the step at which each incarnation gets a notice; the one after the last gets none
+    notices: tuple[int, ...]
     drill: int  # the process of the drill: without it nothing ends this one
 
     def write(self, folder: Path) -> None:
@@ -47,7 +50,8 @@ class Statement:
     incarnation: int
     step: int
     epoch: int
-    names: Mapping[str, str]  # every piece of the state, and its digest, or the value itself where it is short
+    # every piece of the state, and its digest, or the value itself where it is short
+    names: Mapping[str, str]
     done: bool = False  # the last one: the process waits to be ended
 
     @property
@@ -71,7 +75,13 @@ def adjusted(jit: JITCheckpointConfig) -> JITCheckpointConfig:
     if asked() is None:
         return jit
     return settings.changed(
-        jit, kill_wait=0.0, mirror=None, progress_port=None, progress_push=False, stop_file=None, directory=str(redirected(Path()))
+        jit,
+        kill_wait=0.0,
+        mirror=None,
+        progress_port=None,
+        progress_push=False,
+        stop_file=None,
+        directory=str(redirected(Path())),
     )
 
 
@@ -82,7 +92,8 @@ def statements(folder: Path) -> list[Statement]:
         for line in path.read_text().splitlines():
             try:
                 found.append(Statement(**json.loads(line)))
-            except (ValueError, TypeError):  # a line that is being written, or was when the process was killed
+            except (ValueError, TypeError):
+                # a line that is being written, or was when the process was killed
                 continue
     return found
 
@@ -109,17 +120,29 @@ class Witness:
 
     @classmethod
     def of_environment(
-        cls, rank: int, world: int, incarnation: int, jit: JITCheckpointConfig, notify: Callable[[Notice], None]
+        cls,
+        rank: int,
+        world: int,
+        incarnation: int,
+        jit: JITCheckpointConfig,
+        notify: Callable[[Notice], None],
     ) -> Witness | None:
         folder = asked()
         return None if folder is None else cls(folder, rank, world, incarnation, jit, notify)
 
-    def look(self, boundary: tuple[int, int], capture: Callable[[], Capture], heard: Callable[[], bool]) -> None:
-        """At every boundary, before a notice is answered there. `heard`: whether this boundary will answer one."""
+    def look(
+        self, boundary: tuple[int, int], capture: Callable[[], Capture], heard: Callable[[], bool]
+    ) -> None:
+        """At every boundary, before a notice is answered there. `heard`: whether this boundary will answer
+        one."""
         step, epoch = boundary
         last = step >= self._plan.steps
         self._state(step, epoch, capture(), last)
-        stop = self._plan.notices[self._incarnation - 1] if self._incarnation <= len(self._plan.notices) else None
+        stop = (
+            self._plan.notices[self._incarnation - 1]
+            if self._incarnation <= len(self._plan.notices)
+            else None
+        )
         if stop is not None and step >= stop:
             self._preempt(heard)
         elif last:
@@ -138,7 +161,8 @@ class Witness:
             os.close(fd)
 
     def _preempt(self, heard: Callable[[], bool]) -> None:
-        """A real signal, between this boundary and the next; the next one waits until it has arrived, however short the steps are."""
+        """A real signal, between this boundary and the next; the next one waits until it has arrived, however
+        short the steps are."""
         if not self._told:
             self._told = True
             if self._rank == 0:

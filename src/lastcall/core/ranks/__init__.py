@@ -1,1 +1,2 @@
-"""What ranks know of each other: the world, agreement through the store, heartbeats, receipts, who writes what."""
+"""What ranks know of each other: the world, agreement through the store, heartbeats, receipts, who writes
+what."""

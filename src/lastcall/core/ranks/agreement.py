@@ -1,12 +1,14 @@
-"""One decision for all ranks, through the store: no collective, no rank in charge, and no time-out that could split it.
+"""One decision for all ranks, through the store: no collective, no rank in charge, and no time-out that could
+split it.
 
-Every rank writes its position under a key of its own and adds one to a counter. The rank that completes the counter reads them all,
-decides, and claims the decision; the others wait for the decision's key alone. So the traffic grows with the number of ranks, not with
-its square. A rank that has waited long enough, or that knows the missing ones to be dead, decides from what is there and claims, too:
-the first claim stays, and all ranks obey the register, including the one that was too late.
+Every rank writes its position under a key of its own and adds one to a counter. The rank that completes the
+counter reads them all, decides, and claims the decision; the others wait for the decision's key alone. So the
+traffic grows with the number of ranks, not with its square. A rank that has waited long enough, or that knows
+the missing ones to be dead, decides from what is there and claims, too: the first claim stays, and all ranks
+obey the register, including the one that was too late.
 
-Discarded: a barrier and a common function of what all read (one rank's time-out is another rank's success: they split; and
-every rank reads everything); a leader that decides (it may be the one that died).
+Discarded: a barrier and a common function of what all read (one rank's time-out is another rank's success:
+they split; and every rank reads everything); a leader that decides (it may be the one that died).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Verdict:
     """The result of a vote: the same on all ranks, unless the store was lost on the way to one of them."""
 
     ok: bool
-    reasons: Mapping[int, str] = field(default_factory=dict)  # of the ranks that said no, or nothing; 64 at most
+    # of the ranks that said no, or nothing; 64 at most
+    reasons: Mapping[int, str] = field(default_factory=dict)
     lost: bool = False  # the store is gone: nothing is known of the others
 
     @property
@@ -45,10 +48,12 @@ class Verdict:
 
 
 class Agreement:
-    """One thread's access to the decisions of one round; the store's keys are those of this incarnation alone.
+    """One thread's access to the decisions of one round; the store's keys are those of this incarnation
+    alone.
 
-    A round is one notice and what follows from it. Where the run continues afterwards (a hang that was saved), the next round begins
-    with keys of its own. Every rank goes through all rounds in order: one that was frozen finds the old decisions and catches up.
+    A round is one notice and what follows from it. Where the run continues afterwards (a hang that was
+    saved), the next round begins with keys of its own. Every rank goes through all rounds in order: one that
+    was frozen finds the old decisions and catches up.
     """
 
     def __init__(self, store: Store, rank: int, size: int, clock: clocks.Clock, number: int = 1) -> None:
@@ -70,12 +75,12 @@ class Agreement:
     def close(self) -> None:
         self._store.close()
 
-    # ---- news: these raise StoreLost ---------------------------------------------------------------------------------------------
+    # ---- news: these raise StoreLost -----------------------------------------------------------------------
 
     def announce(self, notice: Mapping[str, Any]) -> None:
-        """Announce a notice to all ranks. The first one of a round counts; a later one is announced only if its "deadline" (seconds on
-        a clock that all ranks share, such as the wall clock) comes at least a second earlier, so that a thousand ranks with the same
-        notice announce it once."""
+        """Announce a notice to all ranks. The first one of a round counts; a later one is announced only if
+        its "deadline" (seconds on a clock that all ranks share, such as the wall clock) comes at least a
+        second earlier, so that a thousand ranks with the same notice announce it once."""
         body = messages.packed(notice)
         for number in range(1, _NEWS + 1):
             held = self._store.claim(self._key(f"news/{number}"), body)
@@ -83,7 +88,8 @@ class Agreement:
                 return
 
     def heard(self, timeout: float) -> dict[str, Any] | None:
-        """The next announcement of this round: first the notice, then each one that shortens it. None if none came in time."""
+        """The next announcement of this round: first the notice, then each one that shortens it. None if none
+        came in time."""
         found = self._store.get(self._key(f"news/{self._news}"), timeout)
         if found is None:
             return None
@@ -97,7 +103,7 @@ class Agreement:
         found = self._store.get(self._key(f"told/{key}"), timeout)
         return None if found is None else messages.unpacked(found)
 
-    # ---- decisions: these never raise, and end soon after `until` ------------------------------------------------------------------
+    # ---- decisions: these never raise, and end soon after `until` ------------------------------------------
 
     def agree(
         self,
@@ -107,17 +113,21 @@ class Agreement:
         until: float,
         dead: Callable[[], set[int]] = set,
     ) -> Decision:
-        """The one decision of this phase. The caller holds its position until then. `dead` gives the ranks known to be gone: no rank
-        waits for them, and positions that they wrote before they died do not count. Once a round and phase."""
+        """The one decision of this phase. The caller holds its position until then. `dead` gives the ranks
+        known to be gone: no rank waits for them, and positions that they wrote before they died do not count.
+        Once a round and phase."""
 
         def conclude(said: Sequence[bytes | None]) -> bytes:
             found = (Position.from_bytes(data) for data in said)
             positions = {rank: at for rank, at in enumerate(found) if at is not None and at.rank == rank}
             try:
                 decision = decide(positions)
-            except Exception as error:  # no other rank would decide better from the same positions, and all of them wait
+            except Exception as error:
+                # no other rank would decide better from the same positions, and all of them wait
                 log.exception("Could not make a decision from %s", positions)
-                decision = Decision("abort", because=f"could not make a decision: {type(error).__name__}: {error}")
+                decision = Decision(
+                    "abort", because=f"could not make a decision: {type(error).__name__}: {error}"
+                )
             return replace(decision, token=secrets.token_hex(8)).to_bytes()
 
         try:
@@ -136,16 +146,28 @@ class Agreement:
         dead: Callable[[], set[int]] = set,
         stopped: Callable[[], str] = str,
     ) -> Verdict:
-        """Whether all ranks say yes; also a barrier. A rank that has not answered by then has said no. Once a round and name.
-        `stopped`: called once a second while waiting for others; a reason that it returns is a veto."""
+        """Whether all ranks say yes; also a barrier. A rank that has not answered by then has said no. Once a
+        round and name. `stopped`: called once a second while waiting for others; a reason that it returns is
+        a veto."""
 
         def conclude(said: Sequence[bytes | None]) -> bytes:
             reasons = ((rank, _objection(data)) for rank, data in enumerate(said))
-            return messages.packed({"no": dict(itertools.islice(((rank, why) for rank, why in reasons if why is not None), _REASONS))})
+            return messages.packed(
+                {
+                    "no": dict(
+                        itertools.islice(((rank, why) for rank, why in reasons if why is not None), _REASONS)
+                    )
+                }
+            )
 
         try:
             result = self._settle(
-                f"vote/{name}", messages.packed({"ok": ok, "why": why}), conclude, until, dead, lambda: self._no(stopped())
+                f"vote/{name}",
+                messages.packed({"ok": ok, "why": why}),
+                conclude,
+                until,
+                dead,
+                lambda: self._no(stopped()),
             )
         except errors.StoreLost as error:
             return Verdict(False, {self.rank: f"the store is lost: {error}"}, lost=True)
@@ -160,18 +182,24 @@ class Agreement:
         until: float,
         dead: Callable[[], set[int]] = set,
     ) -> dict[str, Any] | None:
-        """One decision of any content, made by `decide` from what the ranks have said by then. Once a round and name. None where the
-        store is lost; empty where `decide` failed."""
+        """One decision of any content, made by `decide` from what the ranks have said by then. Once a round
+        and name. None where the store is lost; empty where `decide` failed."""
 
         def conclude(said: Sequence[bytes | None]) -> bytes:
             try:
-                return messages.packed(decide({rank: messages.unpacked(data) for rank, data in enumerate(said) if data is not None}))
+                return messages.packed(
+                    decide(
+                        {rank: messages.unpacked(data) for rank, data in enumerate(said) if data is not None}
+                    )
+                )
             except Exception:  # as in agree()
                 log.exception("Could not make a decision on %s", name)
                 return messages.packed({})
 
         try:
-            return messages.unpacked(self._settle(f"settle/{name}", messages.packed(mine), conclude, until, dead))
+            return messages.unpacked(
+                self._settle(f"settle/{name}", messages.packed(mine), conclude, until, dead)
+            )
         except errors.StoreLost as error:
             log.debug("Could not decide %s: %s", name, error)
             return None
@@ -184,7 +212,7 @@ class Agreement:
     def _no(self, why: str) -> bytes | None:
         return messages.packed({"no": {self.rank: why}}) if why else None
 
-    # ---- the register ------------------------------------------------------------------------------------------------------------
+    # ---- the register --------------------------------------------------------------------------------------
 
     def _settle(
         self,
@@ -203,7 +231,8 @@ class Agreement:
         return self._await(place, conclude, until, dead, veto)
 
     def _publish(self, place: str, mine: bytes) -> bool:
-        """True for the rank that completes the counter. What it counts has arrived: a connection keeps the order."""
+        """True for the rank that completes the counter. What it counts has arrived: a connection keeps the
+        order."""
         self._store.set(f"{place}/{self.rank}", mine)
         return self._store.add(f"{place}/count", 1) >= self.size
 
@@ -233,7 +262,8 @@ class Agreement:
                 continue
             attempts += 1
             overdue += late
-            # One rank reads for all, so that the traffic does not grow with the square; the others wait a second for it, once.
+            # One rank reads for all, so that the traffic does not grow with the square; the others wait a
+            # second for it, once.
             if self._store.add(f"{place}/attempt/{attempts}", 1) > 1 and overdue < 2:
                 continue
             said = self._read(place)
@@ -241,7 +271,11 @@ class Agreement:
                 return self._claim(place, conclude, said, gone)
 
     def _claim(
-        self, place: str, conclude: Callable[[Sequence[bytes | None]], bytes], said: Sequence[bytes | None], gone: set[int]
+        self,
+        place: str,
+        conclude: Callable[[Sequence[bytes | None]], bytes],
+        said: Sequence[bytes | None],
+        gone: set[int],
     ) -> bytes:
         """A rank that died after it had answered cannot carry out what is decided now."""
         living = [None if rank in gone else data for rank, data in enumerate(said)]

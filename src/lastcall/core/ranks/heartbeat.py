@@ -1,7 +1,8 @@
-"""Which ranks are alive and make progress: every rank's heartbeat in the store, and the two lowest ranks that monitor them all.
+"""Which ranks are alive and make progress: every rank's heartbeat in the store, and the two lowest ranks that
+monitor them all.
 
-A heartbeat comes from a side thread, so it continues while training waits in a collective: in lockstep one stuck rank stops all of
-them, and its silence distinguishes it from its victims.
+A heartbeat comes from a side thread, so it continues while training waits in a collective: in lockstep one
+stuck rank stops all of them, and its silence distinguishes it from its victims.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Beat:
     pid: int = 0
     started: int = 0
     busy: str = (
-        ""  # what it does instead of steps: evaluating, saving. It excuses no silence: heartbeats do not come from the training thread
+        # what it does instead of steps: evaluating, saving. It excuses no silence: heartbeats do not come
+        # from the training thread
+        ""
     )
     failed: str = ""  # the exception that ended its training
     finished: bool = False  # it has exited in order
@@ -76,11 +79,12 @@ class Diagnosis:
     because: str
 
 
-# ---- a rank's own side -----------------------------------------------------------------------------------------------------------
+# ---- a rank's own side -------------------------------------------------------------------------------------
 
 
 class Heartbeat:
-    """Publishes this rank's progress once a second. Never raises: a lost store is a silence, which the others judge."""
+    """Publishes this rank's progress once a second. Never raises: a lost store is a silence, which the others
+    judge."""
 
     def __init__(self, store: Store, rank: int, process: Process | None = None) -> None:
         self._store = store
@@ -119,14 +123,15 @@ class Peers:
 
     @staticmethod
     def register(store: Store, rank: int, process: Process) -> None:
-        """Before the ranks meet at the start. Each reads only its own host, so that no rank reads everything."""
+        """Before the ranks meet at the start. Each reads only its own host, so that no rank reads
+        everything."""
         place = store.add(f"host/{process.host}", 1)
         store.set(f"host/{process.host}/{place}", json.dumps([rank, process.pid, process.started]).encode())
 
     @classmethod
     def of_host(cls, store: Store, process: Process, *, all_of_them: bool = False) -> Peers:
-        """After the ranks have met. A process that cannot be seen from here is left out: its state is unknown; unless
-        `all_of_them` are wanted, as by ranks that still wait for each other."""
+        """After the ranks have met. A process that cannot be seen from here is left out: its state is
+        unknown; unless `all_of_them` are wanted, as by ranks that still wait for each other."""
         count = store.add(f"host/{process.host}", 0)
         table = {}
         for data in store.get_many([f"host/{process.host}/{place}" for place in range(1, count + 1)]):
@@ -143,7 +148,7 @@ class Peers:
         return {rank for rank, process in self.table.items() if process.gone(self._host)}
 
 
-# ---- the watch -------------------------------------------------------------------------------------------------------------------
+# ---- the watch ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -160,7 +165,9 @@ class Progress:
 
     size: int
     hang_seconds: float = HANG_SECONDS
-    base: int = -1  # the step that all ranks began at, and when: what was done before the first look tells how long a step takes
+    # the step that all ranks began at, and when: what was done before the first look tells how long a step
+    # takes
+    base: int = -1
     began: float = 0.0
     ranks: dict[int, _Seen] = field(default_factory=dict)
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # seconds that steps took
@@ -174,14 +181,16 @@ class Progress:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """How long a rank may send no heartbeat, and how long all may make no progress. While it is unknown how long a step takes
-        both are generous: a first step compiles, and may do so for minutes, but it does not stop a rank's heartbeat."""
+        """How long a rank may send no heartbeat, and how long all may make no progress. While it is unknown
+        how long a step takes both are generous: a first step compiles, and may do so for minutes, but it does
+        not stop a rank's heartbeat."""
         if self.usual:
             return self.threshold, self.threshold
         return _EARLY_SILENCE * self.hang_seconds, _EARLY_STANDSTILL * self.hang_seconds
 
     def take(self, beats: Mapping[int, Beat], now: float) -> None:
-        """Remember what was read at `now`. A monitor that was frozen itself starts from scratch: the others did not stand still."""
+        """Remember what was read at `now`. A monitor that was frozen itself starts from scratch: the others
+        did not stand still."""
         anew = self.looked is None or now - self.looked > _ASLEEP
         before = self._furthest()
         for rank in range(self.size):
@@ -211,17 +220,29 @@ def judge(progress: Progress, now: float, host: str) -> Diagnosis | None:
     failed = {rank: seen.beat.failed for rank, seen in ranks.items() if seen.beat.failed}
     if failed:
         first = min(failed)
-        return Diagnosis("dead", tuple(failed), f"the training of {messages.named(failed)} failed; rank {first}: {failed[first]}")
-    gone = tuple(r for r, seen in ranks.items() if Process(seen.beat.host, seen.beat.pid, seen.beat.started).gone(host))
+        return Diagnosis(
+            "dead",
+            tuple(failed),
+            f"the training of {messages.named(failed)} failed; rank {first}: {failed[first]}",
+        )
+    gone = tuple(
+        r for r, seen in ranks.items() if Process(seen.beat.host, seen.beat.pid, seen.beat.started).gone(host)
+    )
     if gone:
         return Diagnosis("dead", gone, f"the process of {messages.named(gone)} is gone")
     silence, standstill = progress.limits
     silent = tuple(rank for rank, seen in ranks.items() if now - seen.since >= silence)
     still = now - progress.still_since
     if silent and len(silent) < len(ranks) and still < silence:
-        return Diagnosis("silent", silent, f"{messages.named(silent)} sent no heartbeat for {silence:.0f} s; the others make progress")
+        return Diagnosis(
+            "silent",
+            silent,
+            f"{messages.named(silent)} sent no heartbeat for {silence:.0f} s; the others make progress",
+        )
     if silent:
-        because = f"{messages.named(silent)} sent no heartbeat for {silence:.0f} s, and no rank makes progress"
+        because = (
+            f"{messages.named(silent)} sent no heartbeat for {silence:.0f} s, and no rank makes progress"
+        )
         return Diagnosis("frozen", silent, because)
     if ranks and still >= standstill:
         return _stuck(ranks, f"no rank has completed a step for {standstill:.0f} s")
@@ -232,16 +253,31 @@ def _stuck(ranks: Mapping[int, _Seen], what: str) -> Diagnosis:
     steps = {rank: seen.beat.step for rank, seen in ranks.items()}
     lowest, highest = min(steps.values()), max(steps.values())
     if lowest == highest:
-        return Diagnosis("stuck", (), f"{what}; all are alive and at step {lowest}: the cause cannot be told from its victims")
+        return Diagnosis(
+            "stuck",
+            (),
+            f"{what}; all are alive and at step {lowest}: the cause cannot be told from its victims",
+        )
     behind = tuple(rank for rank, step in steps.items() if step == lowest)
-    return Diagnosis("stuck", behind, f"{what}; {messages.named(behind)} stopped at step {lowest}, others reached {highest}")
+    return Diagnosis(
+        "stuck",
+        behind,
+        f"{what}; {messages.named(behind)} stopped at step {lowest}, others reached {highest}",
+    )
 
 
 class Monitor:
-    """Reads every heartbeat and returns a diagnosis. For one thread, which has its own connection to the store."""
+    """Reads every heartbeat and returns a diagnosis. For one thread, which has its own connection to the
+    store."""
 
     def __init__(
-        self, store: Store, rank: int, size: int, clock: clocks.Clock, hang_seconds: float = HANG_SECONDS, base: int = -1
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        clock: clocks.Clock,
+        hang_seconds: float = HANG_SECONDS,
+        base: int = -1,
     ) -> None:
         self._store = store
         self._keys = [f"pulse/{number}" for number in range(size)]
@@ -263,15 +299,19 @@ class Monitor:
 
 
 class HeartbeatThread:
-    """The thread behind both: a beat a second, and, on the ranks that monitor, a look every few of them. Each diagnosis is reported
-    once.
+    """The thread behind both: a beat a second, and, on the ranks that monitor, a look every few of them. Each
+    diagnosis is reported once.
 
-    Heartbeat and monitor have connections of their own: a failure of training is published at once, also while the monitor reads.
-    `found` returns at once, too: while it runs, this rank sends no heartbeat.
+    Heartbeat and monitor have connections of their own: a failure of training is published at once, also
+    while the monitor reads. `found` returns at once, too: while it runs, this rank sends no heartbeat.
     """
 
     def __init__(
-        self, pulse: Heartbeat, watch: Monitor | None, progress: Callable[[], tuple[int, str]], found: Callable[[Diagnosis], None]
+        self,
+        pulse: Heartbeat,
+        watch: Monitor | None,
+        progress: Callable[[], tuple[int, str]],
+        found: Callable[[Diagnosis], None],
     ) -> None:
         self._pulse = pulse
         self._watch = watch if watch is not None and watch.on_duty else None

@@ -1,8 +1,10 @@
-"""The secrets of one incarnation of many ranks: what opens the launcher's store, and what opens the way for parts of checkpoints.
+"""The secrets of one incarnation of many ranks: what opens the launcher's store, and what opens the way for
+parts of checkpoints.
 
-torch's own store, in which the ranks meet, asks for no secret: any process that reaches MASTER_PORT can read all of it. So no secret
-is ever put there. The ranks of one directory find the keys in a file that only their user can read; a rank whose
-machine has another directory finds them in the mirror, which asks for credentials of its own.
+torch's own store, in which the ranks meet, asks for no secret: any process that reaches MASTER_PORT can read
+all of it. So no secret is ever put there. The ranks of one directory find the keys in a file that only their
+user can read; a rank whose machine has another directory finds them in the mirror, which asks for credentials
+of its own.
 """
 
 from __future__ import annotations

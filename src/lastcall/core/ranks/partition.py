@@ -1,5 +1,6 @@
-"""Who writes what of a state that several ranks hold together. Each rank computes its own portion, alone; they fit because all compute
-the same: tensors that the same ranks hold are laid end to end and cut into as many parts as there are writers among them.
+"""Who writes what of a state that several ranks hold together. Each rank computes its own portion, alone;
+they fit because all compute the same: tensors that the same ranks hold are laid end to end and cut into as
+many parts as there are writers among them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ class Slice:
 
 
 def portion(groups: Sequence[Group], rank: int, writers: Collection[int]) -> tuple[Group, ...]:
-    """What this rank has to write: its own tensors, and its part of those that it holds together with others. All ranks that hold the
-    same tensors must have them in the same order. Parts that no writer holds are left out: ask `missing` before."""
-    plans = {holders: _Plan(holders, entries, rank, writers) for holders, entries in _by_holders(groups).items()}
+    """What this rank has to write: its own tensors, and its part of those that it holds together with others.
+    All ranks that hold the same tensors must have them in the same order. Parts that no writer holds are left
+    out: ask `missing` before."""
+    plans = {
+        holders: _Plan(holders, entries, rank, writers) for holders, entries in _by_holders(groups).items()
+    }
     portions = []
     for group in groups:
-        taken = {entry.name for entry in group.entries if entry.share is None or entry.shape == entry.share.whole}
+        taken = {
+            entry.name for entry in group.entries if entry.share is None or entry.shape == entry.share.whole
+        }
         entries: list[TensorEntry] = []
         for entry in group.entries:
             if entry.share is None:
@@ -48,7 +54,9 @@ def portion(groups: Sequence[Group], rank: int, writers: Collection[int]) -> tup
     return tuple(portions)
 
 
-def missing(holdings: Mapping[int, Sequence[tuple[int, ...]]], writers: Collection[int]) -> list[tuple[int, ...]]:
+def missing(
+    holdings: Mapping[int, Sequence[tuple[int, ...]]], writers: Collection[int]
+) -> list[tuple[int, ...]]:
     """The groups of holders without a writer among them: their pieces cannot be saved."""
     known = {holders for named in holdings.values() for holders in named}
     return sorted(holders for holders in known if not set(holders) & set(writers))
@@ -56,7 +64,9 @@ def missing(holdings: Mapping[int, Sequence[tuple[int, ...]]], writers: Collecti
 
 def holdings(groups: Iterable[Group]) -> list[tuple[int, ...]]:
     """Which ranks hold the same pieces as this one, for `missing`. Empty pieces count for no rank."""
-    return sorted({share.holders for group in groups for entry, share in _shared(group) if entry.source.nbytes})
+    return sorted(
+        {share.holders for group in groups for entry, share in _shared(group) if entry.source.nbytes}
+    )
 
 
 def _shared(group: Group) -> Iterator[tuple[TensorEntry, Share]]:
@@ -76,7 +86,9 @@ def _by_holders(groups: Iterable[Group]) -> dict[tuple[int, ...], list[TensorEnt
 class _Plan:
     """Which rows of each entry this rank writes, of entries that the same ranks hold."""
 
-    def __init__(self, holders: tuple[int, ...], entries: Sequence[TensorEntry], rank: int, writers: Collection[int]) -> None:
+    def __init__(
+        self, holders: tuple[int, ...], entries: Sequence[TensorEntry], rank: int, writers: Collection[int]
+    ) -> None:
         able = sorted(set(holders) & set(writers))
         self._starts: dict[int, int] = {}
         total = 0
@@ -105,7 +117,8 @@ class _Plan:
         return _rows(entry, share, begin, end, rank)
 
     def _row(self, entry: TensorEntry, cut: int) -> int:
-        """The row of an entry at which a cut goes through it. It grows with the cut, and is 0 or all for one that passes it by."""
+        """The row of an entry at which a cut goes through it. It grows with the cut, and is 0 or all for one
+        that passes it by."""
         rows = entry.shape[0] if entry.shape else 1
         start, nbytes = self._starts[id(entry)], entry.source.nbytes
         if cut <= start:
@@ -113,7 +126,8 @@ class _Plan:
         if cut >= start + nbytes:
             return rows
         unit = nbytes // rows
-        block = math.lcm(unit, memory.ALIGNMENT)  # cut on pages, a part is written straight from memory as the whole would be
+        # cut on pages, a part is written straight from memory as the whole would be
+        block = math.lcm(unit, memory.ALIGNMENT)
         if block * _FINE > self._part:
             block = unit
         return min(rows, (2 * (cut - start) + block) // (2 * block) * (block // unit))
@@ -131,11 +145,14 @@ def _rows(entry: TensorEntry, share: Share, begin: int, end: int, rank: int) -> 
     else:
         source = Slice(entry.source, begin * unit, nbytes)
     offset = (share.offset[0] + begin, *share.offset[1:])
-    return TensorEntry(entry.name, entry.dtype, (end - begin, *entry.shape[1:]), source, Share(share.whole, offset, (rank,)))
+    return TensorEntry(
+        entry.name, entry.dtype, (end - begin, *entry.shape[1:]), source, Share(share.whole, offset, (rank,))
+    )
 
 
 def _named(piece: TensorEntry, taken: set[str]) -> TensorEntry:
-    """The piece under the key that it has in its file. A tensor of the rank's own may have the name of a part of another."""
+    """The piece under the key that it has in its file. A tensor of the rank's own may have the name of a part
+    of another."""
     assert piece.share is not None
     if piece.shape == piece.share.whole:
         return piece

@@ -1,7 +1,9 @@
-"""The other ranks of this run, as one of them sees them: their announcements, their heartbeats, their messages about a save.
+"""The other ranks of this run, as one of them sees them: their announcements, their heartbeats, their
+messages about a save.
 
-Three side threads, each with a connection of its own: the agent, which agrees and saves (`joint`); the listener, which waits for the
-announcements of others; the heartbeat, which says once a second that this rank is alive and, on two ranks, monitors whether all are.
+Three side threads, each with a connection of its own: the agent, which agrees and saves (`joint`); the
+listener, which waits for the announcements of others; the heartbeat, which says once a second that this rank
+is alive and, on two ranks, monitors whether all are.
 """
 
 from __future__ import annotations
@@ -39,15 +41,16 @@ class Ranks:
         peers: Peers | None = None,
         part: Callable[[int, int, Capture], Capture | None] = lambda rank, step, mine: None,
     ) -> None:
-        """`token`: of this incarnation. `over`: set when all ranks have finished, and the store may go at any time. `part`: what a
-        rank that was killed would have saved as its own, as far as it is known."""
+        """`token`: of this incarnation. `over`: set when all ranks have finished, and the store may go at any
+        time. `part`: what a rank that was killed would have saved as its own, as far as it is known."""
         self.rank = world.rank
         self.size = world.size
         self._clock = clock
         self._store = store
         self._over = over or threading.Event()
         self.token = token
-        self.agreement = Agreement(store, world.rank, world.size, clock)  # the agent's, and at the start the training thread's
+        # the agent's, and at the start the training thread's
+        self.agreement = Agreement(store, world.rank, world.size, clock)
         self._ear_agreement = self.agreement.clone()
         self._words = store.clone()  # of saves
         self._words_lock = threading.Lock()
@@ -60,12 +63,17 @@ class Ranks:
         self._closed = threading.Event()
         self._heart: HeartbeatThread | None = None
 
-    # ---- the threads -----------------------------------------------------------------------------------------------------------
+    # ---- the threads ---------------------------------------------------------------------------------------
 
     def begin(
-        self, hang_seconds: float, progress: Callable[[], tuple[int, str]], notify: Callable[[Notice], None], grace: float
+        self,
+        hang_seconds: float,
+        progress: Callable[[], tuple[int, str]],
+        notify: Callable[[Notice], None],
+        grace: float,
     ) -> None:
-        """All ranks are there. `notify` gets the others' announcements, `progress` returns this rank's progress."""
+        """All ranks are there. `notify` gets the others' announcements, `progress` returns this rank's
+        progress."""
         self.peers = Peers.of_host(self._store, Process.own())
         self._notify, self._grace = notify, grace
         watch = Monitor(self._store.clone(), self.rank, self.size, self._clock, hang_seconds, progress()[0])
@@ -103,7 +111,9 @@ class Ranks:
         rank = news.get("rank")
         if news.get("source") == LOST and isinstance(rank, int) and news.get("failed"):
             self.failed.add(rank)
-        self.frozen |= {silent for silent in news.get("frozen", []) if isinstance(silent, int) and silent != self.rank}
+        self.frozen |= {
+            silent for silent in news.get("frozen", []) if isinstance(silent, int) and silent != self.rank
+        }
         if rank == self.rank:
             return
         now = self._clock.now()
@@ -112,7 +122,13 @@ class Ranks:
         signum = news.get("signum")
         source = news["source"] if news.get("source") in (LOST, HANG) else f"rank {rank}"
         self._notify(
-            Notice(str(source), str(news.get("reason", "a notice")), now, deadline, signum if isinstance(signum, int) else None)
+            Notice(
+                str(source),
+                str(news.get("reason", "a notice")),
+                now,
+                deadline,
+                signum if isinstance(signum, int) else None,
+            )
         )
 
     def _found(self, finding: Diagnosis) -> None:
@@ -129,7 +145,7 @@ class Ranks:
             self.frozen = set(finding.ranks) - {self.rank}
         self._notify(Notice(source, finding.because, now, now + self._grace))
 
-    # ---- news ------------------------------------------------------------------------------------------------------------------
+    # ---- news ----------------------------------------------------------------------------------------------
 
     def announce(self, notice: Notice, *, failed: bool = False) -> None:
         """Inform the others. A lost store is no reason to stop."""
@@ -163,11 +179,12 @@ class Ranks:
         self.agreement = self.agreement.round(self.agreement.number + 1)
         self.failed, self.frozen = set(), set()
 
-    # ---- what an election needs -------------------------------------------------------------------------------------------------
+    # ---- what an election needs ----------------------------------------------------------------------------
 
     def register(self, holdings: tuple[tuple[int, ...], ...], alone: str) -> None:
-        """Which ranks hold which piece of the shared state: a recovery needs this. Only the lowest holder of a piece registers it.
-        `alone`: a digest of what is this rank's own, at the same boundary on all ranks: those with the same digest hold the same."""
+        """Which ranks hold which piece of the shared state: a recovery needs this. Only the lowest holder of
+        a piece registers it. `alone`: a digest of what is this rank's own, at the same boundary on all ranks:
+        those with the same digest hold the same."""
         mine = [list(holders) for holders in holdings if holders and min(holders) == self.rank]
         body = messages.packed({"pieces": mine, "alone": alone})
         self._registered[self.rank] = body
@@ -175,11 +192,13 @@ class Ranks:
             self._words.set(f"holdings/{self.rank}", body)
 
     def learn(self) -> bool:
-        """Read what the others have registered, and keep it: the store may be lost with the rank whose holdings matter. Whether all of
-        them have."""
+        """Read what the others have registered, and keep it: the store may be lost with the rank whose
+        holdings matter. Whether all of them have."""
         wanted = [rank for rank in range(self.size) if rank not in self._registered]
         with contextlib.suppress(errors.StoreLost), self._words_lock:
-            for rank, data in zip(wanted, self._words.get_many([f"holdings/{rank}" for rank in wanted]), strict=True):
+            for rank, data in zip(
+                wanted, self._words.get_many([f"holdings/{rank}" for rank in wanted]), strict=True
+            ):
                 if data is not None:
                     self._registered[rank] = data
         return len(self._registered) == self.size
@@ -196,8 +215,9 @@ class Ranks:
             if body.get("alone"):
                 alike.setdefault(str(body["alone"]), []).append(rank)
             elif rank not in self._registered and own:
-                # All ranks run one program: where this one has parameters that nothing says are others', too, that one has. Whether
-                # they are the same is not known, and what is not known to be a replica is none.
+                # All ranks run one program: where this one has parameters that nothing says are others', too,
+                # that one has. Whether they are the same is not known, and what is not known to be a replica
+                # is none.
                 found[rank].append((rank,))
         for ranks in alike.values():
             found[ranks[0]].append(tuple(ranks))
@@ -218,7 +238,7 @@ class Ranks:
         """Those that will not reach another boundary."""
         return self.gone() | self.failed
 
-    # ---- words of a save -------------------------------------------------------------------------------------------------------
+    # ---- words of a save -----------------------------------------------------------------------------------
 
     def tell(self, key: str, body: dict[str, object]) -> None:
         with contextlib.suppress(errors.StoreLost), self._words_lock:

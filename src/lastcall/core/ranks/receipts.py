@@ -1,5 +1,6 @@
-"""A rank's receipt: what it has written of a joint checkpoint, durable when the receipt is there. Kept as a file beside the files that
-it names, so that the committer needs nothing but the directory: no store, no connection."""
+"""A rank's receipt: what it has written of a joint checkpoint, durable when the receipt is there. Kept as a
+file beside the files that it names, so that the committer needs nothing but the directory: no store, no
+connection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where the ranks of a run meet before they begin. A rank that leaves, or fails, before all have voted says so: no rank waits for
-it."""
+"""Where the ranks of a run meet before they begin. A rank that leaves, or fails, before all have voted says
+so: no rank waits for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Rendezvous:
         self._clock = clock
 
     def leave(self) -> None:
-        """This rank was asked to stop: the others must not wait for it. There is no vote yet that could be vetoed."""
+        """This rank was asked to stop: the others must not wait for it. There is no vote yet that could be
+        vetoed."""
         with contextlib.suppress(errors.StoreLost):
             self.store.set(_LEFT, b"1")
 
@@ -57,7 +58,8 @@ class Rendezvous:
             raise errors.RanksError(f"not all ranks could begin: {why}")
 
     def wait(self, key: str, what: str) -> bytes:
-        """Wait for a message of the others, unless a notice comes first: before the vote no rank depends on this one."""
+        """Wait for a message of the others, unless a notice comes first: before the vote no rank depends on
+        this one."""
         until = self._clock.now() + TOGETHER
         while (found := self.store.get(key, 1.0)) is None:
             if self.stop_requested():

@@ -18,7 +18,8 @@ class World:
     rank: int = 0
     size: int = 1
     meet: Callable[[], Store] = field(default=_nobody, repr=False, compare=False)
-    """A store that all ranks of this incarnation see and no other does: where they meet. StoreLost if there is none."""
+    """A store that all ranks of this incarnation see and no other does: where they meet. StoreLost if there
+    is none."""
     address: str = "127.0.0.1"
     """Where the other ranks find the machine of rank 0."""
 

@@ -1,8 +1,9 @@
 """What a committed checkpoint holds for one rank, and which bytes of which files it has to read for that.
 
-In a checkpoint of many ranks a rank takes the document that the rank of its number left, or rank 0's where there is none (the world has
-grown), with the tensors that were that rank's own. Their shared tensors are assembled from the pieces that the manifest names,
-for any number of ranks and any sharding; only the pieces that overlap a live region are opened.
+In a checkpoint of many ranks a rank takes the document that the rank of its number left, or rank 0's where
+there is none (the world has grown), with the tensors that were that rank's own. Their shared tensors are
+assembled from the pieces that the manifest names, for any number of ranks and any sharding; only the pieces
+that overlap a live region are opened.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Wanted:
 
     file: FileRecord
     chunks: set[int] = field(default_factory=set)
-    targets: dict[int, list[Target]] = field(default_factory=dict)  # by the place in the file where their bytes begin
+    # by the place in the file where their bytes begin
+    targets: dict[int, list[Target]] = field(default_factory=dict)
 
     @property
     def pieces(self) -> list[writer.Piece]:
@@ -48,7 +50,8 @@ class Wanted:
 
 
 class Contents:
-    """The document and the tensors, read and checked, as far as that goes without reading the tensors themselves."""
+    """The document and the tensors, read and checked, as far as that goes without reading the tensors
+    themselves."""
 
     def __init__(self, entry: Entry, rank: int) -> None:
         self._entry = entry
@@ -60,11 +63,17 @@ class Contents:
         found = rank if filenames.document(rank) in self._files else 0
         self.rank = found if many else None  # the rank whose document it is; None: there was one process
         self.document = self._document(filenames.document(self.rank))
-        self._own = {group: file for file in self._files for group in [filenames.group_of(file, self.rank)] if group is not None}
+        self._own = {
+            group: file
+            for file in self._files
+            for group in [filenames.group_of(file, self.rank)]
+            if group is not None
+        }
         self.stored = self._stored()
 
     def plan(self, targets: Targets) -> list[Wanted]:
-        """What has to be read for these targets. Nothing live is touched; CheckpointError where manifest and files disagree."""
+        """What has to be read for these targets. Nothing live is touched; CheckpointError where manifest and
+        files disagree."""
         wanted: dict[str, Wanted] = {}
         for group, named in targets.items():
             for name, target in named.items():
@@ -81,30 +90,47 @@ class Contents:
 
     def _stored(self) -> dict[str, dict[str, safetensors.Stored]]:
         stored: dict[str, dict[str, safetensors.Stored]] = {
-            group: {name: safetensors.Stored(tensor.dtype, tensor.shape, 0, tensor.nbytes) for name, tensor in tensors.items()}
+            group: {
+                name: safetensors.Stored(tensor.dtype, tensor.shape, 0, tensor.nbytes)
+                for name, tensor in tensors.items()
+            }
             for group, tensors in self.shared.items()
         }
         for group, file in self._own.items():
-            parts = {piece.key for tensor in self.shared.get(group, {}).values() for piece in tensor.pieces if piece.file == file}
+            parts = {
+                piece.key
+                for tensor in self.shared.get(group, {}).values()
+                for piece in tensor.pieces
+                if piece.file == file
+            }
             own = {key: found for key, found in self._header(file).items() if key not in parts}
-            stored.setdefault(group, {}).update(own)  # a name in a rank's document means its own tensor, if it has one of that name
+            # a name in a rank's document means its own tensor, if it has one of that name
+            stored.setdefault(group, {}).update(own)
         return stored
 
-    def _pieces(self, group: str, name: str, one: object) -> Iterator[tuple[str, safetensors.Stored, tuple[int, ...], tuple[int, ...]]]:
-        """Where the bytes for a target are: file, place in it, offset in the whole, the shape of the whole."""
+    def _pieces(
+        self, group: str, name: str, one: object
+    ) -> Iterator[tuple[str, safetensors.Stored, tuple[int, ...], tuple[int, ...]]]:
+        """Where the bytes for a target are: file, place in it, offset in the whole, the shape of the
+        whole."""
         known = self.stored[group][name]
         tensor = self.shared.get(group, {}).get(name)
-        if tensor is None or known.begin:  # in a file, a header comes first: only what is put together begins at 0
+        # in a file, a header comes first: only what is put together begins at 0
+        if tensor is None or known.begin:
             yield self._own[group], known, (0,) * len(known.shape), known.shape
             return
         for piece in tensor.pieces:
-            if isinstance(one, Region) and regions.meet((piece.offset, piece.shape), (one.offset, one.shape)) is None:
+            if (
+                isinstance(one, Region)
+                and regions.meet((piece.offset, piece.shape), (one.offset, one.shape)) is None
+            ):
                 continue
             found = self._header(piece.file).get(piece.key)
             if found is None or (found.dtype, found.shape) != (tensor.dtype, piece.shape):
                 what = "is not in it" if found is None else f"is {found.dtype} {list(found.shape)} in it"
                 raise errors.CheckpointError(
-                    f"{manifest.NAME} refers to {piece.key!r:.100} in {piece.file} of {tensor.dtype} {list(piece.shape)}, which {what}"
+                    f"{manifest.NAME} refers to {piece.key!r:.100} in {piece.file} of {tensor.dtype} "
+                    f"{list(piece.shape)}, which {what}"
                 )
             yield piece.file, found, piece.offset, tensor.shape
 
@@ -120,7 +146,9 @@ class Contents:
                 raise errors.CheckpointError(f"{manifest.NAME} names {name}, which the record does not")
             try:
                 path = self._entry.path / name
-                data = errnos.reading(functools.partial(safetensors.read_header, path), f"{name} cannot be opened")
+                data = errnos.reading(
+                    functools.partial(safetensors.read_header, path), f"{name} cannot be opened"
+                )
                 self._headers[name] = safetensors.parse(data, self._files[name].size)[0]
             except errors.UncheckedError:
                 raise
@@ -150,7 +178,10 @@ def small_file(entry: Entry, name: str) -> bytes:
     if file.size > _LARGEST:  # before a byte of it is read: a huge sparse file costs an attacker nothing
         raise errors.CheckpointError(f"{name} has {file.size} bytes, more than the {_LARGEST} that are read")
     data = records.read_regular(entry.path / name, file.size)
-    if tuple(function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk)) != file.chunks:
+    if (
+        tuple(function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk))
+        != file.chunks
+    ):
         raise errors.CheckpointError(f"{name} does not match its digest")
     return data
 
@@ -164,7 +195,9 @@ def _each(target: object) -> Iterator[object]:
             yield from _each(one)
 
 
-def _aim(wanted: Wanted, stored: safetensors.Stored, offset: tuple[int, ...], whole: tuple[int, ...], one: object) -> None:
+def _aim(
+    wanted: Wanted, stored: safetensors.Stored, offset: tuple[int, ...], whole: tuple[int, ...], one: object
+) -> None:
     """Copy the bytes of a stored piece to a target, as far as it wants them."""
     if stored.begin == stored.end:  # it begins where its neighbour does
         return

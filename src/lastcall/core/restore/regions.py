@@ -1,7 +1,9 @@
-"""Boxes of tensors: where a stored piece and a live region overlap, and how the bytes get from one to the other.
+"""Boxes of tensors: where a stored piece and a live region overlap, and how the bytes get from one to the
+other.
 
-Both lie in C order, each in its own. The overlap is a box: runs of bytes that are next to each other in both, at regular distances.
-Shards by rows overlap in one run; shards by columns in a run a row, which are moved many at a time where the target can (`write_rows`).
+Both lie in C order, each in its own. The overlap is a box: runs of bytes that are next to each other in both,
+at regular distances. Shards by rows overlap in one run; shards by columns in a run a row, which are moved
+many at a time where the target can (`write_rows`).
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ def strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 class Scatter:
-    """A Target that takes the bytes of a stored piece, any range of them, and hands on those that fall into a region."""
+    """A Target that takes the bytes of a stored piece, any range of them, and hands on those that fall into a
+    region."""
 
     __slots__ = ("_axes", "_extents", "_from", "_run", "_target", "_to", "nbytes", "span")
 
-    def __init__(self, offset: tuple[int, ...], shape: tuple[int, ...], region: Region, itemsize: int) -> None:
+    def __init__(
+        self, offset: tuple[int, ...], shape: tuple[int, ...], region: Region, itemsize: int
+    ) -> None:
         self.nbytes = math.prod(shape) * itemsize
         self._target = region.target
         self._axes: list[_Axis] = []
@@ -49,7 +54,9 @@ class Scatter:
             return
         here, there = strides(shape, itemsize), strides(region.shape, itemsize)
         self._from = sum((at - base) * stride for at, base, stride in zip(box[0], offset, here, strict=True))
-        self._to = sum((at - base) * stride for at, base, stride in zip(box[0], region.offset, there, strict=True))
+        self._to = sum(
+            (at - base) * stride for at, base, stride in zip(box[0], region.offset, there, strict=True)
+        )
         self._axes = _joined([*zip(box[1], here, there, strict=True), (itemsize, 1, 1)])
         self._run = self._axes.pop()[0]
         self._extents = [self._run]  # of what lies below each axis, the innermost last
@@ -64,7 +71,8 @@ class Scatter:
             self._spread(0, self._from, self._to, address - offset, low, high)
 
     def _spread(self, depth: int, here: int, there: int, base: int, low: int, high: int) -> None:
-        """Hand on what lies in [low, high) of the piece, from axis `depth` on. `base`: where byte 0 of the piece would be in memory."""
+        """Hand on what lies in [low, high) of the piece, from axis `depth` on. `base`: where byte 0 of the
+        piece would be in memory."""
         if depth == len(self._axes):
             self._clipped(here, there, base, low, high)
             return
@@ -93,7 +101,8 @@ class Scatter:
         together = getattr(self._target, "write_rows", None)
         if count == 1:
             self._target.write_from(address, offset, self._run)
-        elif step == self._run and not isinstance(self._target, memory.HostMemory):  # next to each other in the target: one call
+        elif step == self._run and not isinstance(self._target, memory.HostMemory):
+            # next to each other in the target: one call
             packed = ctypes.create_string_buffer(count * self._run)
             memory.copy_rows(ctypes.addressof(packed), self._run, address, stride, self._run, count)
             self._target.write_from(ctypes.addressof(packed), offset, count * self._run)
@@ -119,7 +128,8 @@ class FanOut:
 
 
 def _joined(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Fewer axes: those of one are left out, and an axis whose steps continue where the one inside it ends is merged with it."""
+    """Fewer axes: those of one are left out, and an axis whose steps continue where the one inside it ends is
+    merged with it."""
     joined = [axes[-1]]
     for count, stride, step in reversed(axes[:-1]):
         inner, near, far = joined[0]

@@ -1,8 +1,9 @@
-"""From the catalog back to live state: the newest checkpoint whose digests hold, read in parallel straight into place.
+"""From the catalog back to live state: the newest checkpoint whose digests hold, read in parallel straight
+into place.
 
-Live tensors are only written to when there is a fallback: an older checkpoint that would overwrite them again. The last remaining
-one is checked first, so a damaged one never leaves the run with half a state. One process checks every byte of it; of many ranks each
-checks what it needs.
+Live tensors are only written to when there is a fallback: an older checkpoint that would overwrite them
+again. The last remaining one is checked first, so a damaged one never leaves the run with half a state. One
+process checks every byte of it; of many ranks each checks what it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from lastcall.storage import errnos
 from lastcall.types import FileRecord
 
 log = logging.getLogger("lastcall")
-_AT_ONCE = 256  # files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
+# files that are open at a time: a process may have 1024, and a checkpoint has several for each rank
+_AT_ONCE = 256
 
 
 class PartlyLoaded(errors.CheckpointError):
@@ -50,14 +52,16 @@ def newest(catalog: Catalog, engine: writer.Engine, subject: Restorable) -> Entr
             return entry
     if spoiled:
         raise errors.CheckpointError(
-            f"all checkpoints in {catalog.root} were damaged and have been set aside; the state in memory is partly overwritten. "
+            f"all checkpoints in {catalog.root} were damaged and have been set aside; the state in memory is "
+            "partly overwritten. "
             "Start the run again to begin from scratch."
         )
     return None
 
 
 def order(entries: Iterable[Entry]) -> list[tuple[Entry, bool]]:
-    """The entries (newest first) in the order in which to try them, and whether each has a fallback: a complete one after it."""
+    """The entries (newest first) in the order in which to try them, and whether each has a fallback: a
+    complete one after it."""
     found = list(entries)
     complete = [entry for entry in found if entry.record.complete]
     partial = [entry for entry in found if not entry.record.complete]
@@ -73,9 +77,10 @@ def attempt(
     size: int = 1,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Restore this one. CheckpointError where it is damaged (PartlyLoaded: live tensors were written to), MismatchError where it does
-    not fit. `ready` is called when the checks are done and no live byte has changed; when it raises, none will. Here many ranks wait
-    for each other, so that none loads what another found damaged."""
+    """Restore this one. CheckpointError where it is damaged (PartlyLoaded: live tensors were written to),
+    MismatchError where it does not fit. `ready` is called when the checks are done and no live byte has
+    changed; when it raises, none will. Here many ranks wait for each other, so that none loads what another
+    found damaged."""
     load(entry, engine, subject, verify_first=not has_fallback, rank=rank, size=size, ready=ready)
 
 
@@ -90,7 +95,8 @@ def load(
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     alone = size == 1
-    # Where a framework loads the files itself, the bytes that are read here for the digests stay in the page cache for it.
+    # Where a framework loads the files itself, the bytes that are read here for the digests stay in the page
+    # cache for it.
     direct = not subject.loads_by_itself
     everything = [Wanted(file) for file in entry.record.files]
     if alone:
@@ -102,11 +108,13 @@ def load(
     try:
         loading = subject.prepare(contents.document, contents.stored)
     except errors.MismatchError:
-        read(entry, engine, contents.headers())  # a name that was damaged in a header looks like another model
+        # a name that was damaged in a header looks like another model
+        read(entry, engine, contents.headers())
         raise
     _check_step(entry, loading)
     plan = contents.plan(loading.targets)
-    if loading.whole and not alone:  # no other code checks the files that a framework reads itself: the ranks share the work
+    # no other code checks the files that a framework reads itself: the ranks share the work
+    if loading.whole and not alone:
         read(entry, engine, everything[rank::size], whole=True, direct=direct)
     if verify_first and not alone:
         read(entry, engine, [Wanted(wanted.file, wanted.chunks) for wanted in plan])
@@ -123,8 +131,15 @@ def load(
         raise PartlyLoaded(str(error)) from error
 
 
-def again(entry: Entry, engine: writer.Engine, subject: Restorable, wanted: Callable[[str, str], bool], rank: int = 0) -> None:
-    """Restore a part of what was restored before: bytes are read for the tensors (group, name) that are `wanted`."""
+def again(
+    entry: Entry,
+    engine: writer.Engine,
+    subject: Restorable,
+    wanted: Callable[[str, str], bool],
+    rank: int = 0,
+) -> None:
+    """Restore a part of what was restored before: bytes are read for the tensors (group, name) that are
+    `wanted`."""
     contents = Contents(entry, rank)
     loading = subject.prepare(contents.document, contents.stored)
     targets: dict[str, dict[str, object]] = {}
@@ -136,23 +151,30 @@ def again(entry: Entry, engine: writer.Engine, subject: Restorable, wanted: Call
 
 
 def _check_step(entry: Entry, loading: Loading) -> None:
-    """Two files name the step. If they disagree, the folder was assembled from two checkpoints and cannot be trusted.
-    Of many ranks, one may have reached its end before the others: its own state is of an earlier step, and never of a later one."""
+    """Two files name the step. If they disagree, the folder was assembled from two checkpoints and cannot be
+    trusted. Of many ranks, one may have reached its end before the others: its own state is of an earlier
+    step, and never of a later one."""
     step = loading.saved_step
-    if step is not None and (step > entry.record.step or (step < entry.record.step and entry.record.world == 1)):
+    if step is not None and (
+        step > entry.record.step or (step < entry.record.step and entry.record.world == 1)
+    ):
         raise errors.CheckpointError(
-            f"its record says step {entry.record.step}, and its state says step {step}: they do not belong together"
+            f"its record says step {entry.record.step}, and its state says step {step}: they do not belong "
+            "together"
         )
 
 
 def verify(entry: Entry, engine: writer.Engine) -> None:
-    """Check every byte of a checkpoint against its digests. CheckpointError names the first that does not hold."""
+    """Check every byte of a checkpoint against its digests. CheckpointError names the first that does not
+    hold."""
     read(entry, engine, [Wanted(file) for file in entry.record.files], whole=True)
 
 
-def read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False, direct: bool = True) -> None:
-    """Read the wanted parts of these files into their targets. `whole`: read all of each, for the digests; `direct`: past the page
-    cache where it is not there yet."""
+def read(
+    entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: bool = False, direct: bool = True
+) -> None:
+    """Read the wanted parts of these files into their targets. `whole`: read all of each, for the digests;
+    `direct`: past the page cache where it is not there yet."""
     function = digest.named(entry.record.algorithm)
     left = iter(plan)
     while batch := list(itertools.islice(left, _AT_ONCE)):
@@ -160,7 +182,11 @@ def read(entry: Entry, engine: writer.Engine, plan: Iterable[Wanted], *, whole: 
             inputs = []
             for wanted in batch:
                 fd, past = stack.enter_context(_opened(entry.path, wanted.file, direct))
-                inputs.append(writer.Input(fd, wanted.file, wanted.pieces, past, function, None if whole else wanted.chunks))
+                inputs.append(
+                    writer.Input(
+                        fd, wanted.file, wanted.pieces, past, function, None if whole else wanted.chunks
+                    )
+                )
             engine.read(inputs)
 
 

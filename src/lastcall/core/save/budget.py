@@ -7,7 +7,8 @@ from collections.abc import Callable
 from lastcall import clock as clocks
 from lastcall.types import Plan
 
-ASSUMED = 200e6  # bytes a second, until a save or the preparation of spare space has measured it: a slow network disk
+# bytes a second, until a save or the preparation of spare space has measured it: a slow network disk
+ASSUMED = 200e6
 FIXED = 0.25  # seconds of every save that do not depend on its size: planning, fsync, rename
 SAFETY = 1.3  # a disk that others use, too, is not always as fast as it was
 
@@ -38,14 +39,18 @@ class Budget:
         return FIXED + SAFETY * nbytes / self.bandwidth
 
     def until_safe(self, nbytes: int, deadline: float) -> float:
-        """... with what follows it before the process may be killed, if there is time for both: hurrying gains
-        nothing if the upload cannot be completed anyway."""
+        """... with what follows it before the process may be killed, if there is time for both: hurrying
+        gains nothing if the upload cannot be completed anyway."""
         both = self.seconds(nbytes) + self.afterwards(nbytes)
         return both if both <= deadline - self._clock.now() else self.seconds(nbytes)
 
     def kill_wait(self, wanted: float, nbytes: int, deadline: float | None) -> float:
         """How long to wait before the save, cut short where the grace is too short for both."""
-        return wanted if deadline is None else wait_within(wanted, deadline - self._clock.now(), self.until_safe(nbytes, deadline))
+        return (
+            wanted
+            if deadline is None
+            else wait_within(wanted, deadline - self._clock.now(), self.until_safe(nbytes, deadline))
+        )
 
     def plan(self, nbytes: int, deadline: float | None) -> Plan:
         needed = self.seconds(nbytes)
@@ -63,6 +68,6 @@ class Budget:
 
 
 def wait_within(wanted: float, left: float, needed: float) -> float:
-    """The kill wait of every adapter: as long as is wanted, but the save that follows takes `needed` of the seconds that are left, and
-    one more is kept back."""
+    """The kill wait of every adapter: as long as is wanted, but the save that follows takes `needed` of the
+    seconds that are left, and one more is kept back."""
     return max(0.0, min(wanted, left - needed - 1.0))

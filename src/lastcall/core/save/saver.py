@@ -1,7 +1,9 @@
-"""From a capture to a committed checkpoint: files built in a staging folder, made durable, and published in one step.
+"""From a capture to a committed checkpoint: files built in a staging folder, made durable, and published in
+one step.
 
-The order is what keeps the promise "never torn": the sentinel first, then the files, fsynced, then the record, fsynced, then the
-sentinel goes, then the folder's names are made durable, and only then does the folder get the name of a checkpoint.
+The order is what keeps the promise "never torn": the sentinel first, then the files, fsynced, then the
+record, fsynced, then the sentinel goes, then the folder's names are made durable, and only then does the
+folder get the name of a checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Request:
     reason: str
     deadline: float | None = None
     abandoned: Callable[[], bool] = lambda: False  # turns true when the checkpoint is no longer wanted
-    # What unchanged() found before training continued: taken over as it is, never read again, since it may change by now.
+    # What unchanged() found before training continued: taken over as it is, never read again, since it may
+    # change by now.
     same: Mapping[str, FileRecord] | None = None
 
 
@@ -92,7 +95,8 @@ class Saver:
         self._layouts: dict[str, tuple[Group, FileLayout]] = {}
         self._steady: dict[str, bool] = {}  # files that were the same, or not, when last compared
         self.method = Method.DIRECT
-        self.fence: Fence | None = None  # of an incarnation that is alone; many ranks check theirs where they commit
+        # of an incarnation that is alone; many ranks check theirs where they commit
+        self.fence: Fence | None = None
         self.last: Entry | None = None  # the newest committed one: unchanged files are taken over from it
 
     def follow(self, entries: list[Entry], resumed: Entry | None) -> None:
@@ -112,7 +116,8 @@ class Saver:
         return False
 
     def save(self, capture: Capture, request: Request) -> Entry:
-        """Commit this capture. Tries again after an I/O error, with other files, while there is time. SaveError if it cannot."""
+        """Commit this capture. Tries again after an I/O error, with other files, while there is time.
+        SaveError if it cannot."""
         began = self._clock.now()
         for attempt in range(1, ATTEMPTS + 1):
             folder = self._catalog.staging / f"checkpoint-{capture.step}"
@@ -148,7 +153,15 @@ class Saver:
 
     def for_rank(self, rank: int) -> Saver:
         """A saver that stages the files of another rank, for the rank that writes them for it."""
-        return Saver(self._catalog, self._engine, self._budget, self._clock, run=self.run, incarnation=self.incarnation, rank=rank)
+        return Saver(
+            self._catalog,
+            self._engine,
+            self._budget,
+            self._clock,
+            run=self.run,
+            incarnation=self.incarnation,
+            rank=rank,
+        )
 
     def saw(self, entry: Entry) -> None:
         """A checkpoint was committed, by this rank or another."""
@@ -161,11 +174,14 @@ class Saver:
 
     def sizes(self, capture: Capture) -> list[int]:
         """The sizes of the files that it becomes."""
-        return [self._layout(group).size for group in capture.groups] + [file.layout.size for file in capture.files]
+        return [self._layout(group).size for group in capture.groups] + [
+            file.layout.size for file in capture.files
+        ]
 
     def unchanged(self, groups: tuple[Group, ...]) -> dict[str, FileRecord]:
-        """The groups whose bytes are those of the newest committed checkpoint, by digest. Only those are compared that can be
-        expected to be: frozen ones, until seen to change, and ones that were the same last time."""
+        """The groups whose bytes are those of the newest committed checkpoint, by digest. Only those are
+        compared that can be expected to be: frozen ones, until seen to change, and ones that were the same
+        last time."""
         if self.last is None or self.last.record.algorithm != digest.ALGORITHM or not self._there(self.last):
             return {}
         same: dict[str, FileRecord] = {}
@@ -184,7 +200,8 @@ class Saver:
         return same
 
     def _there(self, entry: Entry) -> bool:
-        """Whether the folder still is that checkpoint: a save of the same step that failed late may have put another in its place."""
+        """Whether the folder still is that checkpoint: a save of the same step that failed late may have put
+        another in its place."""
         try:
             return records.read(entry.path).files == entry.record.files
         except errors.CheckpointError:
@@ -196,11 +213,14 @@ class Saver:
         for file in request.same.values():
             if self.last is None or self.last.record.file(file.name) != file or not self._there(self.last):
                 raise errors.SaveError(
-                    f"checkpoint-{capture.step} could not be saved: {file.name} was to be linked from a checkpoint that is gone"
+                    f"checkpoint-{capture.step} could not be saved: {file.name} was to be linked from a "
+                    "checkpoint that is gone"
                 )
         return request.same
 
-    def _build(self, folder: Path, capture: Capture, request: Request, *, recycled: bool, began: float) -> Record:
+    def _build(
+        self, folder: Path, capture: Capture, request: Request, *, recycled: bool, began: float
+    ) -> Record:
         self._catalog.make_again()
         if not self._catalog.staging.is_dir():
             self._files.mkdir(self._catalog.staging)
@@ -234,32 +254,47 @@ class Saver:
     def _lay(self, folder: Path, capture: Capture, request: Request, *, recycled: bool) -> StagedFiles:
         same = self._same(capture, request, recycled=recycled)
         taken = [self._take_over(folder, before) for before in same.values()]
-        groups = sorted((group for group in capture.groups if group.name not in same), key=lambda group: group.rank)
+        groups = sorted(
+            (group for group in capture.groups if group.name not in same), key=lambda group: group.rank
+        )
         document = json.dumps(capture.document).encode()
         layouts = [FileLayout(self._document, len(document), (Extent(0, memory.BytesSource(document)),))]
         layouts += [self._layout(group) for group in groups]
         layouts += [file.layout for file in capture.files]
         for name in (layout.name for layout in layouts if not records.is_plain(layout.name)):
             # An unreadable record is no commit: the other ranks would wait for a checkpoint that is there.
-            raise errors.SaveError(f"the framework's save has written {name!r}, which is not a valid file name in a checkpoint")
+            raise errors.SaveError(
+                f"the framework's save has written {name!r}, which is not a valid file name in a checkpoint"
+            )
         self._make_folders(folder, layouts)
         written = self._write(folder, layouts, request, recycled=recycled)
-        missing = tuple(layout.name for layout in layouts if layout.name not in {file.name for file in written})
+        missing = tuple(
+            layout.name for layout in layouts if layout.name not in {file.name for file in written}
+        )
         if missing:
             self._check_worth(missing, capture, request)
         self._learn(written)
         return StagedFiles(
-            (*written, *taken), sum(file.size for file in written), missing, _shortcoming(capture, missing), capture.doubt
+            (*written, *taken),
+            sum(file.size for file in written),
+            missing,
+            _shortcoming(capture, missing),
+            capture.doubt,
         )
 
     def _make_folders(self, folder: Path, layouts: list[FileLayout]) -> None:
         """A framework's checkpoint may have folders in it."""
-        for below in sorted({parent for layout in layouts for parent in Path(layout.name).parents if parent.name}):
+        for below in sorted(
+            {parent for layout in layouts for parent in Path(layout.name).parents if parent.name}
+        ):
             if not (folder / below).is_dir():
-                with contextlib.suppress(FileExistsError):  # another rank, which also has files in it, was faster
+                # another rank, which also has files in it, was faster
+                with contextlib.suppress(FileExistsError):
                     self._files.mkdir(folder / below)
 
-    def _write(self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool) -> list[FileRecord]:
+    def _write(
+        self, folder: Path, layouts: list[FileLayout], request: Request, *, recycled: bool
+    ) -> list[FileRecord]:
         outputs: list[writer.Output] = []
         with contextlib.ExitStack() as opened:  # closes them all, also when closing one fails
             for layout in layouts:
@@ -308,12 +343,15 @@ class Saver:
         cached = self._layouts.get(group.name)
         if cached is not None and (cached[0] is group or cached[0].entries == group.entries):
             return cached[1]
-        layout = safetensors.layout(filenames.tensors(group.name, self._rank), group.entries, {"format": "pt"})
+        layout = safetensors.layout(
+            filenames.tensors(group.name, self._rank), group.entries, {"format": "pt"}
+        )
         self._layouts[group.name] = (group, layout)
         return layout
 
     def _take_over(self, folder: Path, file: FileRecord) -> FileRecord:
-        """The file of the previous checkpoint, under a second name: pruning that one leaves this one whole."""
+        """The file of the previous checkpoint, under a second name: pruning that one leaves this one
+        whole."""
         assert self.last is not None
         old, new = self.last.path / file.name, folder / file.name
         if os.path.lexists(new):  # left by an attempt that failed
@@ -321,7 +359,14 @@ class Saver:
         try:
             self._files.link(old, new)
         except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSYS):
+            if error.errno not in (
+                errno.EXDEV,
+                errno.EPERM,
+                errno.EMLINK,
+                errno.ENOTSUP,
+                errno.EACCES,
+                errno.ENOSYS,
+            ):
                 raise
             storage.copy_file(old, new)
             fd = self._files.open(new, os.O_RDWR)
@@ -344,22 +389,32 @@ class Saver:
         if request.abandoned():
             raise errors.DeadlineError(f"step {capture.step} was abandoned while it was being written")
         wanted = {filenames.tensors(group.name, self._rank) for group in capture.groups if group.rank == 0}
-        together = self._rank is not None or bool(capture.files)  # of many ranks, of a framework: it is whole or not at all
+        # of many ranks, of a framework: it is whole or not at all
+        together = self._rank is not None or bool(capture.files)
         if together or self._document in missing or not wanted or wanted & set(missing):
-            raise errors.DeadlineError(f"the deadline passed while step {capture.step} was written; the previous checkpoint stays")
+            raise errors.DeadlineError(
+                f"the deadline passed while step {capture.step} was written; the previous checkpoint stays"
+            )
 
     def _abandon(self, folder: Path) -> None:
         with contextlib.suppress(OSError):
             storage.remove_tree(self._files, folder)
 
     def _shortage(self, error: OSError, capture: Capture) -> str:
-        """Which resource is exhausted. The errno is the same for bytes and for inodes, and for a quota of either."""
+        """Which resource is exhausted. The errno is the same for bytes and for inodes, and for a quota of
+        either."""
         root, files = self._catalog.root, self._catalog.files
         if files.free_inodes(root) == 0:
-            return f"The file system has no inodes left, although it may have free space (df -i {root}): remove some files."
+            return (
+                f"The file system has no inodes left, although it may have free space (df -i {root}): remove "
+                "some files."
+            )
         free = files.free_bytes(root)
         quota = " The quota of this user is used up (quota -s)." if error.errno == errno.EDQUOT else ""
-        return f"It needs {capture.nbytes / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room in {root}.{quota}"
+        return (
+            f"It needs {capture.nbytes / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room in "
+            f"{root}.{quota}"
+        )
 
     def _give_up_or_go_on(self, error: OSError, attempt: int, capture: Capture, request: Request) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -371,7 +426,8 @@ class Saver:
                 raise errors.NoSpaceError(f"{what}. {self._shortage(error, capture)}") from error
             raise errors.SaveError(what) from error
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
-            self.method = Method.BUFFERED  # some file systems open a file for direct writes and then refuse them
+            # some file systems open a file for direct writes and then refuse them
+            self.method = Method.BUFFERED
         freed = self._catalog.spares.clear() if full else 0
         note = f"; released {freed / 1e6:.0f} MB of spare space" if freed else ""
         log.warning("Saving step %d failed (%s)%s; retrying", capture.step, error.strerror or error, note)
@@ -383,7 +439,9 @@ def _shortcoming(capture: Capture, missing: tuple[str, ...]) -> str:
         return f"there was no time to write {', '.join(missing)}"
     if not capture.exact:
         return capture.because or "the caller does not guarantee it"
-    return "" if capture.still() else "the state was changed outside optimizer.step() while it was being saved"
+    return (
+        "" if capture.still() else "the state was changed outside optimizer.step() while it was being saved"
+    )
 
 
 def with_groups(capture: Capture, groups: tuple[Group, ...]) -> Capture:

@@ -1,6 +1,8 @@
-"""Preparing space for the next checkpoint, off the training thread: which way of writing is fastest here, and how fast it is.
+"""Preparing space for the next checkpoint, off the training thread: which way of writing is fastest here, and
+how fast it is.
 
-The answer is measured on the disk that will be written to, while the spare files are being written, never guessed from its name.
+The answer is measured on the disk that will be written to, while the spare files are being written, never
+guessed from its name.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from lastcall.storage import files as storage
 from lastcall.types import Extent, FileLayout
 
 log = logging.getLogger("lastcall")
-_MARGIN = 128 * 1024  # bytes that a checkpoint takes besides its files: blocks that are not full, the record, folders
+# bytes that a checkpoint takes besides its files: blocks that are not full, the record, folders
+_MARGIN = 128 * 1024
 _INODES = 100  # more than the files of a checkpoint
 _PROBE = 64 * 1024 * 1024  # enough to keep all threads busy
 _CLEARLY = (
-    2.5  # how much faster another way than direct must be: bursts flatter the page cache (1.9 times at 64 MB, 0.5 times at 4 GB here)
+    # how much faster another way than direct must be: bursts flatter the page cache (1.9 times at 64 MB, 0.5
+    # times at 4 GB here)
+    2.5
 )
 
 
@@ -59,16 +64,21 @@ def warn_if_short(catalog: Catalog, needed: int) -> bool:
     if needed + _MARGIN <= free:
         return False
     log.warning(
-        "The next checkpoint needs %.1f MB in %s, but only %.1f MB are free: it will fail unless you make room",
-        needed / 1e6, catalog.root, free / 1e6,
-    )  # fmt: skip
+        "The next checkpoint needs %.1f MB in %s, but only %.1f MB are free: it will fail unless you make "
+        "room",
+        needed / 1e6,
+        catalog.root,
+        free / 1e6,
+    )
     return True
 
 
 class Preparation:
     """Writes the spare files that a checkpoint of these sizes needs, and measures on the way."""
 
-    def __init__(self, catalog: Catalog, engine: writer.Engine, budget: Budget, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, catalog: Catalog, engine: writer.Engine, budget: Budget, cancelled: Callable[[], bool]
+    ) -> None:
         self._catalog = catalog
         self._engine = engine
         self._buffer = memory.PageBuffer(_PROBE)
@@ -78,7 +88,8 @@ class Preparation:
         self.method: Method | None = None
 
     def run(self, sizes: Sequence[int]) -> bool:
-        """True when space for a checkpoint of these file sizes is ready. Never raises for a full or failing disk."""
+        """True when space for a checkpoint of these file sizes is ready. Never raises for a full or failing
+        disk."""
         try:
             if not self.check(sizes):
                 return False
@@ -120,7 +131,8 @@ class Preparation:
                 self._files.unlink(under)
 
     def _probe(self, path: Path) -> None:
-        """Write over the same piece with each method in turn, as a save will write over spare space; the fastest wins."""
+        """Write over the same piece with each method in turn, as a save will write over spare space; the
+        fastest wins."""
         if not self._fill(path, _PROBE, Method.DIRECT):
             return
         seconds: dict[Method, float] = {}
@@ -136,13 +148,20 @@ class Preparation:
             took = time.perf_counter() - began
             seconds[method] = min(took, seconds.get(method, took))
         if seconds:
-            # What this finds are file systems on which O_DIRECT is slow (some network ones). Where it is not, it depends neither on the
-            # page cache nor on memory pressure.
-            self.method = min(seconds, key=lambda method: seconds[method] * (1.0 if method is Method.DIRECT else _CLEARLY))
-            log.debug("Write methods measured on %s: %s", self._catalog.root, {m.value: round(s, 3) for m, s in seconds.items()})
+            # What this finds are file systems on which O_DIRECT is slow (some network ones). Where it is not,
+            # it depends neither on the page cache nor on memory pressure.
+            self.method = min(
+                seconds, key=lambda method: seconds[method] * (1.0 if method is Method.DIRECT else _CLEARLY)
+            )
+            log.debug(
+                "Write methods measured on %s: %s",
+                self._catalog.root,
+                {m.value: round(s, 3) for m, s in seconds.items()},
+            )
 
     def _fill(self, path: Path, size: int, method: Method) -> bool:
-        """Write a file of that size, the way a save does: by the engine's threads, from memory that is not copied."""
+        """Write a file of that size, the way a save does: by the engine's threads, from memory that is not
+        copied."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         if method is Method.DIRECT:
             fd, direct = writer.open_direct(self._files, path, flags)
@@ -157,10 +176,11 @@ class Preparation:
         return output.record is not None
 
     def _layout(self, size: int) -> FileLayout:
-        """Anything of that size: the same memory over and over. Not a single chunk of it: threads that write from one place at a time
-        hold each other up, which a save does not."""
+        """Anything of that size: the same memory over and over. Not a single chunk of it: threads that write
+        from one place at a time hold each other up, which a save does not."""
         buffer = self._buffer
         extents = [
-            Extent(offset, memory.HostMemory(buffer.address, min(_PROBE, size - offset), buffer)) for offset in range(0, size, _PROBE)
+            Extent(offset, memory.HostMemory(buffer.address, min(_PROBE, size - offset), buffer))
+            for offset in range(0, size, _PROBE)
         ]
         return FileLayout("spare", size, tuple(extents))

@@ -1,1 +1,2 @@
-"""From protect() to the first step: the directory is taken over, a guarded state is recovered, the newest checkpoint restored."""
+"""From protect() to the first step: the directory is taken over, a guarded state is recovered, the newest
+checkpoint restored."""

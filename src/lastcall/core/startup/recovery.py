@@ -1,4 +1,5 @@
-"""Recovery of a guarded state that a killed process left behind: it is saved as an ordinary committed checkpoint."""
+"""Recovery of a guarded state that a killed process left behind: it is saved as an ordinary committed
+checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Rescued:
 
 
 def recover(root: Path, reason: str, *, clock: clocks.Clock | None = None) -> Rescued | None:
-    """Lock a dead run's directory and save its guarded state. None where that is not newer than its last checkpoint."""
+    """Lock a dead run's directory and save its guarded state. None where that is not newer than its last
+    checkpoint."""
     if not (root / ".lastcall" / guard.POINTER).exists():
         return None
     clock = clock or clocks.Clock()
@@ -45,15 +47,18 @@ def recover(root: Path, reason: str, *, clock: clocks.Clock | None = None) -> Re
 
 
 def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued | None:
-    """The same, for the process that holds the directory. What cannot be saved now stays, with a warning, for the next start:
-    never a reason not to start."""
+    """The same, for the process that holds the directory. What cannot be saved now stays, with a warning, for
+    the next start: never a reason not to start."""
     pointer = catalog.private / guard.POINTER
-    paths = [Path(path) for path in guard.areas(pointer) if os.path.exists(path)]  # gone with the machine, if it was restarted
+    # gone with the machine, if it was restarted
+    paths = [Path(path) for path in guard.areas(pointer) if os.path.exists(path)]
     try:
         found = [(area, slot) for area in _attached(paths) if (slot := _slot(area)) is not None]
         if strange := [area.path for area, slot in found if not _of_this_run(catalog, slot[1])]:
             log.warning(
-                "Ignoring the guarded state that %s names: it belongs to another run: %s", pointer, ", ".join(map(str, strange))
+                "Ignoring the guarded state that %s names: it belongs to another run: %s",
+                pointer,
+                ", ".join(map(str, strange)),
             )
             found = [each for each in found if each[0].path not in strange]
             paths = [path for path in paths if path not in strange]
@@ -63,7 +68,9 @@ def recover_into(catalog: Catalog, reason: str, clock: clocks.Clock) -> Rescued 
             path.unlink(missing_ok=True)
         pointer.unlink(missing_ok=True)
     except (errors.LastcallError, OSError) as error:
-        log.warning("The guarded state could not be saved, and stays in %s: %s", ", ".join(map(str, paths)), error)
+        log.warning(
+            "The guarded state could not be saved, and stays in %s: %s", ", ".join(map(str, paths)), error
+        )
         return None
     return rescued
 
@@ -72,7 +79,9 @@ def _of_this_run(catalog: Catalog, body: dict[str, object]) -> bool:
     """A directory from another user may name any area of this user's."""
     try:
         known = json.loads(storage.read_plain(catalog.private / "run.json", 64 * 1024))
-        return not isinstance(known, dict) or "run" not in known or known["run"] == body.get("run", known["run"])
+        return (
+            not isinstance(known, dict) or "run" not in known or known["run"] == body.get("run", known["run"])
+        )
     except (OSError, ValueError, RecursionError):
         return True
 
@@ -93,16 +102,25 @@ def _slot(area: guard.Area) -> tuple[Capture, dict[str, object]] | None:
         return None
 
 
-def _save(catalog: Catalog, capture: Capture, body: dict[str, object], reason: str, clock: clocks.Clock) -> Rescued | None:
+def _save(
+    catalog: Catalog, capture: Capture, body: dict[str, object], reason: str, clock: clocks.Clock
+) -> Rescued | None:
     entries = catalog.entries()
     newest = next((entry.record for entry in entries if entry.record.complete), None)
     if newest is not None and newest.step >= capture.step and newest.whole:
-        log.info("The guarded step %d is not newer than checkpoint-%d: nothing to save", capture.step, newest.step)
+        log.info(
+            "The guarded step %d is not newer than checkpoint-%d: nothing to save", capture.step, newest.step
+        )
         return None
     engine = Engine(files=catalog.files)
     try:
         saver = Saver(
-            catalog, engine, Budget(clock), clock, run=str(body.get("run", "")), incarnation=int(str(body.get("incarnation", 1)))
+            catalog,
+            engine,
+            Budget(clock),
+            clock,
+            run=str(body.get("run", "")),
+            incarnation=int(str(body.get("incarnation", 1))),
         )
         saver.follow(entries, entries[0] if entries else None)
         entry = saver.save(capture, Request(Kind.GUARD, reason))

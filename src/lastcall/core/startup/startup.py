@@ -1,6 +1,7 @@
 """From protect() to the first step: lock the directory, clean it up, and restore the newest valid checkpoint.
 
-Alone, one process does it all. Together, rank 0 opens the directory and all ranks load the same checkpoint (`joint.start`).
+Alone, one process does it all. Together, rank 0 opens the directory and all ranks load the same checkpoint
+(`joint.start`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Started:
 
 
 class Startup:
-    """`stop_requested`: whether a notice has come; it looks for those that come as files, since no thread does yet."""
+    """`stop_requested`: whether a notice has come; it looks for those that come as files, since no thread
+    does yet."""
 
     def __init__(self, context: RunContext, stop_requested: Callable[[], bool]) -> None:
         self._context = context
@@ -87,11 +89,13 @@ class Startup:
         if jit.mirror is None:
             return None
         catalog = context.catalog
-        mirror = Mirror(jit.mirror, catalog, context.clock, context.events, lambda: catalog.keep, jit.mirror_keys)
+        mirror = Mirror(
+            jit.mirror, catalog, context.clock, context.events, lambda: catalog.keep, jit.mirror_keys
+        )
         context.budget.afterwards = mirror.seconds
         return mirror
 
-    # ---- one process -----------------------------------------------------------------------------------------
+    # ---- one process ---------------------------------------------------------------------------------------
 
     def _alone(self) -> Started:
         context = self._context
@@ -128,13 +132,16 @@ class Startup:
             log.warning("Could not mark the directory as taken: %s", error)
             return None
 
-    # ---- many ranks ------------------------------------------------------------------------------------------
+    # ---- many ranks ----------------------------------------------------------------------------------------
 
     def _together(self) -> Started:
-        """Rank 0 opens the directory; all ranks load the same checkpoint, and none begins before all have it."""
+        """Rank 0 opens the directory; all ranks load the same checkpoint, and none begins before all have
+        it."""
         context = self._context
         context.catalog.make()
-        start = joint_start.JointStart(context.world, context.catalog, context.clock, self._stop_requested, self._mirror)
+        start = joint_start.JointStart(
+            context.world, context.catalog, context.clock, self._stop_requested, self._mirror
+        )
         self._left = start.left
         try:
             joined = self._lead(start) if context.world.rank == 0 else self._follow(start)
@@ -156,7 +163,10 @@ class Startup:
     def _lead(self, start: joint_start.JointStart) -> joint_start.Joined:
         context = self._context
         try:
-            if not Takeover(context.catalog, context.clock, self._stop_requested).open() or not self._fetched():
+            if (
+                not Takeover(context.catalog, context.clock, self._stop_requested).open()
+                or not self._fetched()
+            ):
                 raise Stopped
             return start.lead(*self._identity())
         except Stopped:
@@ -173,7 +183,8 @@ class Startup:
         return joined
 
     def _open_apart(self, start: joint_start.JointStart, joined: joint_start.Joined) -> None:
-        """A directory that is not that of rank 0: one rank of its machine takes it, as rank 0 takes the other."""
+        """A directory that is not that of rank 0: one rank of its machine takes it, as rank 0 takes the
+        other."""
         context = self._context
         if not joined.directories.opens_it:
             start.wait_until_opened()
@@ -184,14 +195,22 @@ class Startup:
         joined.fence.adopt(joined.start.incarnation)
         start.opened()
 
-    def _begin_together(self, start: joint_start.JointStart, joined: joint_start.Joined, engine: Engine, saver: Saver) -> Started:
+    def _begin_together(
+        self, start: joint_start.JointStart, joined: joint_start.Joined, engine: Engine, saver: Saver
+    ) -> Started:
         context, directories = self._context, joined.directories
         world, catalog, clock = context.world, context.catalog, context.clock
-        ranks = Ranks(world, clock, joined.store, joined.start.token, joined.over, joined.peers, context.subject.part_of)
-        part_transfer = (
-            PartTransfer(catalog, joined.store, joined.keys.parts, world.rank, world.address) if directories.spread else None
+        ranks = Ranks(
+            world, clock, joined.store, joined.start.token, joined.over, joined.peers, context.subject.part_of
         )
-        save = JointSave(catalog, saver, joined.fence, ranks, clock, directories, part_transfer, context.jit.grace)
+        part_transfer = (
+            PartTransfer(catalog, joined.store, joined.keys.parts, world.rank, world.address)
+            if directories.spread
+            else None
+        )
+        save = JointSave(
+            catalog, saver, joined.fence, ranks, clock, directories, part_transfer, context.jit.grace
+        )
         distribution = Distribution(
             catalog, clock, engine, ranks, directories, part_transfer, self._from_mirror, joined.start.run
         )  # fmt: skip
@@ -203,8 +222,11 @@ class Startup:
                 entries = catalog.entries()
             began = clock.now()
             entry = start.load(
-                ranks.agreement, engine, context.subject, lambda wanted: distribution.bring(wanted, self._stop_requested)
-            )  # fmt: skip
+                ranks.agreement,
+                engine,
+                context.subject,
+                lambda wanted: distribution.bring(wanted, self._stop_requested),
+            )
             start.all_here()
             incarnation = joined.start.incarnation
             best = self._resumed(saver, incarnation, entry, entries or catalog.entries(), clock.now() - began)
@@ -217,7 +239,7 @@ class Startup:
     def _from_mirror(self, wanted: str, stop_requested: Callable[[], bool]) -> bool:
         return self._mirror is not None and self._mirror.bring_same(wanted, stop_requested)
 
-    # ---- both ------------------------------------------------------------------------------------------------
+    # ---- both ----------------------------------------------------------------------------------------------
 
     def _started(
         self,
@@ -240,16 +262,22 @@ class Startup:
         """No rank has taken a step: there is nothing to save."""
         context = self._context
         context.outcome.decide(Outcome.SAVED)
-        notice = context.latch.notice or Notice("ranks", "another rank was asked to stop", context.clock.now())
+        notice = context.latch.notice or Notice(
+            "ranks", "another rank was asked to stop", context.clock.now()
+        )
         log.info("%s came before the first step: there is nothing to save", notice.reason)
-        raise errors.Preempted(exits.code(notice, True, context.jit.exit_code), "asked to stop before the first step")
+        raise errors.Preempted(
+            exits.code(notice, True, context.jit.exit_code), "asked to stop before the first step"
+        )
 
     def _equip(self, run: str, incarnation: int, rank: int | None) -> tuple[Engine, Saver]:
         context, catalog = self._context, self._context.catalog
         if context.run:
             catalog.run = run
         engine = Engine(context.jit.threads, catalog.files, context.allocate)
-        saver = Saver(catalog, engine, context.budget, context.clock, run=run, incarnation=incarnation, rank=rank)
+        saver = Saver(
+            catalog, engine, context.budget, context.clock, run=run, incarnation=incarnation, rank=rank
+        )
         return engine, saver
 
     def _tidied(self) -> list[Entry]:
@@ -260,14 +288,22 @@ class Startup:
             log.info("Ignoring %s: it belongs to another run (%s)", entry.path.name, entry.record.run[:8])
         return catalog.entries()
 
-    def _resumed(self, saver: Saver, incarnation: int, entry: Entry | None, entries: list[Entry], seconds: float) -> float | None:
-        """Learn from the checkpoints that are there, and log where the run continues. Returns the monitored metric's best value."""
+    def _resumed(
+        self, saver: Saver, incarnation: int, entry: Entry | None, entries: list[Entry], seconds: float
+    ) -> float | None:
+        """Learn from the checkpoints that are there, and log where the run continues. Returns the monitored
+        metric's best value."""
         context, mirror = self._context, self._mirror
         for earlier in reversed(entries):
             if earlier.record.complete:
                 context.budget.observe(earlier.record.written // earlier.record.world, earlier.record.seconds)
         saver.follow(entries, entry)
-        if entry is not None and mirror is not None and context.world.rank == 0 and not mirror.has(entry.record):
+        if (
+            entry is not None
+            and mirror is not None
+            and context.world.rank == 0
+            and not mirror.has(entry.record)
+        ):
             mirror.push(entry, rotate=False)  # what the adapter wants to keep is not known yet
         self._name_passed_over(entry, entries)
         if entry is not None:
@@ -276,9 +312,17 @@ class Startup:
             read = throughput.amount(record.size)
             others = f", {len(entries) - 1} other(s)" if len(entries) > 1 else ""
             log.info(
-                "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %s in %.2fs): the newest valid checkpoint%s",
-                entry.path.name, record.step, record.kind.value, record.reason or "none", exact, read, seconds, others,
-            )  # fmt: skip
+                "Resuming from %s (step %d, %s, reason %s, %s; digests hold; %s in %.2fs): the newest valid "
+                "checkpoint%s",
+                entry.path.name,
+                record.step,
+                record.kind.value,
+                record.reason or "none",
+                exact,
+                read,
+                seconds,
+                others,
+            )
         context.events.emit(
             "start", incarnation=incarnation, resumed=entry.path.name if entry else None, seconds=seconds,
             periodic=context.background_saves,
@@ -291,19 +335,29 @@ class Startup:
         """Logs what looks like saved work and is not resumed from."""
         context, root = self._context, self._context.catalog.root
         others_too = context.subject.loads_by_itself  # it continues from checkpoints without a record, too
-        found = [each for each in context.catalog.passed_over() if not (others_too and "has no commit record" in each[1])]
+        found = [
+            each
+            for each in context.catalog.passed_over()
+            if not (others_too and "has no commit record" in each[1])
+        ]
         if entry is not None:
             for step, words in found:
                 if step > entry.record.step and "damaged" not in words and context.world.rank == 0:
                     log.warning("%s. It is newer than %s, but is not resumed from", words, entry.path.name)
             return
-        names = [each for _, each in found] + [f"{each.path.name} is damaged" for each in entries if each.path.is_dir()]
+        names = [each for _, each in found] + [
+            f"{each.path.name} is damaged" for each in entries if each.path.is_dir()
+        ]
         if names and context.world.rank == 0:
             log.error(
-                "Starting from the beginning, although %s holds saved work: none of it can be resumed from (%s). If that is a "
-                "mistake, stop this run, put the checkpoint back and start it again. See what is wrong with each: lastcall verify %s",
-                root, "; ".join(names), root,
-            )  # fmt: skip
+                "Starting from the beginning, although %s holds saved work: none of it can be resumed from "
+                "(%s). If that is a "
+                "mistake, stop this run, put the checkpoint back and start it again. See what is wrong with "
+                "each: lastcall verify %s",
+                root,
+                "; ".join(names),
+                root,
+            )
         elif not others_too:  # otherwise its adapter decides, and logs it
             log.info("Starting from the beginning: %s holds no checkpoint", root)
 

@@ -1,8 +1,10 @@
-"""How an incarnation takes the directory over: it waits for the previous one, for as long as that may still live, and not longer.
+"""How an incarnation takes the directory over: it waits for the previous one, for as long as that may still
+live, and not longer.
 
-A process that was asked to stop has noted until when it may live (`departure`), and is waited for until then. One that holds the lock
-without such a note is another run by mistake, or got no notice; on another machine it may also be dead, and its lock not yet released.
-Where there are no locks, the note is all that is known; a process that comes back later finds the directory taken (`ownership`).
+A process that was asked to stop has noted until when it may live (`departure`), and is waited for until then.
+One that holds the lock without such a note is another run by mistake, or got no notice; on another machine it
+may also be dead, and its lock not yet released. Where there are no locks, the note is all that is known; a
+process that comes back later finds the directory taken (`ownership`).
 """
 
 from __future__ import annotations
@@ -28,19 +30,21 @@ class Takeover:
         self._clock = clock
         self._stop_requested = stop_requested
         self._mine = Process.own()
-        self._until: dict[Process, float] = {}  # processes that are shutting down, and when they count as dead
+        # processes that are shutting down, and when they count as dead
+        self._until: dict[Process, float] = {}
         self._said: set[str] = set()
 
     def open(self) -> bool:
-        """Make the directory and lock it. False if a notice came while waiting: then it is not locked. BusyError if another process
-        uses it."""
+        """Make the directory and lock it. False if a notice came while waiting: then it is not locked.
+        BusyError if another process uses it."""
         catalog, clock = self._catalog, self._clock
         catalog.prepare()
         began = quiet = clock.now()
         locked = catalog.try_lock()
         while (waiting := self._leavers(locked)) or not locked:
             if waiting:
-                quiet = clock.now()  # a process that exits takes a moment between removing its note and its end
+                # a process that exits takes a moment between removing its note and its end
+                quiet = clock.now()
             elif clock.now() >= quiet + self._patience():
                 raise catalog.busy()
             if self._stop_requested():
@@ -57,7 +61,9 @@ class Takeover:
         """Until when to wait for each process that is shutting down and may still be alive."""
         there = []
         for leaver in departure.found(self._catalog.private):
-            if leaver.process == self._mine or leaver.gone(self._mine, locked and not self._catalog.without_locks):
+            if leaver.process == self._mine or leaver.gone(
+                self._mine, locked and not self._catalog.without_locks
+            ):
                 continue
             if self._until_of(leaver) > self._clock.now():
                 there.append(self._until_of(leaver))
@@ -72,7 +78,8 @@ class Takeover:
             self._until[leaver.process] = self._clock.now() + left + AFTERWARDS
             if left + AFTERWARDS > 0:
                 self._say(
-                    f"Waiting for {leaver}, which was asked to stop ({leaver.reason}) and may still be saving: "
+                    f"Waiting for {leaver}, which was asked to stop ({leaver.reason}) and may still be "
+                    "saving: "
                     f"for at most {left + AFTERWARDS:.0f} s"
                 )
         return self._until[leaver.process]

@@ -1,9 +1,10 @@
 """The store that the ranks use: fast through memory, anchored in the directory that the checkpoints go to.
 
-Every claim is made in the directory, where the commit is made too: so there is one register even when some ranks can reach the
-store in memory and others cannot (a cut link), and a rank that cannot reach the directory could not save anyway. Everything else goes
-through memory. A rank that loses that connection continues in the directory, and leaves a mark there: when the others see it, they also
-read and write there. Meanwhile a thread tries to reconnect: a slow answer is not a lost store.
+Every claim is made in the directory, where the commit is made too: so there is one register even when some
+ranks can reach the store in memory and others cannot (a cut link), and a rank that cannot reach the directory
+could not save anyway. Everything else goes through memory. A rank that loses that connection continues in the
+directory, and leaves a mark there: when the others see it, they also read and write there. Meanwhile a thread
+tries to reconnect: a slow answer is not a lost store.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from lastcall.core.store.nowhere import NullStore
 
 _FALLBACK = "fallback"  # there once a rank has lost the store in memory
 _LOOK = 1.0  # seconds between two looks into the directory once a rank has fallen back to it
-_GLANCE = 10.0  # ... before that: a rank that is cut off can report nowhere else, and must be noticed within the grace
+# ... before that: a rank that is cut off can report nowhere else, and must be noticed within the grace
+_GLANCE = 10.0
 _AGAIN = 2.0  # seconds between two attempts to connect
 _FLEETING = "pulse/"  # what is written again every second is not worth repeating
 
 
 class Anchored:
-    """`over`: set once all ranks have finished. A rank that loses the store then leaves nothing in the directory, which is being
-    cleaned up."""
+    """`over`: set once all ranks have finished. A rank that loses the store then leaves nothing in the
+    directory, which is being cleaned up."""
 
     def __init__(
         self,
@@ -157,7 +159,8 @@ class Anchored:
         return self._fast
 
     def _look(self) -> bool:
-        """Whether a rank has fallen back to the directory. The first time, repeat there what this rank has written."""
+        """Whether a rank has fallen back to the directory. The first time, repeat there what this rank has
+        written."""
         now = time.monotonic()
         if not self._elsewhere and now - self._looked >= _LOOK:
             self._looked = now
@@ -167,7 +170,8 @@ class Anchored:
         return self._elsewhere
 
     def _lose(self) -> None:
-        """From here on everything goes through the directory, earlier writes included: they may not have arrived."""
+        """From here on everything goes through the directory, earlier writes included: they may not have
+        arrived."""
         self._fast = None
         if self._over.is_set():
             return

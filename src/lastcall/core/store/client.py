@@ -1,4 +1,5 @@
-"""A connection to our own store (server.py). Every call comes back in a bounded time, whatever happens to the server or to the link."""
+"""A connection to our own store (server.py). Every call comes back in a bounded time, whatever happens to the
+server or to the link."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _MANY = 4096  # keys in one request: a frame holds them, however long they are
 
 
 class StoreClient:
-    """StoreLost if the server does not answer, or does not take the secret. Once lost, the connection stays lost."""
+    """StoreLost if the server does not answer, or does not take the secret. Once lost, the connection stays
+    lost."""
 
     def __init__(self, host: str, port: int, secret: str, connect_timeout: float = 10.0) -> None:
         self._server = (host, port)
@@ -72,7 +74,8 @@ class StoreClient:
         return StoreClient(*self._server, self._secret, self._connect_timeout)
 
     def close(self) -> None:
-        """From any thread. The file descriptor is closed only when no thread uses it: its number would soon be another file's."""
+        """From any thread. The file descriptor is closed only when no thread uses it: its number would soon
+        be another file's."""
         self._closed = True
         try:
             self._link.shutdown(socket.SHUT_RDWR)
@@ -136,11 +139,14 @@ class StoreClient:
 
     def _loss(self, why: str | None = None) -> errors.StoreLost:
         self._lost = self._lost or why
-        return errors.StoreLost(f"The store at {self} is lost: {'this connection was closed' if self._closed else self._lost}")
+        return errors.StoreLost(
+            f"The store at {self} is lost: {'this connection was closed' if self._closed else self._lost}"
+        )
 
 
 def parse_port_and_secret(text: str) -> tuple[int, str] | None:
-    """The value that `lastcall run` sets in LASTCALL_STORE for the processes below it; None if it is invalid."""
+    """The value that `lastcall run` sets in LASTCALL_STORE for the processes below it; None if it is
+    invalid."""
     port, _, secret = text.partition(":")
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not secret:
         return None

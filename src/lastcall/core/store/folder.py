@@ -1,5 +1,6 @@
-"""A store in a folder that all ranks share: slow, polled, and as durable as the checkpoint directory. The ranks fall back to it when
-the store in memory is lost, and their decisions are anchored in it (`anchored`)."""
+"""A store in a folder that all ranks share: slow, polled, and as durable as the checkpoint directory. The
+ranks fall back to it when the store in memory is lost, and their decisions are anchored in it
+(`anchored`)."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class FolderStore:
         return value
 
     def _add(self, key: str, amount: int) -> int:
-        """Each addition is a claim of the next number, with the sum so far: the value under a number never changes."""
+        """Each addition is a claim of the next number, with the sum so far: the value under a number never
+        changes."""
         while True:
             number, total = self._count(key)
             mine = f"{storage.own_name()} {total + amount}".encode()

@@ -8,8 +8,8 @@ _CUT = 10.0  # seconds of silence from the other host's kernel until a link coun
 
 
 def tune(link: socket.socket) -> None:
-    """Answers are not delayed, and a link that was cut silently is noticed: by data that is not acknowledged, and while
-    nothing is sent, by probes."""
+    """Answers are not delayed, and a link that was cut silently is noticed: by data that is not acknowledged,
+    and while nothing is sent, by probes."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)

@@ -1,4 +1,5 @@
-"""A store among the threads of one process, for tests and simulations. It counts what a real one would have to carry."""
+"""A store among the threads of one process, for tests and simulations. It counts what a real one would have
+to carry."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class MemoryStore:
         deadline = time.monotonic() + timeout
         with self._shared.changed:
             self._check()
-            while (value := self._shared.table.get(key)) is None and (left := deadline - time.monotonic()) > 0:
+            while (value := self._shared.table.get(key)) is None and (
+                left := deadline - time.monotonic()
+            ) > 0:
                 self._shared.changed.wait(min(left, threading.TIMEOUT_MAX))
                 self._check()
             self.traffic.count("get", len(key), len(value or b""))

@@ -1,5 +1,5 @@
-"""What `anchored` uses where no directory is shared by all ranks. Decisions are then made in the store in memory, and a rank that
-loses it has no fallback."""
+"""What `anchored` uses where no directory is shared by all ranks. Decisions are then made in the store in
+memory, and a rank that loses it has no fallback."""
 
 from __future__ import annotations
 

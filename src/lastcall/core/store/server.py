@@ -1,8 +1,9 @@
 """The server of our own store: one thread, one table, as many connections as the machine allows.
 
-It lives in `lastcall run`, outside every training process, so that it survives the death of any rank. A client that does not send the
-secret, or breaks the rules of wire.py, loses its own connection and disturbs no other. A client that waits for a key is parked here and
-costs nothing until the key is set; there is no polling.
+It lives in `lastcall run`, outside every training process, so that it survives the death of any rank. A
+client that does not send the secret, or breaks the rules of wire.py, loses its own connection and disturbs no
+other. A client that waits for a key is parked here and costs nothing until the key is set; there is no
+polling.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from lastcall.core.store.wire import Malformed
 log = logging.getLogger("lastcall")
 _BACKLOG = 4096  # ranks that connect at the same moment
 _AT_ONCE = 64  # connections taken before the others get their turn
-_STRANGERS = 512  # connections that have not shown the secret yet, at most; and no more than an eighth of the open files
+# connections that have not shown the secret yet, at most; and no more than an eighth of the open files
+_STRANGERS = 512
 _CHUNK = 256 * 1024
 _INTRODUCTION = 10.0  # seconds in which a new connection has to show the secret
 _NO_ROOM = 1.0  # seconds without new connections after the machine had no room for one
@@ -39,7 +41,8 @@ class StoreServer:
         self._table = table.Table()
         self._waiting: dict[str, set[_Connection]] = {}
         self._connections: set[_Connection] = set()
-        self._strangers: dict[_Connection, None] = {}  # those that have not shown the secret, the oldest first
+        # those that have not shown the secret, the oldest first
+        self._strangers: dict[_Connection, None] = {}
         self._most_strangers = _strangers_allowed()
         self._deadlines: list[tuple[float, int, _Connection]] = []
         self._count = 0
@@ -142,8 +145,13 @@ class StoreServer:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     if error.errno == errno.EMFILE and self._more_files():
                         continue
-                    # The listener stays readable all the while: looking at it would keep this thread busy for nothing.
-                    log.warning("Could not accept another connection to the store of this run: %s. Raise the limit: ulimit -n", error)
+                    # The listener stays readable all the while: looking at it would keep this thread busy for
+                    # nothing.
+                    log.warning(
+                        "Could not accept another connection to the store of this run: %s. Raise the "
+                        "limit: ulimit -n",
+                        error,
+                    )
                     self._selector.unregister(self._listener)
                     self._deaf_until = time.monotonic() + _NO_ROOM
                     return
@@ -159,7 +167,8 @@ class StoreServer:
             self._connections.add(connection)
             self._limit(connection, _INTRODUCTION)
             self._strangers[connection] = None
-            if len(self._strangers) > self._most_strangers:  # ranks show the secret at once: the oldest is none
+            # ranks show the secret at once: the oldest is none
+            if len(self._strangers) > self._most_strangers:
                 self._drop(next(iter(self._strangers)), "too many connections without a secret")
 
     def _more_files(self) -> bool:
@@ -198,11 +207,15 @@ class StoreServer:
         except Malformed as error:
             self._drop(connection, f"its client sent {error}")
         except Exception:
-            log.exception("Internal error in the store of this run; closing the connection of the request (please report this)")
+            log.exception(
+                "Internal error in the store of this run; closing the connection of the request "
+                "(please report this)"
+            )
             self._drop(connection, "internal error")
 
     def _work(self, connection: _Connection) -> None:
-        """Every request that is whole; none while an answer is under way, so that what a client does not read cannot pile up."""
+        """Every request that is whole; none while an answer is under way, so that what a client does not read
+        cannot pile up."""
         while not connection.outgoing and connection in self._connections:
             if connection.key is not None:
                 if len(connection.inbox):
@@ -322,7 +335,8 @@ class StoreServer:
         connection.deadline = time.monotonic() + seconds
         self._count += 1
         heapq.heappush(self._deadlines, (connection.deadline, self._count, connection))
-        if len(self._deadlines) > _STALE + 2 * len(self._connections):  # most of them have been answered long ago
+        # most of them have been answered long ago
+        if len(self._deadlines) > _STALE + 2 * len(self._connections):
             self._deadlines = [entry for entry in self._deadlines if entry[2].deadline == entry[0]]
             heapq.heapify(self._deadlines)
 
@@ -354,7 +368,8 @@ class _Connection:
 
 
 def _strangers_allowed() -> int:
-    """More than are taken at once, so that a rank is always heard before it counts as the oldest; and never all that may be opened."""
+    """More than are taken at once, so that a rank is always heard before it counts as the oldest; and never
+    all that may be opened."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_AT_ONCE + 1, min(_STRANGERS, soft // 8))
 
@@ -362,10 +377,14 @@ def _strangers_allowed() -> int:
 def _listen(host: str, port: int) -> socket.socket:
     if not host and socket.has_ipv6:
         try:  # both families at once: some clusters speak IPv6 only
-            return socket.create_server((host, port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
         except (OSError, ValueError):
             pass  # a kernel without IPv6
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG)
+    return socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+    )
 
 
 def _key(field: bytes) -> str:

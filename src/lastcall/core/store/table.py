@@ -1,4 +1,5 @@
-"""The keys and values themselves: what setting, claiming and counting mean, for the server and for the store in memory."""
+"""The keys and values themselves: what setting, claiming and counting mean, for the server and for the store
+in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Table:
         return self._values.setdefault(key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """A counter is kept as decimal digits, as torch's stores keep it. ValueError where the key holds something else."""
+        """A counter is kept as decimal digits, as torch's stores keep it. ValueError where the key holds
+        something else."""
         total = int(self._values.get(key, b"0")) + amount
         self._values[key] = str(total).encode()
         return total

@@ -1,7 +1,7 @@
 """The protocol between client and server of our own store.
 
-A frame is a length (4 bytes), what it is (1 byte) and fields, each with a length of its own; an absent field has the length 2**32 - 1.
-One request is under way on a connection at a time. SET alone is not answered.
+A frame is a length (4 bytes), what it is (1 byte) and fields, each with a length of its own; an absent field
+has the length 2**32 - 1. One request is under way on a connection at a time. SET alone is not answered.
 
     HELLO secret            -> ANSWER
     SET   key value

@@ -1,1 +1,2 @@
-"""What threads share: the latch that holds a notice, the gate around optimizer steps, the exception that ends a wait."""
+"""What threads share: the latch that holds a notice, the gate around optimizer steps, the exception that ends
+a wait."""

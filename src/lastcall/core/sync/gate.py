@@ -1,8 +1,8 @@
 """The mutation gate: a rescue waits for the optimizer step in progress to end, and keeps the next one out.
 
-`begun`, `steps` and `closed` are plain attributes, because they are touched at every optimizer step. The order matters: the
-training thread announces itself first and checks second, the rescue shuts first and checks second, so under the GIL at least one of
-the two sees the other.
+`begun`, `steps` and `closed` are plain attributes, because they are touched at every optimizer step. The
+order matters: the training thread announces itself first and checks second, the rescue shuts first and checks
+second, so under the GIL at least one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ class Gate:
         self.begun = 0  # optimizer steps begun; nested ones count
         self.steps = 0  # optimizer steps completed
         self.closed = 0  # how many keep it shut: a rescue, a copy for the guardian
-        self.allowed = 0  # a shut gate lets steps pass until so many are completed: for a rank that is behind the others
-        self.on_hold: Callable[[], None] = lambda: None  # called in the training thread when it finds the gate open again
+        # a shut gate lets steps pass until so many are completed: for a rank that is behind the others
+        self.allowed = 0
+        # called in the training thread when it finds the gate open again
+        self.on_hold: Callable[[], None] = lambda: None
         self._opened = threading.Event()
         self._lock = threading.Lock()
         _gates.add(self)
@@ -50,7 +52,8 @@ class Gate:
         self.steps += 1
 
     def close(self, clock: clocks.Clock, until: float) -> bool:
-        """Shut the gate and wait for the mutation in progress to end. False, with the gate open again, if it does not by then."""
+        """Shut the gate and wait for the mutation in progress to end. False, with the gate open again, if it
+        does not by then."""
         self.shut()
         while self.depth > 0:
             if clock.now() >= until:
@@ -92,7 +95,8 @@ class Gate:
 
 
 def _open_in_child() -> None:
-    """The thread that keeps a gate shut belongs to the parent: a forked child that trains would wait for it for ever."""
+    """The thread that keeps a gate shut belongs to the parent: a forked child that trains would wait for it
+    for ever."""
     for gate in _gates:
         gate.closed = gate.allowed = 0
         gate._lock = threading.Lock()

@@ -10,10 +10,11 @@ from lastcall.types import Notice
 
 
 class Latch:
-    """Holds the first notice for good. A later one can only shorten its deadline: no platform takes back what it said.
+    """Holds the first notice for good. A later one can only shorten its deadline: no platform takes back what
+    it said.
 
-    `raised` is a plain attribute because the training loop reads it at every step. Threads may offer and wait at will;
-    a signal handler may not (it could interrupt its own thread while that holds the lock).
+    `raised` is a plain attribute because the training loop reads it at every step. Threads may offer and wait
+    at will; a signal handler may not (it could interrupt its own thread while that holds the lock).
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,8 @@ class Latch:
                 self.raised = True  # after the notice: a reader that sees the flag finds the notice
                 self._event.set()
                 return True
-            if held.signum is None and notice.signum is not None:  # a run that cannot save dies of it, whichever notice came first
+            # a run that cannot save dies of it, whichever notice came first
+            if held.signum is None and notice.signum is not None:
                 held = self._notice = dataclasses.replace(held, signum=notice.signum)
             if notice.deadline is None or (held.deadline is not None and held.deadline <= notice.deadline):
                 return False
@@ -47,4 +49,6 @@ class Latch:
         return self._event.wait(timeout)
 
     def __bool__(self) -> NoReturn:
-        raise TypeError("a Latch has no truth value, it could mean 'exists' or 'has a notice': read .raised or .notice")
+        raise TypeError(
+            "a Latch has no truth value, it could mean 'exists' or 'has a notice': read .raised or .notice"
+        )

@@ -1,1 +1,2 @@
-"""Machines that share no directory: parts of checkpoints sent to the rank that commits, checkpoints sent to the others."""
+"""Machines that share no directory: parts of checkpoints sent to the rank that commits, checkpoints sent to
+the others."""

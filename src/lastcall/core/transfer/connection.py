@@ -1,7 +1,8 @@
-"""A connection between two ranks (`parts`): messages of JSON with their length before them, and the bytes of files.
+"""A connection between two ranks (`parts`): messages of JSON with their length before them, and the bytes of
+files.
 
-A thread that waits on it checks several times a second whether the transfer is still wanted: a cut link, a frozen rank or a hanging
-disk must not block it beyond its deadline.
+A thread that waits on it checks several times a second whether the transfer is still wanted: a cut link, a
+frozen rank or a hanging disk must not block it beyond its deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PeerConnection:
     def close(self) -> None:
         self._link.close()
 
-    # ---- messages --------------------------------------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------------------
 
     def send(self, body: dict[str, Any]) -> None:
         self.send_bytes(json.dumps(body).encode())
@@ -69,7 +70,7 @@ class PeerConnection:
             raise ValueError(f"{length} bytes, and {largest} are taken")
         return self.exactly(length)
 
-    # ---- files -----------------------------------------------------------------------------------------------------------------
+    # ---- files ---------------------------------------------------------------------------------------------
 
     def exactly(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -95,7 +96,9 @@ class PeerConnection:
                 if self._ready(select.POLLIN, 0.0):
                     raise Answered
                 try:
-                    sent = os.sendfile(self._link.fileno(), source.fileno(), offset, min(_PIECE, file.size - offset))
+                    sent = os.sendfile(
+                        self._link.fileno(), source.fileno(), offset, min(_PIECE, file.size - offset)
+                    )
                 except BlockingIOError:
                     self._wait(select.POLLOUT | select.POLLIN)
                     continue
@@ -104,7 +107,8 @@ class PeerConnection:
                 offset += sent
 
     def drain(self, seconds: float) -> None:
-        """Read and discard what is still on its way: closing a connection with unread bytes would lose the last message sent."""
+        """Read and discard what is still on its way: closing a connection with unread bytes would lose the
+        last message sent."""
         until, scratch = time.monotonic() + seconds, bytearray(_PIECE)
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_WR)
@@ -112,7 +116,7 @@ class PeerConnection:
                 if self._ready(select.POLLIN, _LOOK) and not self._link.recv_into(scratch):
                     return
 
-    # ---- waiting ---------------------------------------------------------------------------------------------------------------
+    # ---- waiting -------------------------------------------------------------------------------------------
 
     def _wait(self, events: int) -> None:
         until = time.monotonic() + _SILENCE

@@ -1,5 +1,6 @@
-"""Which ranks of a run share a directory. As a rule all do. With a mirror each machine may have one of its own, an emptyDir or the disk
-of a spot instance: then the directory of the rank that commits is the run's, and the others send it their parts (`parts`)."""
+"""Which ranks of a run share a directory. As a rule all do. With a mirror each machine may have one of its
+own, an emptyDir or the disk of a spot instance: then the directory of the rank that commits is the run's, and
+the others send it their parts (`parts`)."""
 
 from __future__ import annotations
 
@@ -58,26 +59,33 @@ class Directories:
 
 
 def mark(place: Path, rank: int) -> Path:
-    """A file that a rank creates in its directory, visible to the ranks that share it. `place`: a folder of this incarnation only, so
-    no rank has looked for the name before, and no file system can have cached that it does not exist."""
+    """A file that a rank creates in its directory, visible to the ranks that share it. `place`: a folder of
+    this incarnation only, so no rank has looked for the name before, and no file system can have cached that
+    it does not exist."""
     return place / f"home-{rank}"
 
 
-def find(meeting: Rendezvous, world: World, catalog: Catalog, place: Path, mirror: bool, clock: clocks.Clock) -> Directories:
-    """Which ranks share a directory. Rank 0 has made its mark before. A rank that does not see it makes one, and ranks that see the
-    same lowest mark share a directory: by what they see and not by its path, which may be the same on several machines."""
+def find(
+    meeting: Rendezvous, world: World, catalog: Catalog, place: Path, mirror: bool, clock: clocks.Clock
+) -> Directories:
+    """Which ranks share a directory. Rank 0 has made its mark before. A rank that does not see it makes one,
+    and ranks that see the same lowest mark share a directory: by what they see and not by its path, which may
+    be the same on several machines."""
     rank = world.rank
     first = _seen(mark(place, 0), clock)
     if not first and not mirror:
         raise errors.RanksError(
-            f"rank {rank} does not share the directory of rank 0 ({catalog.root}) and has no mirror. Set LASTCALL_MIRROR for all ranks."
+            f"rank {rank} does not share the directory of rank 0 ({catalog.root}) and has no mirror. Set "
+            "LASTCALL_MIRROR for all ranks."
         )
     if not first:
         mark(place, rank).mkdir(parents=True, exist_ok=True)
     marked = [name != FIRST for name in _told(meeting, world, "marked", "" if not first else FIRST)]
     if not any(marked):
         return Directories(rank)
-    lowest = next(other for other in range(rank + 1) if (other == 0 or marked[other]) and mark(place, other).is_dir())
+    lowest = next(
+        other for other in range(rank + 1) if (other == 0 or marked[other]) and mark(place, other).is_dir()
+    )
     names = _told(meeting, world, "home", str(lowest) if lowest else FIRST)
     found = Directories(rank, names if len(set(names)) > 1 else ())
     if found.elsewhere and found.opens_it:

@@ -1,5 +1,5 @@
-"""A checkpoint that is in the directory of rank 0, for ranks that do not see it (`directories`). One rank of each machine gets it: from
-the mirror or, where it is not uploaded yet, from rank 0 (`parts`)."""
+"""A checkpoint that is in the directory of rank 0, for ranks that do not see it (`directories`). One rank of
+each machine gets it: from the mirror or, where it is not uploaded yet, from rank 0 (`parts`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Distribution:
         self._run = run
 
     def bring(self, wanted: str, stop_requested: StopRequested) -> None:
-        """Have the checkpoint whose record has this fingerprint in this rank's directory, whole. Stopped if a notice comes first."""
+        """Have the checkpoint whose record has this fingerprint in this rank's directory, whole. Stopped if a
+        notice comes first."""
         assert self._part_transfer is not None
         here = next((entry for entry in self._catalog.entries() if entry.record.fingerprint == wanted), None)
         if here is not None:
@@ -65,9 +66,9 @@ class Distribution:
         self._part_transfer.fetch(0, wanted, stop_requested)
 
     def gather(self, stop_requested: StopRequested, check: Callable[[int], None]) -> None:
-        """At the start: fetch what another machine has and rank 0 has not. The survivors of a former incarnation may have committed
-        there, and not have uploaded it in time. Every rank that opens a directory calls it. `check` raises where a rank's message will
-        not come."""
+        """At the start: fetch what another machine has and rank 0 has not. The survivors of a former
+        incarnation may have committed there, and not have uploaded it in time. Every rank that opens a
+        directory calls it. `check` raises where a rank's message will not come."""
         ranks, catalog = self._ranks, self._catalog
         here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
         if self._directories.elsewhere:
@@ -85,7 +86,9 @@ class Distribution:
                     ours, known = (here.run, here.recency) if here is not None else (self._run, (-1, -1, -1))
                     if run == ours and (incarnation, sequence, step) > known:
                         self._take(leader, wanted, stop_requested)
-                        here = next((entry.record for entry in catalog.entries() if entry.record.complete), None)
+                        here = next(
+                            (entry.record for entry in catalog.entries() if entry.record.complete), None
+                        )
 
     def _take(self, leader: int, wanted: str, stop_requested: StopRequested) -> None:
         assert self._part_transfer is not None
@@ -93,12 +96,14 @@ class Distribution:
             self._part_transfer.fetch(leader, wanted, stop_requested)
         except (errors.LastcallError, Stopped) as error:
             log.warning(
-                "Could not fetch the checkpoint that rank %d has on its machine: %s", leader, str(error) or "a notice came"
-            )  # fmt: skip
+                "Could not fetch the checkpoint that rank %d has on its machine: %s",
+                leader,
+                str(error) or "a notice came",
+            )
 
     def share(self, name: str, occasion: str, stop_requested: StopRequested = lambda: False) -> None:
-        """A checkpoint that all ranks are about to read, or to refer to: returns when it is in all directories. All ranks call it,
-        once on each occasion. What fails is logged; a notice ends it."""
+        """A checkpoint that all ranks are about to read, or to refer to: returns when it is in all
+        directories. All ranks call it, once on each occasion. What fails is logged; a notice ends it."""
         ranks, directories = self._ranks, self._directories
         if not directories.spread:
             return
@@ -114,7 +119,9 @@ class Distribution:
         if not directories.elsewhere:
             if ranks.rank == 0:
                 entry = next((entry for entry in self._catalog.entries() if entry.path.name == name), None)
-                ranks.tell(f"share/{place}", {"record": entry.record.fingerprint if entry is not None else ""})
+                ranks.tell(
+                    f"share/{place}", {"record": entry.record.fingerprint if entry is not None else ""}
+                )
                 for leader in directories.leaders:
                     word(f"shared/{place}/{leader}", leader)  # it may need this process until then
             return
@@ -124,7 +131,9 @@ class Distribution:
                 if wanted:
                     self.bring(wanted, stop_requested)
             except (errors.LastcallError, OSError, Stopped) as error:
-                log.warning("Could not copy %s to %s: %s", name, self._catalog.root, str(error) or "a notice came")
+                log.warning(
+                    "Could not copy %s to %s: %s", name, self._catalog.root, str(error) or "a notice came"
+                )
             ranks.tell(f"shared/{place}/{ranks.rank}", {"done": True})
         else:
             word(f"shared/{place}/{directories.leader}", directories.leader)

@@ -1,9 +1,9 @@
-"""Transfer of files between machines that share no directory (`directories`): parts to the rank that commits, a checkpoint to a
-machine that starts without it. Every chunk is checked against its digest where it arrives, and a receipt is written last, as in one
-directory.
+"""Transfer of files between machines that share no directory (`directories`): parts to the rank that commits,
+a checkpoint to a machine that starts without it. Every chunk is checked against its digest where it arrives,
+and a receipt is written last, as in one directory.
 
-One request a connection. After the secret, a header of JSON with its length before it; what follows are the bytes of the files, in the
-order in which the header or the answer names them.
+One request a connection. After the secret, a header of JSON with its length before it; what follows are the
+bytes of the files, in the order in which the header or the answer names them.
 
     give  {"save": NAME, "rank": RANK, "part": a receipt}  bytes  -> {"error": ""}
     ask   {"record": FINGERPRINT}                        -> {"error": "", "record": ...}  bytes
@@ -64,9 +64,13 @@ class PartTransfer:
         self._over: set[str] = set()  # saves whose parts are refused
         self._closed = threading.Event()
         self._door = threading.Lock()
-        self._strangers: list[socket.socket] = []  # connections that have not shown the secret yet, the oldest first
+        # connections that have not shown the secret yet, the oldest first
+        self._strangers: list[socket.socket] = []
         self._listening = _listen()
-        store.set(f"part_transfer/{rank}", json.dumps([own_address(address), self._listening.getsockname()[1]]).encode())
+        store.set(
+            f"part_transfer/{rank}",
+            json.dumps([own_address(address), self._listening.getsockname()[1]]).encode(),
+        )
         threading.Thread(target=self._serve, name="lastcall-parts", daemon=True).start()
 
     def close(self) -> None:
@@ -81,13 +85,16 @@ class PartTransfer:
         """The save failed: parts that still arrive are refused and removed."""
         self._over.add(save)
 
-    # ---- to others -------------------------------------------------------------------------------------------------------------
+    # ---- to others -----------------------------------------------------------------------------------------
 
     def send_part(self, rank: int, save: str, folder: Path, part: Part, check: Check) -> None:
-        """Send a part to the directory of another rank; returns when it is durable there, with its receipt. SaveError if not."""
+        """Send a part to the directory of another rank; returns when it is durable there, with its receipt.
+        SaveError if not."""
         try:
             with self._connected(rank, check) as wire:
-                wire.send({"give": {"save": save, "rank": part.rank, "part": json.loads(receipts.packed(part))}})
+                wire.send(
+                    {"give": {"save": save, "rank": part.rank, "part": json.loads(receipts.packed(part))}}
+                )
                 with contextlib.suppress(connection.Answered):
                     for file in part.files:
                         wire.send_file(folder, file)
@@ -98,8 +105,9 @@ class PartTransfer:
             raise errors.SaveError(f"rank {rank} could not receive its part: {error}")
 
     def fetch(self, rank: int, wanted: str, stop_requested: Callable[[], bool]) -> None:
-        """A checkpoint, known by the fingerprint of its record, from the directory of another rank into this one. StorageError where
-        it does not arrive, CheckpointError where it is damaged, Stopped if a notice comes meanwhile."""
+        """A checkpoint, known by the fingerprint of its record, from the directory of another rank into this
+        one. StorageError where it does not arrive, CheckpointError where it is damaged, Stopped if a notice
+        comes meanwhile."""
 
         def check() -> None:
             if stop_requested():
@@ -112,7 +120,12 @@ class PartTransfer:
                 if answer.get("error"):
                     raise errors.StorageError(str(answer["error"]))
                 record = records.parse(json.dumps(answer["record"]).encode())
-                log.info("Fetching checkpoint-%d from rank %d (%s)", record.step, rank, throughput.amount(record.size))
+                log.info(
+                    "Fetching checkpoint-%d from rank %d (%s)",
+                    record.step,
+                    rank,
+                    throughput.amount(record.size),
+                )
                 self._take_in(wire, folder, record.files)
                 storage.write_small(self._files, folder / records.NAME, record.to_json())
                 self._files.sync_directory(folder)
@@ -144,7 +157,7 @@ class PartTransfer:
                 return str(host), int(port)
         raise OSError(f"rank {rank} has not published its address")
 
-    # ---- from others -----------------------------------------------------------------------------------------------------------
+    # ---- from others ---------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._closed.is_set():
@@ -157,7 +170,8 @@ class PartTransfer:
                     log.warning("Could not accept a connection from another rank: %s", error)
 
     def _welcome(self, link: socket.socket) -> None:
-        """Ranks send the secret at once. Of clients that do not, only the latest few stay connected: the others cost nothing."""
+        """Ranks send the secret at once. Of clients that do not, only the latest few stay connected: the
+        others cost nothing."""
         with self._door:
             self._strangers.append(link)
             if len(self._strangers) > _STRANGERS:
@@ -221,7 +235,8 @@ class PartTransfer:
             self._take_in(wire, folder, part.files)
             receipts.write(self._files, folder, part)
         finally:
-            if save in self._over:  # the committer has cleared the folder away, or will; this may have been written after that
+            # the committer has cleared the folder away, or will; this may have been written after that
+            if save in self._over:
                 with contextlib.suppress(OSError):
                     storage.remove_tree(self._files, folder)
 
@@ -273,12 +288,15 @@ def _within(seconds: float) -> Check:
 
 def _listen() -> socket.socket:
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=_WAITING, dualstack_ipv6=family == socket.AF_INET6)
+    return socket.create_server(
+        ("", 0), family=family, backlog=_WAITING, dualstack_ipv6=family == socket.AF_INET6
+    )
 
 
 def own_address(first: str) -> str:
-    """The address of this machine for the others, if they find that of rank 0 as `first`. On that machine it is the same: its own name
-    may resolve to 127.0.1.1. On another it is the local address of the route there. Nothing is sent."""
+    """The address of this machine for the others, if they find that of rank 0 as `first`. On that machine it
+    is the same: its own name may resolve to 127.0.1.1. On another it is the local address of the route there.
+    Nothing is sent."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

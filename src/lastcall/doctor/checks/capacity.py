@@ -1,5 +1,5 @@
-"""Memory: the guardian's two copies in shared memory, the snapshot of periodic saves, and which processes are killed when the limit
-is reached."""
+"""Memory: the guardian's two copies in shared memory, the snapshot of periodic saves, and which processes are
+killed when the limit is reached."""
 
 from __future__ import annotations
 
@@ -36,22 +36,32 @@ def check_shared(jit: settings.JITCheckpointConfig, state: int | None) -> Findin
     docker = " (64 MB is what Docker gives unless asked)" if total <= _DOCKER else ""
     if needed is not None and needed > free:
         room = f"{amount(free)} are free{docker}"
-        says = f"two copies of the state need {amount(needed)} in {folder}, {room}: the run will not be guarded"
+        says = (
+            f"two copies of the state need {amount(needed)} in {folder}, {room}: the run will not be guarded"
+        )
         return finding.risk("shared-memory", says, _more(needed), **facts)
     if needed is None and docker:
         says = f"{folder} has {amount(total)}{docker}: it holds states of up to {amount(free // _COPIES)}"
         return finding.warning("shared-memory", says, _more(8 * 10**9), **facts)
-    against = f"holds states of up to {amount(free // _COPIES)}" if needed is None else f"two copies need {amount(needed)}"
+    against = (
+        f"holds states of up to {amount(free // _COPIES)}"
+        if needed is None
+        else f"two copies need {amount(needed)}"
+    )
     return finding.ok("shared-memory", f"{amount(free)} are free in {folder}, {against}", **facts)
 
 
 def _more(needed: int) -> str:
     mega = needed // 1_000_000 + 1
-    return f"docker run --shm-size={mega}m ...; in a pod: an emptyDir with medium: Memory and sizeLimit: {mega}M, mounted at /dev/shm"
+    return (
+        f"docker run --shm-size={mega}m ...; in a pod: an emptyDir with medium: Memory and sizeLimit: "
+        f"{mega}M, mounted at /dev/shm"
+    )
 
 
 def check_group(guarded: bool, group: Path | None = None) -> Iterator[Finding]:
-    """Kubernetes (1.28 and later, cgroup v2) makes the kernel kill a container as a whole, the guardian included."""
+    """Kubernetes (1.28 and later, cgroup v2) makes the kernel kill a container as a whole, the guardian
+    included."""
     folder = group or own_group()
     try:
         whole = (folder / "memory.oom.group").read_text().strip() == "1"
@@ -62,21 +72,25 @@ def check_group(guarded: bool, group: Path | None = None) -> Iterator[Finding]:
             "oom",
             "memory.oom.group is 1: when memory runs out, the kernel kills the guardian together with the "
             "training. The copy in shared memory is saved only when the container restarts on this machine",
-            "keep the copies where they outlive the container, in an emptyDir with medium: Memory: export LASTCALL_GUARD_FOLDER=/guard",
+            "keep the copies where they outlive the container, in an emptyDir with medium: Memory: export "
+            "LASTCALL_GUARD_FOLDER=/guard",
             group=str(folder),
         )
 
 
 def own_group(root: Path = Path("/sys/fs/cgroup")) -> Path:
     try:
-        place = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        place = next(
+            line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+        )
     except (OSError, StopIteration):
         place = "/"
     return root / place.strip("/")
 
 
 def check_memory(state: int | None, periodic: bool) -> Finding:
-    """A periodic save copies the state so that training can continue; without room for the copy, training waits for the disk."""
+    """A periodic save copies the state so that training can continue; without room for the copy, training
+    waits for the disk."""
     left = snapshot.available_memory()
     facts = {"available": left, "state": state}
     if left is None:

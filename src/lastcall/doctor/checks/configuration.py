@@ -1,4 +1,5 @@
-"""Every setting with its origin, and the versions of installed packages. A wrong value is a finding, not a crash."""
+"""Every setting with its origin, and the versions of installed packages. A wrong value is a finding, not a
+crash."""
 
 from __future__ import annotations
 
@@ -17,13 +18,28 @@ from lastcall.doctor import finding
 from lastcall.doctor.finding import Finding
 from lastcall.launch.shell.commandline import Launch
 
-_PACKAGES = ("lastcall", "torch", "transformers", "accelerate", "ray", "lightning", "keras", "safetensors", "xxhash")
+_PACKAGES = (
+    "lastcall",
+    "torch",
+    "transformers",
+    "accelerate",
+    "ray",
+    "lightning",
+    "keras",
+    "safetensors",
+    "xxhash",
+)
 _Config = TypeVar("_Config", settings.JITCheckpointConfig, settings.PeriodicCheckpointConfig)
 _LEAST_TORCH = (2, 4)
 _SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")
 # How `lastcall run` in the command changes what the environment says.
-_OPTIONS = {"--grace": "LASTCALL_GRACE_SECONDS", "--exit-code": "LASTCALL_EXIT_CODE", "--guard-steps": "LASTCALL_GUARD_STEPS",
-            "--guard-seconds": "LASTCALL_GUARD_SECONDS", "--log-level": "LASTCALL_LOG_LEVEL"}  # fmt: skip
+_OPTIONS = {
+    "--grace": "LASTCALL_GRACE_SECONDS",
+    "--exit-code": "LASTCALL_EXIT_CODE",
+    "--guard-steps": "LASTCALL_GUARD_STEPS",
+    "--guard-seconds": "LASTCALL_GUARD_SECONDS",
+    "--log-level": "LASTCALL_LOG_LEVEL",
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +74,14 @@ def check(environ: Mapping[str, str], launch: Launch) -> tuple[Configuration, li
     findings += [*wrong, *wrong_too, *_unknown(environ), *_switch(jit, launch, environ)]
     configuration = Configuration(jit, periodic)
     if not findings:
-        given = [f"{row['variable']}" for row in configuration.shown().values() if row["origin"] not in ("default", "argument")]
-        findings.append(finding.ok("settings", f"all valid; set here: {', '.join(given) or 'none, all are defaults'}"))
+        given = [
+            f"{row['variable']}"
+            for row in configuration.shown().values()
+            if row["origin"] not in ("default", "argument")
+        ]
+        findings.append(
+            finding.ok("settings", f"all valid; set here: {', '.join(given) or 'none, all are defaults'}")
+        )
     return configuration, findings
 
 
@@ -75,12 +97,16 @@ def _wrong(environ: dict[str, str]) -> Iterator[Finding]:
             except ValueError as error:
                 del environ[name]
                 example = f"export {name}={row.example}"
-                yield _as_finding(f"{name}={text!r} {error}. Set it to {row.allowed}, for example: {example}", name)
+                yield _as_finding(
+                    f"{name}={text!r} {error}. Set it to {row.allowed}, for example: {example}", name
+                )
 
 
 def _as_finding(message: str, name: str | None = None) -> Finding:
     says, _, remedy = message.partition(". ")
-    return finding.risk("settings", f"{says}: a run would exit at once with code {errors.EXIT_CONFIG}", remedy, variable=name)
+    return finding.risk(
+        "settings", f"{says}: a run would exit at once with code {errors.EXIT_CONFIG}", remedy, variable=name
+    )
 
 
 def _whole(kind: type[_Config], environ: Mapping[str, str]) -> tuple[_Config, list[Finding]]:
@@ -119,14 +145,26 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield finding.warning("variables", says, f"unset {name}", variable=name)
 
 
-def _switch(jit: settings.JITCheckpointConfig, launch: Launch, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _switch(
+    jit: settings.JITCheckpointConfig, launch: Launch, environ: Mapping[str, str]
+) -> Iterator[Finding]:
     if not jit.enabled:
         name = jit.origins()["enabled"]
-        yield finding.risk("enabled", f"lastcall is disabled by {name}={environ.get(name, '')}: nothing is saved", f"export {name}=1")
-    elif launch.given and not launch.wrapped and not any(environ.get(name, "").strip() for name in _SWITCHES) and not _asks(launch):
+        yield finding.risk(
+            "enabled",
+            f"lastcall is disabled by {name}={environ.get(name, '')}: nothing is saved",
+            f"export {name}=1",
+        )
+    elif (
+        launch.given
+        and not launch.wrapped
+        and not any(environ.get(name, "").strip() for name in _SWITCHES)
+        and not _asks(launch)
+    ):
         yield finding.warning(
             "enabled",
-            "lastcall is not enabled: the program does not use it, and neither lastcall run nor LASTCALL_ENABLED enables it",
+            "lastcall is not enabled: the program does not use it, and neither lastcall run nor "
+            "LASTCALL_ENABLED enables it",
             f"lastcall run -- {launch.text}",
         )
 
@@ -159,7 +197,8 @@ def check_versions(found: Mapping[str, str | None]) -> Iterator[Finding]:
         problems.append(
             finding.warning(
                 "versions",
-                "xxhash is not installed: digests use blake2b, which is slower than a fast disk, so saves take longer",
+                "xxhash is not installed: digests use blake2b, which is slower than a fast disk, so saves "
+                "take longer",
                 "pip install xxhash",
                 package="xxhash",
             )
@@ -167,7 +206,11 @@ def check_versions(found: Mapping[str, str | None]) -> Iterator[Finding]:
     torch = found["torch"]
     if torch is not None and _numbers(torch) < _LEAST_TORCH:
         problems.append(
-            finding.warning("versions", f"torch {torch} is older than the oldest supported version", "pip install 'torch>=2.4'")
+            finding.warning(
+                "versions",
+                f"torch {torch} is older than the oldest supported version",
+                "pip install 'torch>=2.4'",
+            )
         )
     yield from problems
     if not problems:

@@ -1,5 +1,5 @@
-"""Does the notice arrive: which process is PID 1, which shells are between it and the training, which signals are ignored or
-blocked."""
+"""Does the notice arrive: which process is PID 1, which shells are between it and the training, which signals
+are ignored or blocked."""
 
 from __future__ import annotations
 
@@ -19,13 +19,26 @@ from lastcall.notices import ancestry
 
 # Init programs for PID 1 of a container: each forwards SIGTERM to its child.
 _INITS = frozenset(
-    {"tini", "tini-static", "docker-init", "dumb-init", "catatonit", "s6-svscan", "supervisord", "runsvdir", "podman-init"}
+    {
+        "tini",
+        "tini-static",
+        "docker-init",
+        "dumb-init",
+        "catatonit",
+        "s6-svscan",
+        "supervisord",
+        "runsvdir",
+        "podman-init",
+    }
 )
 # Managers that signal every process of a job themselves, whatever is in between.
 _MANAGERS = frozenset({"systemd", "init", "launchd", "openrc-init", "slurmstepd"})
 _AS_COMMAND = 'command: ["lastcall", "run", "--", "python", "train.py"]'
 
-_UNBLOCK = 'python3 -c "import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); os.execvp(sys.argv[1], sys.argv[1:])"'
+_UNBLOCK = (
+    'python3 -c "import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); '
+    'os.execvp(sys.argv[1], sys.argv[1:])"'
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,8 @@ class Ancestor:
 
 
 def above(pid: int) -> list[Ancestor]:
-    """From the parent up. Ends at PID 1, or earlier for a process from outside of the container (docker exec)."""
+    """From the parent up. Ends at PID 1, or earlier for a process from outside of the container (docker
+    exec)."""
     found = []
     while (parent := ancestry.parent_of(pid)) > 0:
         found.append(ancestor(parent))
@@ -62,7 +76,9 @@ def ancestor(pid: int) -> Ancestor:
     except OSError:
         raw = []
     caught, blocked, _ = masks(pid)
-    return Ancestor(pid, tuple(word.decode(errors="replace") for word in raw), signal.SIGTERM in caught | blocked)
+    return Ancestor(
+        pid, tuple(word.decode(errors="replace") for word in raw), signal.SIGTERM in caught | blocked
+    )
 
 
 def masks(pid: int | str) -> tuple[set[int], set[int], set[int]]:
@@ -92,7 +108,9 @@ def check_first(own: int, chain: Sequence[Ancestor]) -> Finding:
     if first.launches or name in _INITS:
         return finding.ok("pid-1", f"PID 1 is {name}: it forwards SIGTERM", **facts)
     if name in _MANAGERS:
-        return finding.ok("pid-1", f"PID 1 is {name}: it sends SIGTERM to every process of a job itself", **facts)
+        return finding.ok(
+            "pid-1", f"PID 1 is {name}: it sends SIGTERM to every process of a job itself", **facts
+        )
     if name in scripts.SHELLS:
         return _first_is_shell(first, facts)
     if first.minds:
@@ -109,11 +127,14 @@ def _first_is_shell(first: Ancestor, facts: Mapping[str, object]) -> Finding:
     name = first.program
     script = scripts.of_command(first.argv)
     if script is not None and script.training is not None and not script.stays:
-        return finding.ok("pid-1", f"PID 1 is {name}, and {script.name} replaces it with the training (exec)", **facts)
+        return finding.ok(
+            "pid-1", f"PID 1 is {name}, and {script.name} replaces it with the training (exec)", **facts
+        )
     if first.minds and not scripts.is_interactive(first.argv):
         return finding.warning(
             "pid-1",
-            f"PID 1 is {name} with a trap for SIGTERM: the training gets the signal only if the trap forwards it",
+            f"PID 1 is {name} with a trap for SIGTERM: the training gets the signal only if the trap "
+            "forwards it",
             f"put lastcall run in front of it, which needs no trap: {_AS_COMMAND}",
             **facts,
         )
@@ -126,19 +147,25 @@ def _first_is_shell(first: Ancestor, facts: Mapping[str, object]) -> Finding:
 
 
 def with_stop_file(found: Finding, stop_file: str | None) -> Finding:
-    """A lost signal does no harm if the notice also comes as a file, which a preStop hook writes before SIGTERM."""
+    """A lost signal does no harm if the notice also comes as a file, which a preStop hook writes before
+    SIGTERM."""
     if stop_file is None or found.level == "ok":
         return found
     return finding.ok(found.name, f"{found.says}; but the notice also comes as {stop_file}", **found.facts)
 
 
 def check_between(chain: Sequence[Ancestor], environ: Mapping[str, str]) -> Finding:
-    """A shell that runs a script dies of SIGTERM, or waits for its child first; either way the training does not get it."""
+    """A shell that runs a script dies of SIGTERM, or waits for its child first; either way the training does
+    not get it."""
     between = [item for item in chain if item.pid != 1]
     top = chain[-1] if chain else None
     ways = " <- ".join(item.program for item in chain) or "nobody"
     if (top is not None and top.program in _MANAGERS) or environ.get("SLURM_JOB_ID"):
-        return finding.ok("shells", f"started by {ways}: the manager signals each of them itself", ancestors=[i.program for i in chain])
+        return finding.ok(
+            "shells",
+            f"started by {ways}: the manager signals each of them itself",
+            ancestors=[i.program for i in chain],
+        )
     for item in reversed(between):  # from the outside in
         if item.launches or scripts.is_interactive(item.argv):
             break
@@ -146,7 +173,9 @@ def check_between(chain: Sequence[Ancestor], environ: Mapping[str, str]) -> Find
         if script is None or script.training is None or not script.stays:
             continue
         return _in_the_way("shells", script, f"process {item.pid}, {script.name}", pid=item.pid)
-    return finding.ok("shells", f"no shell blocks signals here ({ways})", ancestors=[i.program for i in chain])
+    return finding.ok(
+        "shells", f"no shell blocks signals here ({ways})", ancestors=[i.program for i in chain]
+    )
 
 
 def check_command(launch: Launch, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -157,7 +186,9 @@ def check_command(launch: Launch, environ: Mapping[str, str]) -> Iterator[Findin
             yield finding.ok("script", f"{script.name} is replaced by the training: signals reach it")
         elif environ.get("SLURM_JOB_ID"):
             yield finding.ok(
-                "script", f"{script.name} keeps running, but at the end of a job Slurm sends SIGTERM to every process of it"
+                "script",
+                f"{script.name} keeps running, but at the end of a job Slurm sends SIGTERM to "
+                "every process of it",
             )
         else:
             yield _in_the_way("script", script, script.name)
@@ -172,19 +203,26 @@ def _in_the_way(name: str, script: scripts.Script, who: str, **facts: object) ->
     line = shlex.join(training.words).replace("'$@'", '"$@"')
     where = f"line {training.line} of {script.path}" if script.path else "the command"
     around = f"lastcall run -- {script.shell if script.path else script.name} {script.path or '...'}"
-    says = f"{who} runs `{line}` without exec: SIGTERM ends or stops the shell, and the training never gets it"
+    says = (
+        f"{who} runs `{line}` without exec: SIGTERM ends or stops the shell, and the training never gets it"
+    )
     remedy = f"write in {where}: exec {line}; or start it with: {around}"
     facts = {**facts, "script": script.path, "line": training.line}
     if script.traps:
         return finding.warning(
-            name, f"{who} has a trap for SIGTERM: the training gets the signal only if the trap forwards it", remedy, **facts
+            name,
+            f"{who} has a trap for SIGTERM: the training gets the signal only if the trap forwards it",
+            remedy,
+            **facts,
         )
     return finding.risk(name, says, remedy, **facts)
 
 
-def check_signals(names: Sequence[str], blocked: set[int], ignored: set[int], launch: Launch) -> Iterator[Finding]:
-    """What was inherited. A session installs its handlers anyway; other processes on the way, and this one until then, miss the
-    signals."""
+def check_signals(
+    names: Sequence[str], blocked: set[int], ignored: set[int], launch: Launch
+) -> Iterator[Finding]:
+    """What was inherited. A session installs its handlers anyway; other processes on the way, and this one
+    until then, miss the signals."""
     deaf = {name: "ignored" for name in names if signal.Signals[name] in ignored}
     deaf |= {name: "blocked" for name in names if signal.Signals[name] in blocked}
     facts = {
@@ -194,7 +232,8 @@ def check_signals(names: Sequence[str], blocked: set[int], ignored: set[int], la
     }
     for name, how in deaf.items():
         says = (
-            f"{name} is inherited as {how} from the parent process: shells and launchers on the way do not get "
+            f"{name} is inherited as {how} from the parent process: shells and launchers on the way do not "
+            "get "
             "it, nor does the program while it starts"
         )
         remedy = (
@@ -205,13 +244,17 @@ def check_signals(names: Sequence[str], blocked: set[int], ignored: set[int], la
         yield (finding.warning if launch.wrapped else finding.risk)("signals", says, remedy, **facts)
     if not names:
         yield finding.risk(
-            "signals", "LASTCALL_SIGNALS names no signal: notices can only come from other sources", "unset LASTCALL_SIGNALS", **facts
+            "signals",
+            "LASTCALL_SIGNALS names no signal: notices can only come from other sources",
+            "unset LASTCALL_SIGNALS",
+            **facts,
         )
     unheard = [name for name in names if name in ("SIGUSR1", "SIGUSR2")]
     if unheard and launch.torchrun and not launch.wrapped:
         yield finding.warning(
             "signals",
-            f"torchrun does not forward {' and '.join(unheard)} to its workers; the signal kills torchrun itself",
+            f"torchrun does not forward {' and '.join(unheard)} to its workers; the signal kills torchrun "
+            "itself",
             f"lastcall run -- {launch.text}",
             **facts,
         )

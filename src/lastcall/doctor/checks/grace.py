@@ -1,4 +1,5 @@
-"""The time between a notice and the kill, compared with what a save needs: as configured in lastcall, torchrun and the platform."""
+"""The time between a notice and the kill, compared with what a save needs: as configured in lastcall,
+torchrun and the platform."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from lastcall.launch.shell.commandline import Launch
 
 KUBERNETES = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
 _DOCKER = 10.0  # docker stop, unless told otherwise
-_TORCHRUN = 30.0  # PContext.close, which most shutdown paths use whatever --shutdown-timeout says (torch 2.4 to 2.13)
+# PContext.close, which most shutdown paths use whatever --shutdown-timeout says (torch 2.4 to 2.13)
+_TORCHRUN = 30.0
 _KILL_WAIT = 30.0  # Slurm's
 _MARGIN = 0.5  # what a session keeps back before the deadline
 _SAVES = 3  # how many of the newest checkpoints are considered
@@ -55,56 +57,95 @@ def expect(case: Case, known: Directory | None, speed: Speed | None) -> Expected
     if not saves:
         return Expected(None, None, "no checkpoint has been saved yet")
     slowest = max(saves, key=lambda record: record.seconds)
-    return Expected(saves[0].size, slowest.seconds, f"checkpoint-{slowest.step} took {finding.seconds(slowest.seconds)}")
+    return Expected(
+        saves[0].size, slowest.seconds, f"checkpoint-{slowest.step} took {finding.seconds(slowest.seconds)}"
+    )
 
 
 def check_grace(jit: settings.JITCheckpointConfig, expected: Expected, speed: Speed | None) -> Finding:
-    facts = {"grace": jit.grace, "kill_wait": jit.kill_wait, "save_seconds": expected.seconds, "because": expected.because}
+    facts = {
+        "grace": jit.grace,
+        "kill_wait": jit.kill_wait,
+        "save_seconds": expected.seconds,
+        "because": expected.because,
+    }
     grace, wait = finding.seconds(jit.grace), finding.seconds(jit.kill_wait)
     if expected.seconds is None:
         fits = (
             ""
             if speed is None
-            else f"; about {amount(max(jit.grace - jit.kill_wait - 1, 0) * speed.bandwidth / budget.SAFETY)} fit into it"
+            else f"; about {amount(max(jit.grace - jit.kill_wait - 1, 0) * speed.bandwidth / budget.SAFETY)} "
+            "fit into it"
         )
         return finding.ok(
-            "grace", f"{grace}, of which the kill wait takes {wait}; the time that a save needs is not known yet{fits}", **facts
+            "grace",
+            f"{grace}, of which the kill wait takes {wait}; the time that a save needs is not known "
+            f"yet{fits}",
+            **facts,
         )
     needs = finding.seconds(expected.seconds)
     enough = int(expected.seconds * budget.SAFETY + jit.kill_wait) + 2
-    remedy = f"export LASTCALL_GRACE_SECONDS={enough}, and give the platform as much: terminationGracePeriodSeconds: {enough + 10}"
+    remedy = (
+        f"export LASTCALL_GRACE_SECONDS={enough}, and give the platform as much: "
+        f"terminationGracePeriodSeconds: {enough + 10}"
+    )
     if expected.seconds + _MARGIN > jit.grace:
         return finding.risk(
-            "grace", f"a save needs {needs} ({expected.because}), the grace is {grace}: the save will not complete", remedy, **facts
+            "grace",
+            f"a save needs {needs} ({expected.because}), the grace is {grace}: the save will not complete",
+            remedy,
+            **facts,
         )
     if expected.seconds + jit.kill_wait + _MARGIN > jit.grace:
         return finding.warning(
             "grace",
-            f"a save needs {needs} ({expected.because}), the kill wait is {wait}, the grace {grace}: the wait will be cut short",
+            f"a save needs {needs} ({expected.because}), the kill wait is {wait}, the grace {grace}: the "
+            "wait will be cut short",
             f"export LASTCALL_KILL_WAIT_SECONDS=0; or: {remedy}",
             **facts,
         )
-    return finding.ok("grace", f"{grace} hold the kill wait of {wait} and a save of {needs} ({expected.because})", **facts)
+    return finding.ok(
+        "grace", f"{grace} hold the kill wait of {wait} and a save of {needs} ({expected.because})", **facts
+    )
 
 
-def check_platform(case: Case, jit: settings.JITCheckpointConfig, expected: Expected, platform: str) -> Iterator[Finding]:
-    """The platform's grace, which cannot be detected from inside a container: given with an option, or assumed."""
+def check_platform(
+    case: Case, jit: settings.JITCheckpointConfig, expected: Expected, platform: str
+) -> Iterator[Finding]:
+    """The platform's grace, which cannot be detected from inside a container: given with an option, or
+    assumed."""
     if case.termination_grace is not None:
         limit, whose, told = case.termination_grace, "the platform", True
     elif platform in ("kubernetes", "runai"):
-        limit, whose, told = KUBERNETES, "Kubernetes (terminationGracePeriodSeconds cannot be detected from inside; assumed)", False
+        limit, whose, told = (
+            KUBERNETES,
+            "Kubernetes (terminationGracePeriodSeconds cannot be detected from inside; assumed)",
+            False,
+        )
     elif platform == "plain" and os.path.exists("/.dockerenv"):
-        limit, whose, told = _DOCKER, "docker stop (its --stop-timeout cannot be detected from inside; assumed)", False
+        limit, whose, told = (
+            _DOCKER,
+            "docker stop (its --stop-timeout cannot be detected from inside; assumed)",
+            False,
+        )
     else:
         return
     facts = {"limit": limit, "told": told, "grace": jit.grace}
-    says = f"{whose} kills after {finding.seconds(limit)}, but the configured grace is {finding.seconds(jit.grace)}"
+    says = (
+        f"{whose} kills after {finding.seconds(limit)}, but the configured grace is "
+        f"{finding.seconds(jit.grace)}"
+    )
     less = f"export LASTCALL_GRACE_SECONDS={max(limit - 2, 1):g}"
     remedy = f"terminationGracePeriodSeconds: {int(jit.grace) + 10} in the pod's spec, or: {less}"
     if whose.startswith("docker"):
-        remedy = f"docker run --stop-timeout {int(jit.grace) + 10} ...; then tell the doctor: --termination-grace {int(jit.grace) + 10}"
+        remedy = (
+            f"docker run --stop-timeout {int(jit.grace) + 10} ...; then tell the doctor: --termination-grace "
+            f"{int(jit.grace) + 10}"
+        )
     elif not told:
-        remedy += f"; if the pod already has more, pass it to the doctor: --termination-grace {int(jit.grace) + 10}"
+        remedy += (
+            f"; if the pod already has more, pass it to the doctor: --termination-grace {int(jit.grace) + 10}"
+        )
     if jit.grace <= limit:
         yield finding.ok("platform-grace", f"{whose} gives {finding.seconds(limit)}", **facts)
     elif told or (expected.seconds is not None and expected.seconds > limit):
@@ -121,20 +162,29 @@ def check_torchrun(
         return
     remedy = f"lastcall run -- {launch.text}"
     asked = launch.option("--shutdown-timeout") or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    facts = {"limit": _TORCHRUN, "shutdown_timeout": asked, "wrapped": launch.wrapped, "save_seconds": expected.seconds}
+    facts = {
+        "limit": _TORCHRUN,
+        "shutdown_timeout": asked,
+        "wrapped": launch.wrapped,
+        "save_seconds": expected.seconds,
+    }
     if launch.wrapped:
         yield finding.ok(
-            "torchrun", "lastcall run is above torchrun: the workers get the whole grace, and the exit code is preserved", **facts
+            "torchrun",
+            "lastcall run is above torchrun: the workers get the whole grace, and the exit code is preserved",
+            **facts,
         )
         return
-    # With LASTCALL_ENABLED=1 the bootstrap lengthens the timeout inside torchrun (auto/torchrun.py); it cannot fix the exit code.
+    # With LASTCALL_ENABLED=1 the bootstrap lengthens the timeout inside torchrun (auto/torchrun.py); it
+    # cannot fix the exit code.
     patched = environ.get("LASTCALL_ENABLED", "").strip().lower() in ("1", "true", "yes", "on")
     needs = None if expected.seconds is None else expected.seconds + min(jit.kill_wait, _TORCHRUN)
     if needs is not None and needs > _TORCHRUN and not patched:
         but = f" (the timeout of {asked} s is not used when a worker ends first)" if asked else ""
         yield finding.risk(
             "torchrun",
-            f"torchrun kills its workers after {finding.seconds(_TORCHRUN)}{but}; a save needs {finding.seconds(needs)} "
+            f"torchrun kills its workers after {finding.seconds(_TORCHRUN)}{but}; a save needs "
+            f"{finding.seconds(needs)} "
             f"with the kill wait ({expected.because})",
             remedy,
             **facts,
@@ -143,13 +193,19 @@ def check_torchrun(
         yield finding.warning(
             "torchrun",
             "torchrun without lastcall run: every exit code becomes 1"
-            + ("" if patched else f", and workers are killed after {finding.seconds(_TORCHRUN)} whatever the grace"),
+            + (
+                ""
+                if patched
+                else f", and workers are killed after {finding.seconds(_TORCHRUN)} whatever the grace"
+            ),
             remedy,
             **facts,
         )
 
 
-def check_slurm(launch: Launch, expected: Expected, environ: Mapping[str, str], now: float | None = None) -> Iterator[Finding]:
+def check_slurm(
+    launch: Launch, expected: Expected, environ: Mapping[str, str], now: float | None = None
+) -> Iterator[Finding]:
     """At the end of an allocation Slurm sends SIGTERM, and SIGKILL KillWait seconds later."""
     if not environ.get("SLURM_JOB_ID"):
         return
@@ -161,15 +217,18 @@ def check_slurm(launch: Launch, expected: Expected, environ: Mapping[str, str], 
     if left is not None and left < (expected.seconds or 0.0):
         yield finding.risk(
             "slurm",
-            f"the allocation ends in {finding.seconds(max(left, 0))}, a save needs {finding.seconds(expected.seconds or 0.0)}",
+            f"the allocation ends in {finding.seconds(max(left, 0))}, a save needs "
+            f"{finding.seconds(expected.seconds or 0.0)}",
             f"scontrol update JobId={environ['SLURM_JOB_ID']} TimeLimit=+60",
             **facts,
         )
     elif expected.seconds is not None and expected.seconds > wait and not launch.wrapped:
         yield finding.risk(
             "slurm",
-            f"Slurm kills {finding.seconds(wait)} after SIGTERM (KillWait), a save needs {finding.seconds(expected.seconds)}",
-            f"lastcall run -- {launch.text or 'COMMAND'}, which saves two minutes before the end; or, with exec "
+            f"Slurm kills {finding.seconds(wait)} after SIGTERM (KillWait), a save needs "
+            f"{finding.seconds(expected.seconds)}",
+            f"lastcall run -- {launch.text or 'COMMAND'}, which saves two minutes before the end; or, with "
+            "exec "
             f"in front of the command: #SBATCH --signal=B:TERM@{int(expected.seconds) + 60}",
             **facts,
         )
@@ -185,7 +244,13 @@ def ask(*words: str, environ: Mapping[str, str]) -> str | None:
         return None
     try:
         done = subprocess.run(
-            [program, *words], capture_output=True, text=True, timeout=5.0, env=dict(environ), stdin=subprocess.DEVNULL, check=False
+            [program, *words],
+            capture_output=True,
+            text=True,
+            timeout=5.0,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -12,7 +12,10 @@ from lastcall.doctor.finding import Finding
 from lastcall.launch.platforms import Platform
 from lastcall.launch.shell.commandline import Launch
 
-_POLICY = "restartPolicy cannot be detected from inside: it must be OnFailure or Always, or the owner of the pod must replace it"
+_POLICY = (
+    "restartPolicy cannot be detected from inside: it must be OnFailure or Always, or the owner of the pod "
+    "must replace it"
+)
 
 
 def check_codes(launch: Launch) -> Iterator[Finding]:
@@ -24,11 +27,14 @@ def check_codes(launch: Launch) -> Iterator[Finding]:
             continue
         swallowed = True
         training = script.training
-        where = script.name if training is None or script.path is None else f"{script.path}, line {training.line}"
+        where = (
+            script.name if training is None or script.path is None else f"{script.path}, line {training.line}"
+        )
         yield finding.risk(
             "exit-code",
             f"{where}: {why}. A run that was saved and stopped looks finished, and is not restarted",
-            f"lastcall run -- {launch.text}, which keeps the code; or end the script with the training itself: exec ...",
+            f"lastcall run -- {launch.text}, which keeps the code; or end the script with the training "
+            "itself: exec ...",
             script=script.path,
         )
     if launch.given and not swallowed:
@@ -36,7 +42,11 @@ def check_codes(launch: Launch) -> Iterator[Finding]:
 
 
 def check_platform(
-    platform: Platform, why: str, launch: Launch, jit: settings.JITCheckpointConfig, environ: Mapping[str, str]
+    platform: Platform,
+    why: str,
+    launch: Launch,
+    jit: settings.JITCheckpointConfig,
+    environ: Mapping[str, str],
 ) -> Finding:
     given = jit.origins()["exit_code"] != "default"
     code = jit.exit_code if given or not launch.wrapped else platform.exit_code
@@ -46,8 +56,10 @@ def check_platform(
     if code != platform.exit_code and not launch.wrapped and platform.name == "htcondor":
         return finding.risk(
             "platform",
-            f"HTCondor runs a job again after exit code {platform.exit_code}, but a saved run exits with code {code}",
-            f"export LASTCALL_EXIT_CODE={platform.exit_code}; and in the submit file: checkpoint_exit_code = {platform.exit_code}",
+            f"HTCondor runs a job again after exit code {platform.exit_code}, but a saved run exits with "
+            f"code {code}",
+            f"export LASTCALL_EXIT_CODE={platform.exit_code}; and in the submit file: checkpoint_exit_code = "
+            f"{platform.exit_code}",
             **facts,
         )
     after = f"{platform.name} ({why}); a saved run exits with code {code}"
@@ -55,7 +67,11 @@ def check_platform(
         return finding.ok("platform", f"{after}. {_POLICY}", **facts)
     if platform.name == "htcondor":
         return finding.ok("platform", f"{after}, which HTCondor treats as a checkpoint", **facts)
-    return finding.ok("platform", f"no platform that restarts runs was detected ({why}); a saved run exits with code {code}", **facts)
+    return finding.ok(
+        "platform",
+        f"no platform that restarts runs was detected ({why}); a saved run exits with code {code}",
+        **facts,
+    )
 
 
 def _slurm(launch: Launch, environ: Mapping[str, str], facts: dict[str, object]) -> Finding:
@@ -78,4 +94,6 @@ def _slurm(launch: Launch, environ: Mapping[str, str], facts: dict[str, object])
             **facts,
         )
     known = "allows it" if requeue is not None else "does not say whether that is allowed (no scontrol here)"
-    return finding.ok("platform", f"slurm, job {job}: lastcall run requeues it after a save; Slurm {known}", **facts)
+    return finding.ok(
+        "platform", f"slurm, job {job}: lastcall run requeues it after a save; Slurm {known}", **facts
+    )

@@ -1,4 +1,5 @@
-"""The state of a run's directory: which process holds it, what is damaged, and how its last incarnation ended."""
+"""The state of a run's directory: which process holds it, what is damaged, and how its last incarnation
+ended."""
 
 from __future__ import annotations
 
@@ -46,15 +47,23 @@ class Directory:
     @property
     def records(self) -> tuple[Record, ...]:
         """Of the valid ones, newest first."""
-        return tuple(item.record for item in self.checkpoints if item.status == "valid" and item.record is not None)
+        return tuple(
+            item.record for item in self.checkpoints if item.status == "valid" and item.record is not None
+        )
 
 
 def check(known: Directory, starting: bool) -> list[Finding]:
     findings = [*_use(known, starting), *_damage(known), *_past(known), *_clock(known)]
     if all(item.level == "ok" for item in findings):
         newest = known.records[0] if known.records else None
-        what = "no checkpoint yet: a run would start from scratch" if newest is None else f"a run would resume from step {newest.step}"
-        findings.append(finding.ok("directory", f"{known.root}: {what}", step=newest.step if newest else None))
+        what = (
+            "no checkpoint yet: a run would start from scratch"
+            if newest is None
+            else f"a run would resume from step {newest.step}"
+        )
+        findings.append(
+            finding.ok("directory", f"{known.root}: {what}", step=newest.step if newest else None)
+        )
     return findings
 
 
@@ -70,7 +79,9 @@ def _use(known: Directory, starting: bool) -> Iterator[Finding]:
     elif known.active:
         yield finding.ok("in-use", f"a run is active in {known.root} ({who})", pid=known.pid)
     if known.paused:
-        yield finding.warning("paused", f"{known.root} is paused: a run that starts waits", f"lastcall resume {known.root}")
+        yield finding.warning(
+            "paused", f"{known.root} is paused: a run that starts waits", f"lastcall resume {known.root}"
+        )
 
 
 def _damage(known: Directory) -> Iterator[Finding]:
@@ -81,7 +92,9 @@ def _damage(known: Directory) -> Iterator[Finding]:
     lost = [item for item in ours if item.status == "damaged" and _newer(item, newest_valid)]
     if problem and newest_valid is not None:
         lost.append(Checkpoint(newest_valid.path, "damaged", problem, newest_valid.record))
-        newest_valid = next((item for item in ours if item.status == "valid" and item.path != newest_valid.path), None)
+        newest_valid = next(
+            (item for item in ours if item.status == "valid" and item.path != newest_valid.path), None
+        )
     if lost:
         names = "; ".join(f"{item.path.name}: {item.problem}" for item in lost)
         instead = (
@@ -92,20 +105,24 @@ def _damage(known: Directory) -> Iterator[Finding]:
         yield finding.risk(
             "checkpoints",
             f"the newest checkpoint is damaged ({names}). {instead}",
-            f"lastcall verify {known.root}; if you have a copy of the files, restore them before the next start "
+            f"lastcall verify {known.root}; if you have a copy of the files, restore them before the next "
+            "start "
             "sets the checkpoint aside",
             damaged=[item.path.name for item in lost],
         )
     older = [item for item in ours if item.status == "damaged" and item not in lost]
     if older:
         names = ", ".join(item.path.name for item in older)
-        yield finding.warning("checkpoints", f"older checkpoints are damaged: {names}", f"lastcall verify {known.root}")
+        yield finding.warning(
+            "checkpoints", f"older checkpoints are damaged: {names}", f"lastcall verify {known.root}"
+        )
     incomplete = [item for item in known.checkpoints if item.status == "incomplete"]
     if incomplete and not known.active:
         names = ", ".join(item.path.name for item in incomplete)
         yield finding.warning(
             "incomplete",
-            f"{names}: never committed, because its writer was killed during the save. The next start removes it",
+            f"{names}: never committed, because its writer was killed during the save. The next start "
+            "removes it",
             "give the save more time: export LASTCALL_GRACE_SECONDS=120, and as much from the platform",
             names=[i.path.name for i in incomplete],
         )
@@ -118,7 +135,8 @@ def _newer(item: Checkpoint, than: Checkpoint | None) -> bool:
 
 
 def _unreadable(newest: Checkpoint | None) -> str:
-    """Reads the newest checkpoint as a resume would. Empty if every digest matches, or if it is too large to read here."""
+    """Reads the newest checkpoint as a resume would. Empty if every digest matches, or if it is too large to
+    read here."""
     if newest is None or newest.record is None or newest.record.size > _READ_UP_TO:
         return ""
     engine = writer.Engine(_THREADS)
@@ -139,7 +157,8 @@ def _past(known: Directory) -> Iterator[Finding]:
         yield finding.risk(
             "last-end",
             f"the last incarnation got a notice and could not save: {why}",
-            f"lastcall drill -- COMMAND shows whether it can now; the log is {known.root}/.lastcall/events-0.jsonl",
+            "lastcall drill -- COMMAND shows whether it can now; the log is "
+            f"{known.root}/.lastcall/events-0.jsonl",
             because=known.because,
         )
     elif known.outcome == "killed" and not known.active:
@@ -147,7 +166,8 @@ def _past(known: Directory) -> Iterator[Finding]:
         if not guarded:
             yield finding.warning(
                 "last-end",
-                "the last incarnation was killed without a notice (SIGKILL, out of memory, or machine failure): the "
+                "the last incarnation was killed without a notice (SIGKILL, out of memory, or machine "
+                "failure): the "
                 "steps since the last checkpoint are lost",
                 "lastcall run --guard -- COMMAND",
             )
@@ -161,7 +181,8 @@ def _clock(known: Directory) -> Iterator[Finding]:
     if ahead > _SKEW:
         yield finding.warning(
             "clock",
-            f"the newest checkpoint was made {finding.seconds(ahead)} in the future: the clocks of two machines differ",
+            f"the newest checkpoint was made {finding.seconds(ahead)} in the future: the clocks of two "
+            "machines differ",
             "timedatectl set-ntp true",
             ahead=ahead,
         )
@@ -169,17 +190,25 @@ def _clock(known: Directory) -> Iterator[Finding]:
 
 def check_unannounced(config: configuration.Configuration, known: Directory | None, guard: bool) -> Finding:
     """Protection against ends without a notice: SIGKILL, out of memory, a power cut."""
-    done = known is not None and (known.periodic or any(record.kind is Kind.PERIODIC for record in known.records))
+    done = known is not None and (
+        known.periodic or any(record.kind is Kind.PERIODIC for record in known.records)
+    )
     periodic = config.periodic.save_strategy != "no" or done
     if guard and periodic:
-        return finding.ok("unannounced", "periodic saves and the guardian limit the loss from a kill without a notice")
+        return finding.ok(
+            "unannounced", "periodic saves and the guardian limit the loss from a kill without a notice"
+        )
     if periodic:
         return finding.ok("unannounced", "periodic saves limit the loss from a kill without a notice")
     if guard:
-        return finding.ok("unannounced", "the guardian preserves the last step across SIGKILL and out of memory (not a power cut)")
+        return finding.ok(
+            "unannounced",
+            "the guardian preserves the last step across SIGKILL and out of memory (not a power cut)",
+        )
     return finding.warning(
         "unannounced",
-        "neither periodic saves nor the guardian are enabled, judging by the environment and the directory: a kill without a notice "
+        "neither periodic saves nor the guardian are enabled, judging by the environment and the directory: "
+        "a kill without a notice "
         "(SIGKILL, out of memory, power) loses everything since the start",
         "export LASTCALL_SAVE_STEPS=500; or: lastcall run --guard -- COMMAND",
     )

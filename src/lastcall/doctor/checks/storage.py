@@ -1,4 +1,5 @@
-"""Where the checkpoints go: does it outlive the machine, is it writable, is there room, and how fast is it?"""
+"""Where the checkpoints go: does it outlive the machine, is it writable, is there room, and how fast is
+it?"""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs")
 _OF_A_CONTAINER = ("overlay", "aufs", "fuse-overlayfs", "fuse.fuse-overlayfs")
 _NO_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue")
 _OBJECT_STORES = ("gcsfuse", "s3fs", "goofys", "mountpoint-s3", "blobfuse", "blobfuse2", "rclone", "geesefs")
-_ELSEWHERE = "use a directory on a disk that outlives the machine, for example a mounted volume: protect('/data/runs/exp1', ...)"
+_ELSEWHERE = (
+    "use a directory on a disk that outlives the machine, for example a mounted volume: "
+    "protect('/data/runs/exp1', ...)"
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,12 @@ def nearest(directory: Path) -> Path:
 
 
 def mount_of(path: Path, table: str | None = None) -> Mount | None:
-    """The file system that a path is on: of those mounted above it the deepest, and of several in one place the last."""
+    """The file system that a path is on: of those mounted above it the deepest, and of several in one place
+    the last."""
     try:
-        lines = (Path("/proc/self/mountinfo").read_text(errors="replace") if table is None else table).splitlines()
+        lines = (
+            Path("/proc/self/mountinfo").read_text(errors="replace") if table is None else table
+        ).splitlines()
     except OSError:
         return None
     best: Mount | None = None
@@ -91,13 +98,23 @@ def check_place(directory: Path, mount: Mount | None) -> Finding:
     if mount.kind in _NO_FILES:
         return finding.risk("storage", f"{where}, which does not store files", _ELSEWHERE, **facts)
     if mount.kind in _IN_MEMORY:
-        return finding.risk("storage", f"{where}: this is memory, and is lost with the machine", _ELSEWHERE, **facts)
+        return finding.risk(
+            "storage", f"{where}: this is memory, and is lost with the machine", _ELSEWHERE, **facts
+        )
     if mount.kind in _OF_A_CONTAINER:
         return finding.risk(
-            "storage", f"{where}: this is the container's own layer, and is lost with the container", _ELSEWHERE, **facts
+            "storage",
+            f"{where}: this is the container's own layer, and is lost with the container",
+            _ELSEWHERE,
+            **facts,
         )
     if path.is_relative_to("/tmp") and mount.point in ("/", "/tmp"):
-        return finding.risk("storage", f"{directory} is in /tmp, which is emptied when the machine restarts", _ELSEWHERE, **facts)
+        return finding.risk(
+            "storage",
+            f"{directory} is in /tmp, which is emptied when the machine restarts",
+            _ELSEWHERE,
+            **facts,
+        )
     if any(name in mount.kind for name in _OBJECT_STORES):
         return finding.warning(
             "storage",
@@ -112,9 +129,15 @@ def check_writable(directory: Path, mount: Mount | None) -> Finding:
     path = nearest(directory)
     if directory.is_symlink() and not directory.exists():
         there = os.readlink(directory)
-        return finding.risk("writable", f"{directory} is a link to {there}, which does not exist", f"mkdir -p {there}; or mount it")
+        return finding.risk(
+            "writable",
+            f"{directory} is a link to {there}, which does not exist",
+            f"mkdir -p {there}; or mount it",
+        )
     if directory.exists() and not directory.is_dir():
-        return finding.risk("writable", f"{directory} is a file where a directory belongs", f"mv {directory} {directory}.old")
+        return finding.risk(
+            "writable", f"{directory} is a file where a directory belongs", f"mv {directory} {directory}.old"
+        )
     if mount is not None and mount.read_only:
         return finding.risk(
             "writable",
@@ -128,13 +151,15 @@ def check_writable(directory: Path, mount: Mount | None) -> Finding:
         trial.rmdir()
     except OSError as error:
         owner = f"chown -R $(id -u) {path}" if error.errno in (errno.EACCES, errno.EPERM) else _ELSEWHERE
-        return finding.risk("writable", f"{path} is not writable: {error.strerror}", owner, error=error.strerror)
+        return finding.risk(
+            "writable", f"{path} is not writable: {error.strerror}", owner, error=error.strerror
+        )
     return finding.ok("writable", f"{path} is writable", path=str(path))
 
 
 def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Finding]:
-    """The free space, compared with the next checkpoint. Spare files count as room; the previous one stays until the new one is
-    committed."""
+    """The free space, compared with the next checkpoint. Spare files count as room; the previous one stays
+    until the new one is committed."""
     path = nearest(directory)
     try:
         info = os.statvfs(path)
@@ -160,7 +185,8 @@ def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Find
     elif needed is not None and 2 * needed > free:
         yield finding.warning(
             "space",
-            f"{amount(free)} are free in {directory}: enough for one checkpoint of {amount(needed)}, not for two",
+            f"{amount(free)} are free in {directory}: enough for one checkpoint of {amount(needed)}, not for "
+            "two",
             f"lastcall prune {directory} --keep 2",
             **facts,
         )
@@ -170,7 +196,8 @@ def check_room(directory: Path, needed: int | None, spare: int) -> Iterator[Find
 
 
 def measure(directory: Path, threads: int, nbytes: int = TEST_BYTES) -> Speed | None:
-    """Write a file as a save does (threads, direct where possible, fsync) and remove it. None where there is no room."""
+    """Write a file as a save does (threads, direct where possible, fsync) and remove it. None where there is
+    no room."""
     path = nearest(directory)
     files = storage.Files()
     nbytes = min(nbytes, files.free_bytes(path) // 4 // writer.CHUNK * writer.CHUNK)
@@ -178,7 +205,10 @@ def measure(directory: Path, threads: int, nbytes: int = TEST_BYTES) -> Speed | 
         return None
     buffer = memory.PageBuffer(min(_PIECE, nbytes))
     piece = min(_PIECE, nbytes)
-    extents = tuple(Extent(at, memory.HostMemory(buffer.address, min(piece, nbytes - at), buffer)) for at in range(0, nbytes, piece))
+    extents = tuple(
+        Extent(at, memory.HostMemory(buffer.address, min(piece, nbytes - at), buffer))
+        for at in range(0, nbytes, piece)
+    )
     trial = path / f".lastcall-doctor-{storage.own_name()}.tmp"
     fd, direct = writer.open_direct(files, trial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     engine = writer.Engine(threads, files)
@@ -201,8 +231,15 @@ def check_speed(directory: Path, threads: int) -> tuple[Finding, Speed | None]:
     try:
         speed = measure(directory, threads)
     except OSError as error:
-        return finding.risk("write-test", f"a test file in {nearest(directory)} failed: {error.strerror}", _ELSEWHERE), None
+        return finding.risk(
+            "write-test", f"a test file in {nearest(directory)} failed: {error.strerror}", _ELSEWHERE
+        ), None
     if speed is None:
         return finding.ok("write-test", f"not measured: too little space in {nearest(directory)}"), None
-    says = f"{amount(speed.nbytes)} written and synced in {speed.seconds:.2f} s: {speed.bandwidth / 1e6:.0f} MB/s"
-    return finding.ok("write-test", says, bytes=speed.nbytes, seconds=speed.seconds, bandwidth=speed.bandwidth), speed
+    says = (
+        f"{amount(speed.nbytes)} written and synced in {speed.seconds:.2f} s: {speed.bandwidth / 1e6:.0f} "
+        "MB/s"
+    )
+    return finding.ok(
+        "write-test", says, bytes=speed.nbytes, seconds=speed.seconds, bandwidth=speed.bandwidth
+    ), speed

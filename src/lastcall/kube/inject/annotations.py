@@ -1,8 +1,8 @@
 """The settings in the annotations of an object and of its namespace.
 
-The object's own annotation wins over its namespace's, name by name. `lastcall.dev/...` wins over `ray.io/jit-checkpoint-...`, which
-applies only to Ray's kinds. Values are checked like the variables of the same settings, so that a value that is admitted here is not
-refused in the pod.
+The object's own annotation wins over its namespace's, name by name. `lastcall.dev/...` wins over
+`ray.io/jit-checkpoint-...`, which applies only to Ray's kinds. Values are checked like the variables of the
+same settings, so that a value that is admitted here is not refused in the pod.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from lastcall import errors, parsing, settings
 
 PREFIX = "lastcall.dev/"
 RAY_PREFIX = "ray.io/jit-checkpoint-"
-PARALLELISM = PREFIX + "paused-parallelism"  # the parallelism of a Job in an old cluster before `lastcall kube pause`; not a setting
+# the parallelism of a Job in an old cluster before `lastcall kube pause`; not a setting
+PARALLELISM = PREFIX + "paused-parallelism"
 DEFAULT_DIRECTORY = "/mnt/kubeflow-checkpoints"  # where the second seed mounts a claim
 LONGEST_GRACE = 7 * 24 * 3600.0  # seconds; a larger value, probably a typing error, would block node drains
 _LONGEST_SHOWN = 80
@@ -99,7 +100,9 @@ def _setting(name: str) -> settings.Setting:
     return found
 
 
-def _of_setting(field_name: str, name: str, example: str, parse: Callable[[str], Any] | None = None) -> _Annotation:
+def _of_setting(
+    field_name: str, name: str, example: str, parse: Callable[[str], Any] | None = None
+) -> _Annotation:
     setting = _setting(field_name)
     return _Annotation(field_name, name, parse or setting.parse, setting.allowed, example)
 
@@ -109,7 +112,9 @@ _OURS = (
     _of_setting("kill_wait", PREFIX + "kill-wait-seconds", "3.0", _at_most_a_week("kill_wait")),
     _of_setting("grace", PREFIX + "grace-seconds", "120", _at_most_a_week("grace")),
     _Annotation("directory", PREFIX + "directory", _directory, "an absolute path", "/mnt/checkpoints/exp1"),
-    _Annotation("storage", PREFIX + "storage", _storage, "a PersistentVolumeClaim, or a folder in one", "shared/exp1"),
+    _Annotation(
+        "storage", PREFIX + "storage", _storage, "a PersistentVolumeClaim, or a folder in one", "shared/exp1"
+    ),
 )
 _RAYS = (
     _of_setting("enabled", RAY_PREFIX + "enabled", "true"),
@@ -119,7 +124,8 @@ NAMES = tuple(annotation.name for annotation in _OURS + _RAYS)
 
 
 def wishes(own: object, namespace: object = None, *, ray: bool = False) -> Wishes:
-    """Of an object with these annotations in a namespace with those. AnnotationError where one of them is wrong."""
+    """Of an object with these annotations in a namespace with those. AnnotationError where one of them is
+    wrong."""
     default, mine = read(namespace), read(own)
     values: dict[str, Any] = {}
     texts: dict[str, str] = {}
@@ -131,13 +137,20 @@ def wishes(own: object, namespace: object = None, *, ray: bool = False) -> Wishe
                 texts[_name(annotation.field)] = _text(source, annotation.name)
                 origins[annotation.field] = annotation.name + where
     _check_times(values, origins)
-    idle = tuple(name for name in mine if "enabled" not in values or (name.startswith(RAY_PREFIX) and not ray))
-    beaten = tuple(one.name for one in _RAYS * ray if one.name in mine and mine.get(_name(one.field), mine[one.name]) != mine[one.name])
+    idle = tuple(
+        name for name in mine if "enabled" not in values or (name.startswith(RAY_PREFIX) and not ray)
+    )
+    beaten = tuple(
+        one.name
+        for one in _RAYS * ray
+        if one.name in mine and mine.get(_name(one.field), mine[one.name]) != mine[one.name]
+    )
     return Wishes(**{"enabled": False, **values}, texts=texts, idle=idle, beaten=beaten)
 
 
 def read(annotations: object) -> dict[str, Any]:
-    """The values of our annotations among these, by name. AnnotationError for a wrong value or an unknown name."""
+    """The values of our annotations among these, by name. AnnotationError for a wrong value or an unknown
+    name."""
     return {name: _value(_known(name), value) for name, value in ours(annotations).items()}
 
 
@@ -145,7 +158,11 @@ def ours(annotations: object) -> dict[str, object]:
     """Our annotations among these, unchanged."""
     if not isinstance(annotations, Mapping):
         return {}
-    names = [name for name in annotations if isinstance(name, str) and name.startswith((PREFIX, RAY_PREFIX)) and name != PARALLELISM]
+    names = [
+        name
+        for name in annotations
+        if isinstance(name, str) and name.startswith((PREFIX, RAY_PREFIX)) and name != PARALLELISM
+    ]
     return {name: annotations[name] for name in names}
 
 
@@ -153,19 +170,27 @@ def _known(name: str) -> _Annotation:
     for annotation in _OURS + _RAYS:
         if annotation.name == name:
             return annotation
-    nearest = max(NAMES, key=lambda other: difflib.SequenceMatcher(None, name[:_LONGEST_SHOWN], other).ratio())
-    raise AnnotationError(f"{_shown(name)} is not a lastcall annotation. Did you mean {nearest}? Known ones: {', '.join(NAMES)}.")
+    nearest = max(
+        NAMES, key=lambda other: difflib.SequenceMatcher(None, name[:_LONGEST_SHOWN], other).ratio()
+    )
+    raise AnnotationError(
+        f"{_shown(name)} is not a lastcall annotation. Did you mean {nearest}? Known ones: "
+        f"{', '.join(NAMES)}."
+    )
 
 
 def _value(annotation: _Annotation, value: object) -> Any:
     example = f'{annotation.name}: "{annotation.example}"'
     if not isinstance(value, str):
-        raise AnnotationError(f"{annotation.name}: {_shown(value)} is not text. Put it in quotes, for example: {example}")
+        raise AnnotationError(
+            f"{annotation.name}: {_shown(value)} is not text. Put it in quotes, for example: {example}"
+        )
     try:
         return annotation.parse(value)
     except ValueError as error:
         raise AnnotationError(
-            f"{annotation.name}: {_shown(value)} {error}. Set it to {annotation.allowed}, for example: {example}"
+            f"{annotation.name}: {_shown(value)} {error}. Set it to {annotation.allowed}, for example: "
+            f"{example}"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """An object being changed, and the changes as a JSON patch (RFC 6902).
 
-A change is applied and recorded in one call, so a draft reads as the object will be after the patch: a later change builds on an
-earlier one. The original object stays unchanged.
+A change is applied and recorded in one call, so a draft reads as the object will be after the patch: a later
+change builds on an earlier one. The original object stays unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ Object = dict[str, Any]
 
 
 class ShapeError(TypeError):
-    """The object does not have the shape of its kind: it is left unchanged, and the API server reports what is wrong."""
+    """The object does not have the shape of its kind: it is left unchanged, and the API server reports what
+    is wrong."""
 
 
 class Draft:
@@ -37,11 +38,16 @@ class Draft:
 
     def named(self, path: Path, name: str) -> int | None:
         """The index of the item of this name in the list; of two variables the later one counts."""
-        found = [index for index, item in enumerate(self.items(path)) if isinstance(item, dict) and item.get("name") == name]
+        found = [
+            index
+            for index, item in enumerate(self.items(path))
+            if isinstance(item, dict) and item.get("name") == name
+        ]
         return found[-1] if found else None
 
     def put(self, path: Path, value: Any) -> None:
-        """Set a value, creating missing mappings above it. The value is copied: later changes to it are not recorded."""
+        """Set a value, creating missing mappings above it. The value is copied: later changes to it are not
+        recorded."""
         *above, last = path
         parent = self._made(tuple(above))
         operation = "replace" if last in parent else "add"
@@ -74,7 +80,8 @@ class Draft:
 
 
 def copied(value: Any) -> Any:
-    """A copy in which no part is shared, unlike copy.deepcopy's: YAML anchors turn two pod templates into one mapping."""
+    """A copy in which no part is shared, unlike copy.deepcopy's: YAML anchors turn two pod templates into one
+    mapping."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list) else value
@@ -103,7 +110,8 @@ def pointer(path: Path) -> str:
 
 
 def replayed(obj: Object, operations: Sequence[Object]) -> list[Object]:
-    """Some operations of one of our patches, as a patch of their own: mappings created by the omitted operations are created again."""
+    """Some operations of one of our patches, as a patch of their own: mappings created by the omitted
+    operations are created again."""
     draft = Draft(obj)
     for operation in operations:
         *above, last = _path(draft.object, operation["path"])

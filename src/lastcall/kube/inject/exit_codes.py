@@ -1,5 +1,6 @@
-"""Whether the exit code of a run that has saved reaches Kubernetes: `bash -c "python train.py | tee log"` ends with that of tee, and
-the Job is Complete. Only the object itself is read: a script in the image is not visible here."""
+"""Whether the exit code of a run that has saved reaches Kubernetes: `bash -c "python train.py | tee log"`
+ends with that of tee, and the Job is Complete. Only the object itself is read: a script in the image is not
+visible here."""
 
 from __future__ import annotations
 
@@ -21,5 +22,8 @@ def lost(obj: Any, container: Path) -> str | None:
         if why is not None:
             why = why if len(why) <= _LONGEST else f"{why[: _LONGEST - 3]}..."
             remedy = "start it with: set -o pipefail;" if "pipe" in why else "end it with: exec python ..."
-            return f"{script.name}: {why}. A run that saved and exited then looks finished and is not restarted: {remedy}"
+            return (
+                f"{script.name}: {why}. A run that saved and exited then looks finished and is not "
+                f"restarted: {remedy}"
+            )
     return None

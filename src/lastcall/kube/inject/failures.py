@@ -1,4 +1,5 @@
-"""How a Job treats a pod that saved and exited, or was evicted: it must not count towards `backoffLimit`, nor end the Job."""
+"""How a Job treats a pod that saved and exited, or was evicted: it must not count towards `backoffLimit`, nor
+end the Job."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ _FATAL = ("FailJob", "FailIndex")
 
 
 def spare(draft: Draft, template: Template) -> str | None:
-    """Adds a policy if the Job has none, which also makes the replacement wait until the pod is gone. Warns if the Job's own policy
-    would end it.
+    """Adds a policy if the Job has none, which also makes the replacement wait until the pod is gone. Warns
+    if the Job's own policy would end it.
 
     Kubernetes allows one with restartPolicy Never and podReplacementPolicy Failed only.
     """
     if template.final:
         return (
-            "restartPolicy Never of a PyTorchJob's replicas: the job fails when its first pod exits, saved or "
+            "restartPolicy Never of a PyTorchJob's replicas: the job fails when its first pod exits, saved "
+            "or "
             "not. Set it to ExitCode or OnFailure"
         )
     if template.job is None or draft.get((*template.spec, "restartPolicy")) != "Never":
@@ -30,7 +32,10 @@ def spare(draft: Draft, template: Template) -> str | None:
     if draft.get(own) is not None:
         return _warning(draft.items((*own, "rules")), container, code)
     if draft.get((*template.job, "podReplacementPolicy")) in (None, "Failed"):
-        saved = {"action": "Ignore", "onExitCodes": {"containerName": container, "operator": "In", "values": [code]}}
+        saved = {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": container, "operator": "In", "values": [code]},
+        }
         draft.put(own, {"rules": [saved, _DISRUPTED]})
     return None
 
@@ -46,7 +51,8 @@ def _warning(rules: list[Any], container: object, code: int) -> str | None:
 
 
 def _matches(rule: Any, container: object, code: int) -> bool:
-    """Whether the rule matches a container that exits with this code. The conditions of a pod are not known yet."""
+    """Whether the rule matches a container that exits with this code. The conditions of a pod are not known
+    yet."""
     if at(rule, ("onExitCodes", "containerName")) not in (None, container):
         return False
     listed = code in items(rule, ("onExitCodes", "values"))

@@ -1,7 +1,8 @@
-"""From an object to the JSON patch that protects it: a pure function, used by the webhook and by `lastcall kube inject`.
+"""From an object to the JSON patch that protects it: a pure function, used by the webhook and by `lastcall
+kube inject`.
 
-Only two of the user's own values are changed: terminationGracePeriodSeconds is raised, never lowered, and our folder is put in front
-of PYTHONPATH. The patch of a patched object is empty.
+Only two of the user's own values are changed: terminationGracePeriodSeconds is raised, never lowered, and our
+folder is put in front of PYTHONPATH. The patch of a patched object is empty.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from lastcall.kube.inject.kinds import Kind, Template
 
 DEFAULT_GRACE = 120  # seconds, if none is given; Kubernetes' default of 30 is too short for most saves
 _KUBERNETES_GRACE = 30
-_NO_TEMPLATE = "this {} has no pod template, so nothing of it is protected: annotate the object that creates its pods"
+_NO_TEMPLATE = (
+    "this {} has no pod template, so nothing of it is protected: annotate the object that creates its pods"
+)
 _AFTER_WAIT = 60  # seconds that the default grace leaves after the kill wait
 
 
@@ -27,7 +30,8 @@ class Options:
     """The settings of the webhook's administrator."""
 
     image: str | None = None
-    """An image with lastcall, from which the init container copies the package; None: the users' images have it."""
+    """An image with lastcall, from which the init container copies the package; None: the users' images have
+    it."""
     pull_policy: str = "IfNotPresent"
 
 
@@ -61,7 +65,10 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     except ShapeError as error:
         return Injection((), f"left alone: {error}", idle, left=True)
     if kinds.runs_ray(obj, kind) and wishes.directory is not None and wishes.storage is None:
-        warnings.append(f"{noted.PREFIX}directory has no effect on Ray's kinds without {noted.PREFIX}storage: see Ray's storage_path")
+        warnings.append(
+            f"{noted.PREFIX}directory has no effect on Ray's kinds without "
+            f"{noted.PREFIX}storage: see Ray's storage_path"
+        )
     because = "enabled by annotation" if draft.operations else "nothing to change"
     return Injection(tuple(draft.operations), because, idle + tuple(warnings))
 
@@ -73,21 +80,27 @@ def asked(obj: Object, kind: Kind, namespace: Mapping[str, str] | None) -> Wishe
 
 
 def _of_another_kind(obj: Object) -> Injection:
-    """A namespace's annotations are checked when they are set; on an unsupported kind, they would silently have no effect."""
+    """A namespace's annotations are checked when they are set; on an unsupported kind, they would silently
+    have no effect."""
     found = at(obj, ("metadata", "annotations"))
     if (at(obj, ("apiVersion",)), at(obj, ("kind",))) == ("v1", "Namespace"):
         noted.wishes(found, ray=True)
         return Injection((), "the namespace's annotations are valid")
     because = "not a kind that lastcall protects"
-    ignored = f"{at(obj, ('kind',))} is {because}: its annotations have no effect. Supported kinds: {', '.join(kinds.names())}"
+    ignored = (
+        f"{at(obj, ('kind',))} is {because}: its annotations have no effect. Supported kinds: "
+        f"{', '.join(kinds.names())}"
+    )
     return Injection((), because, (ignored,) if noted.ours(found) else ())
 
 
 def annotated(obj: Object) -> list[Object]:
-    """The annotations of the object and of its templates: the latter become the pods' own, and are refused here rather than there."""
+    """The annotations of the object and of its templates: the latter become the pods' own, and are refused
+    here rather than there."""
     kind = kinds.of(obj)
     found = list(kind.find(obj)) if kind is not None else []
-    around = [template.job[:-1] for template in found if template.job]  # of the Jobs that a CronJob or a JobSet makes
+    # of the Jobs that a CronJob or a JobSet makes
+    around = [template.job[:-1] for template in found if template.job]
     paths: list[Path] = list(dict.fromkeys([(), *around, *(template.path for template in found)]))
     return [noted.ours(at(obj, (*path, "metadata", "annotations"))) for path in paths]
 
@@ -102,7 +115,8 @@ def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Opt
             found.append(f"{_place(template)}: skipping pods on Windows: lastcall runs on Linux only")
         else:
             found += _template(draft, template, kinds.runs_ray(obj, kind), wishes, options)
-            if not kinds.runs_ray(obj, kind) and not _comes_back(obj, kind, template):  # KubeRay generates the command of Ray's pods
+            # KubeRay generates the command of Ray's pods
+            if not kinds.runs_ray(obj, kind) and not _comes_back(obj, kind, template):
                 found.append(exit_codes.lost(obj, template.trainer))
     return list(dict.fromkeys(warning for warning in found if warning))
 
@@ -113,7 +127,9 @@ def _comes_back(obj: Object, kind: Kind, template: Template) -> bool:
     return not ends and at(obj, (*template.spec, "restartPolicy")) in (None, "Always")
 
 
-def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, options: Options) -> list[str | None]:
+def _template(
+    draft: Draft, template: Template, ray: bool, wishes: Wishes, options: Options
+) -> list[str | None]:
     env: Path = (*template.trainer, "env")
     facts = variables.Facts(wishes, ray, _raised(draft, template, wishes), template.exit_codes)
     variables.add(draft, env, variables.wanted(facts))
@@ -130,7 +146,8 @@ def _template(draft: Draft, template: Template, ray: bool, wishes: Wishes, optio
 
 
 def _raised(draft: Draft, template: Template, wishes: Wishes) -> int:
-    """The seconds between SIGTERM and the kill that the pod gets: the time that the user's hook sleeps is added."""
+    """The seconds between SIGTERM and the kill that the pod gets: the time that the user's hook sleeps is
+    added."""
     path = (*template.spec, "terminationGracePeriodSeconds")
     present = draft.get(path)
     if present is not None and type(present) is not int:

@@ -1,6 +1,7 @@
 """The kinds of objects that hold pod templates, where they hold them, and which container trains.
 
-Objects are not trusted: one without the shape of its kind has no template here, and the API server will refuse it.
+Objects are not trusted: one without the shape of its kind has no template here, and the API server will
+refuse it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from lastcall.kube.inject.draft import Object, Path, at, items
 Update = Literal["never", "rolls", "free"]
 VOLUME = "lastcall"  # of the package and the stop file
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"  # the role of a job in a TrainJob's JobSet: trainer, or an initializer
+# the role of a job in a TrainJob's JobSet: trainer, or an initializer
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Kind:
     plural: str
     find: Callable[[Object], Iterator[Template]]
     update: Update
-    """The effect of a template change on an existing object: it is refused ("never"), it replaces the running pods ("rolls"), or it
-    affects later pods only ("free")."""
+    """The effect of a template change on an existing object: it is refused ("never"), it replaces the running
+    pods ("rolls"), or it affects later pods only ("free")."""
     ray: bool = False
 
 
@@ -68,7 +70,8 @@ def _container(obj: Object, path: Path, name: str | None = None) -> int | None:
 
 
 def _windows(obj: Object, path: Path) -> bool:
-    """Whether these pods run on Windows: the API server refuses Linux security settings in them, and lastcall does not run there."""
+    """Whether these pods run on Windows: the API server refuses Linux security settings in them, and lastcall
+    does not run there."""
     selected = at(obj, (*path, "spec", "nodeSelector", "kubernetes.io/os"))
     return "windows" in (at(obj, (*path, "spec", "os", "name")), selected)
 
@@ -161,14 +164,21 @@ def made_by_controller(obj: Object) -> bool:
 
 
 def runs_ray(obj: Object, kind: Kind) -> bool:
-    """Whether Ray runs in its pods: a pod that KubeRay made of a template is one of Ray's, whatever its kind."""
+    """Whether Ray runs in its pods: a pod that KubeRay made of a template is one of Ray's, whatever its
+    kind."""
     return kind.ray or ("ray.io", "RayCluster") in _owners(obj)
 
 
 def _owners(obj: Object) -> set[tuple[str | None, object]]:
     """Group and kind of the controller that made it."""
-    found = [one for one in items(obj, ("metadata", "ownerReferences")) if isinstance(one, dict) and one.get("controller") is True]
-    return {(_group(one.get("apiVersion")), one.get("kind")) for one in found if isinstance(one.get("kind"), str)}
+    found = [
+        one
+        for one in items(obj, ("metadata", "ownerReferences"))
+        if isinstance(one, dict) and one.get("controller") is True
+    ]
+    return {
+        (_group(one.get("apiVersion")), one.get("kind")) for one in found if isinstance(one.get("kind"), str)
+    }
 
 
 def _group(version: object) -> str | None:

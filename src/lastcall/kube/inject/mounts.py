@@ -1,4 +1,5 @@
-"""What a pod gets besides variables: the package, the stop file's folder, the hook that writes the file, and the storage."""
+"""What a pod gets besides variables: the package, the stop file's folder, the hook that writes the file, and
+the storage."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ _LONGEST_HOOK = 600  # seconds; a longer sleep expects to be cut short, and woul
 
 
 def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
-    """The volume at MOUNT, and the init container that copies the package there. A warning if that is impossible."""
+    """The volume at MOUNT, and the init container that copies the package there. A warning if that is
+    impossible."""
     volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
     volume = draft.named(volumes, VOLUME)
     taken = mounted(draft.get(template.trainer), package_volume.MOUNT)
-    if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (None, VOLUME):
+    if (volume is not None and draft.get((*volumes, volume, "emptyDir")) is None) or taken not in (
+        None,
+        VOLUME,
+    ):
         return (
             f"the volume {VOLUME}, or the mount at {package_volume.MOUNT}, is in use: "
             "neither the package nor the stop file can be placed there. Rename it"
@@ -30,24 +35,33 @@ def package(draft: Draft, template: Template, image: str | None, pull_policy: st
     if volume is None:
         draft.append(volumes, {"name": VOLUME, "emptyDir": {}})
     if image is not None and draft.named((*template.spec, "initContainers"), INSTALL) is None:
-        draft.append((*template.spec, "initContainers"), _install(image, pull_policy, draft.mapping(template.trainer)))
+        draft.append(
+            (*template.spec, "initContainers"), _install(image, pull_policy, draft.mapping(template.trainer))
+        )
     if taken is None:
         draft.append(mounts, {"name": VOLUME, "mountPath": package_volume.MOUNT})
     return None
 
 
 def hook(draft: Draft, template: Template) -> str | None:
-    """The preStop hook reaches processes that signals do not, below a shell that is PID 1. A warning if the user has a hook."""
+    """The preStop hook reaches processes that signals do not, below a shell that is PID 1. A warning if the
+    user has a hook."""
     present = draft.get((*template.trainer, "lifecycle", "preStop"))
     if present is None:
-        draft.put((*template.trainer, "lifecycle", "preStop"), {"exec": {"command": list(package_volume.PRE_STOP)}})
+        draft.put(
+            (*template.trainer, "lifecycle", "preStop"), {"exec": {"command": list(package_volume.PRE_STOP)}}
+        )
     elif present != {"exec": {"command": list(package_volume.PRE_STOP)}}:
-        return f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is kept: {_meaning(present)}"
+        return (
+            f"container {draft.get((*template.trainer, 'name'))} has a preStop hook, which is kept: "
+            f"{_meaning(present)}"
+        )
     return None
 
 
 def hook_seconds(draft: Draft, template: Template) -> int:
-    """How long the user's preStop hook sleeps before SIGTERM is sent; 0 where it does not, or does something else."""
+    """How long the user's preStop hook sleeps before SIGTERM is sent; 0 where it does not, or does something
+    else."""
     present = draft.get((*template.trainer, "lifecycle", "preStop"))
     seconds = at(present, ("sleep", "seconds"))
     words = [word for word in items(present, ("exec", "command")) if isinstance(word, str)]
@@ -62,11 +76,15 @@ def _meaning(present: object) -> str:
     if "ray stop" in " ".join(word for word in items(present, ("exec", "command")) if isinstance(word, str)):
         # KubeRay's older samples have it.
         return "`ray stop` ends the node before the workers are notified, and little is saved. Remove it"
-    return "its duration is taken from the grace, and a training process below a shell without exec gets no notice"
+    return (
+        "its duration is taken from the grace, and a training process below a shell without exec gets no "
+        "notice"
+    )
 
 
 def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
-    """The claim at the run's directory, unless the user mounts something there. A warning if the run saves elsewhere."""
+    """The claim at the run's directory, unless the user mounts something there. A warning if the run saves
+    elsewhere."""
     where = wishes.where()
     if wishes.storage is None or where is None:
         return None
@@ -79,7 +97,8 @@ def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
     if index is None or (isinstance(said, str) and f"{said}/".startswith(f"{where}/")):
         return None
     return (
-        f"container {draft.get((*template.trainer, 'name'))} sets LASTCALL_DIRECTORY itself ({said}), which is kept: "
+        f"container {draft.get((*template.trainer, 'name'))} sets LASTCALL_DIRECTORY itself ({said}), which "
+        "is kept: "
         f"it will not save to the storage at {where}. Remove one of the two"
     )
 
@@ -105,10 +124,12 @@ def mounted(container: object, where: str | None) -> object:
 
 
 def _install(image: str, pull_policy: str, trainer: Object) -> Object:
-    """Any user may write to an emptyDir, so the init container runs as the training does: a policy that admits one admits the other.
+    """Any user may write to an emptyDir, so the init container runs as the training does: a policy that
+    admits one admits the other.
 
-    It requests the same resources as the training. That costs nothing, since it ends before; other numbers may be refused by a
-    LimitRange or a quota, and would lose the pod its Guaranteed class, and with it its exclusive cores.
+    It requests the same resources as the training. That costs nothing, since it ends before; other numbers
+    may be refused by a LimitRange or a quota, and would lose the pod its Guaranteed class, and with it its
+    exclusive cores.
     """
     rights = _mapping(trainer, "securityContext")
     return {
@@ -128,7 +149,10 @@ def _install(image: str, pull_policy: str, trainer: Object) -> Object:
 
 
 def _resources(trainer: Object) -> Object:
-    found = {part: {name: value for name, value in _mapping(trainer, part).items() if name in _COUNTED} for part in trainer}
+    found = {
+        part: {name: value for name, value in _mapping(trainer, part).items() if name in _COUNTED}
+        for part in trainer
+    }
     return {part: found[part] for part in ("requests", "limits") if found.get(part)}
 
 

@@ -3,14 +3,16 @@
     /opt/lastcall/                     the mount
       0.1.0-1f3c.../lastcall/...       a copy of the installed package, without compiled files
       lib -> 0.1.0-1f3c...             for a PYTHONPATH of one's own
-      site -> 0.1.0-1f3c.../lastcall/auto/site      what a container's PYTHONPATH names: the sitecustomize of `lastcall run`
+      site -> 0.1.0-1f3c.../lastcall/auto/site      what a container's PYTHONPATH names: the sitecustomize of
+      `lastcall run`
       stop-<container>                 written by the preStop hook
 
-An init container copies it before the training starts. Everything is world-readable, since the training runs as any user that its image
-sets; it never writes there. Any Python from 3.11 on can use it, an older one ignores it. Digests then come from the standard library,
-unless the image has the xxhash package.
+An init container copies it before the training starts. Everything is world-readable, since the training runs
+as any user that its image sets; it never writes there. Any Python from 3.11 on can use it, an older one
+ignores it. Digests then come from the standard library, unless the image has the xxhash package.
 
-Discarded: a zip file (sitecustomize must be found without one); links to the installed package (it is in another image).
+Discarded: a zip file (sitecustomize must be found without one); links to the installed package (it is in
+another image).
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ from lastcall import errors
 from lastcall.auto import environment
 
 MOUNT = "/opt/lastcall"
-SITE = f"{MOUNT}/site"  # goes onto PYTHONPATH, in front of its entries: it forwards to a sitecustomize behind it
-# sh does not have to be there: the kubelet then reports FailedPreStopHook and sends SIGTERM as always. The pod's grace begins before
-# the hook does, so the file says all of it. The hook ends at once, and SIGTERM follows.
+# goes onto PYTHONPATH, in front of its entries: it forwards to a sitecustomize behind it
+SITE = f"{MOUNT}/site"
+# sh does not have to be there: the kubelet then reports FailedPreStopHook and sends SIGTERM as always. The
+# pod's grace begins before the hook does, so the file says all of it. The hook ends at once, and SIGTERM
+# follows.
 PRE_STOP = [
     "/bin/sh",
     "-c",
-    'echo "{\\"grace\\": ${LASTCALL_GRACE_SECONDS:-30}, \\"reason\\": \\"preStop\\"}" > "$LASTCALL_STOP_FILE"',
+    'echo "{\\"grace\\": ${LASTCALL_GRACE_SECONDS:-30}, \\"reason\\": \\"preStop\\"}" > '
+    '"$LASTCALL_STOP_FILE"',
 ]
 _PACKAGE = "lastcall"
 _LINKS = {"lib": ".", "site": f"{_PACKAGE}/auto/site"}
@@ -41,12 +46,14 @@ _SUFFIXES = (".py", ".typed")
 
 
 def stop_file(container: str) -> str:
-    """The LASTCALL_STOP_FILE of a container. One for each: a kubelet that restarts one of them must not stop the others."""
+    """The LASTCALL_STOP_FILE of a container. One for each: a kubelet that restarts one of them must not stop
+    the others."""
     return f"{MOUNT}/stop-{container}"
 
 
 def copy(target: Path) -> None:
-    """Copy the package there. Harmless if it exists already; a concurrent reader finds all of it or nothing."""
+    """Copy the package there. Harmless if it exists already; a concurrent reader finds all of it or
+    nothing."""
     source = Path(environment.SITE).parent.parent
     files = sorted(_files(source))
     name = f"{lastcall.__version__}-{_digest(source, files)[:16]}"

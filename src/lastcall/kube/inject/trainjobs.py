@@ -1,11 +1,11 @@
 """A TrainJob has no pod template: it names a runtime, from which the trainer's controller makes a JobSet.
 
-It can carry variables, the grace and volumes, but no init container and no hook. So the annotations are passed to the JobSet, where the
-webhook sees the complete templates and adds what is missing. The grace is set here only if it was given: the runtime's own is not
-visible here, and might be longer than the default.
+It can carry variables, the grace and volumes, but no init container and no hook. So the annotations are
+passed to the JobSet, where the webhook sees the complete templates and adds what is missing. The grace is set
+here only if it was given: the runtime's own is not visible here, and might be longer than the default.
 
-Trainer's definition has limits, and the API server refuses a job beyond them, whatever added the entries. What does not fit is left
-out: the variables still reach the pods through the JobSet.
+Trainer's definition has limits, and the API server refuses a job beyond them, whatever added the entries.
+What does not fit is left out: the variables still reach the pods through the JobSet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _MOST_PATCHES, _MOST_VARIABLES = 16, 128
 
 def inject(draft: Draft, wishes: Wishes) -> list[str]:
     """Returns a warning for what did not fit."""
-    given = max((seconds for pod in _pods(draft) if type(seconds := pod.get("terminationGracePeriodSeconds")) is int), default=0)
+    given = max(
+        (seconds for pod in _pods(draft) if type(seconds := pod.get("terminationGracePeriodSeconds")) is int),
+        default=0,
+    )
     asked = 0 if wishes.grace is None else math.ceil(wishes.grace)
     facts = variables.Facts(wishes, ray=False, grace=max(asked, given) or None)
     said: list[str] = []
@@ -36,12 +39,16 @@ def inject(draft: Draft, wishes: Wishes) -> list[str]:
         variables.add(draft, _ENV, variables.wanted(facts))
     else:
         said.append(
-            f"spec.trainer.env has {number} of {_MOST_VARIABLES} possible variables: lastcall's are set only in the pods of the JobSet"
+            f"spec.trainer.env has {number} of {_MOST_VARIABLES} possible variables: lastcall's are set only "
+            "in the pods of the JobSet"
         )
     if any(isinstance(entry, dict) and entry.get("manager") == MANAGER for entry in draft.items(_PATCHES)):
         return said
     if len(draft.items(_PATCHES)) >= _MOST_PATCHES:
-        return [*said, f"spec.runtimePatches is full ({_MOST_PATCHES} entries): the pods of this job are not protected"]
+        return [
+            *said,
+            f"spec.runtimePatches is full ({_MOST_PATCHES} entries): the pods of this job are not protected",
+        ]
     pod = ({"terminationGracePeriodSeconds": asked} if asked > given else {}) | _storage(draft, wishes)
     draft.append(_PATCHES, _patch(wishes, pod))
     return said
@@ -60,7 +67,9 @@ def _storage(draft: Draft, wishes: Wishes) -> Object:
 def _patch(wishes: Wishes, pod: Object) -> Object:
     template: Object = {"metadata": {"annotations": dict(wishes.texts)}}
     if pod:
-        template["spec"] = {"replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
+        template["spec"] = {
+            "replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}]
+        }
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": template}}
 
 

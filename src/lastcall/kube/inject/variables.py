@@ -10,7 +10,8 @@ from lastcall.kube.inject.annotations import Wishes
 from lastcall.kube.inject.draft import Draft, Path, ShapeError, at
 from lastcall.kube.inject.package_volume import SITE
 
-RETRIED_EXIT_CODE = 138  # the training operator's "retryable, defined by the user": with restartPolicy ExitCode it gives up below 128
+# the training operator's "retryable, defined by the user": with restartPolicy ExitCode it gives up below 128
+RETRIED_EXIT_CODE = 138
 _DRAIN_MARGIN = 10  # seconds that Ray needs to exit after the drain, before the kubelet's SIGKILL
 _OTHER_NAME = {setting.variable: setting.alias for setting in settings.JIT if setting.alias} | {
     setting.alias: setting.variable for setting in settings.JIT if setting.alias
@@ -38,11 +39,14 @@ def wanted(facts: Facts) -> dict[str, str]:
     else:
         made["LASTCALL_ENABLED"] = "1"
         made["LASTCALL_KILL_WAIT_SECONDS"] = wait
-        made["LASTCALL_DIRECTORY"] = wishes.where()  # Ray Train's own storage_path says where its checkpoints go
+        # Ray Train's own storage_path says where its checkpoints go
+        made["LASTCALL_DIRECTORY"] = wishes.where()
     if grace is not None:
         made["LASTCALL_GRACE_SECONDS"] = str(grace)
         name, seconds = (
-            ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", drain(grace)) if facts.ray else ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", grace)
+            ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", drain(grace))
+            if facts.ray
+            else ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", grace)
         )
         made[name] = str(seconds)
     if facts.exit_codes:
@@ -59,19 +63,24 @@ def add(draft: Draft, env: Path, variables: dict[str, str]) -> None:
 def missing(draft: Draft, env: Path, variables: dict[str, str]) -> dict[str, str]:
     """The variables that are not in the list at `env`. A setting given by its other name counts as given."""
     there = [at(item, ("name",)) for item in draft.items(env)]  # of any type: they are not checked yet
-    return {name: value for name, value in variables.items() if name not in there and _OTHER_NAME.get(name) not in there}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in there and _OTHER_NAME.get(name) not in there
+    }
 
 
 def add_to_python_path(draft: Draft, env: Path, container: object) -> str | None:
-    """In front of the existing entries: our sitecustomize forwards to the user's, theirs not to ours. A warning if that is
-    impossible."""
+    """In front of the existing entries: our sitecustomize forwards to the user's, theirs not to ours. A
+    warning if that is impossible."""
     index = draft.named(env, "PYTHONPATH")
     if index is None:
         draft.append(env, {"name": "PYTHONPATH", "value": SITE})
         return None
     if draft.get((*env, index, "valueFrom")) is not None:
         return (
-            f"container {container}: PYTHONPATH has a valueFrom and is left unchanged: the mounted lastcall will not be found. "
+            f"container {container}: PYTHONPATH has a valueFrom and is left unchanged: the mounted lastcall "
+            "will not be found. "
             f"Add {SITE} to it, or install lastcall in the image"
         )
     given = draft.get((*env, index, "value")) or ""

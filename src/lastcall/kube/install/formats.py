@@ -26,27 +26,41 @@ def kustomize(installation: Installation) -> dict[str, str]:
     """File name -> content."""
     found = manifests.objects(installation)
     files = {_file(obj): text([obj]) for obj in found}
-    base = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
+    base = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(files),
+    }
     return {"kustomization.yaml": text([base]), **files}
 
 
 def helm(installation: Installation) -> dict[str, str]:
-    """The namespace is Helm's own (`--create-namespace`), so the chart has none. The authority is a value, created once with the chart:
-    one created at each rendering would change at each upgrade."""
+    """The namespace is Helm's own (`--create-namespace`), so the chart has none. The authority is a value,
+    created once with the chart: one created at each rendering would change at each upgrade."""
     authority = None if installation.authority is None else Pair(_CRT, _KEY)
     chart = Installation(_IMAGE, _NAMESPACE, _REPLICAS, authority)
-    files = {f"templates/{_file(obj)}": _template(obj) for obj in manifests.objects(chart) if obj["kind"] != "Namespace"}
+    files = {
+        f"templates/{_file(obj)}": _template(obj)
+        for obj in manifests.objects(chart)
+        if obj["kind"] != "Namespace"
+    }
     about = {
-        "apiVersion": "v2", "name": "lastcall-webhook", "version": lastcall.__version__, "appVersion": lastcall.__version__,
+        "apiVersion": "v2",
+        "name": "lastcall-webhook",
+        "version": lastcall.__version__,
+        "appVersion": lastcall.__version__,
         "description": "One annotation protects a training job: lastcall's admission webhook",
-    }  # fmt: skip
+    }
     return {"Chart.yaml": text([about]), "values.yaml": text([_values(installation)]), **files}
 
 
 def _values(installation: Installation) -> Object:
     values: Object = {"image": installation.image, "replicas": installation.replicas}
     if installation.authority is not None:
-        values["authority"] = {"crt": installation.authority.certificate.decode(), "key": installation.authority.key.decode()}
+        values["authority"] = {
+            "crt": installation.authority.certificate.decode(),
+            "key": installation.authority.key.decode(),
+        }
     return values
 
 
@@ -79,6 +93,10 @@ def authority_in(content: str) -> Pair:
         data = next(one["data"] for one in documents if one.get("kind") == "Secret")
         return Pair(*(base64.b64decode(data[name], validate=True) for name in ("ca.crt", "ca.key")))
     except StopIteration:
-        raise WrongSecret(f"no Secret found. Get it with: kubectl get secret -n NAMESPACE -o yaml {manifests.AUTHORITY}") from None
+        raise WrongSecret(
+            f"no Secret found. Get it with: kubectl get secret -n NAMESPACE -o yaml {manifests.AUTHORITY}"
+        ) from None
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise WrongSecret(f"it is not a Secret with ca.crt and ca.key: {type(error).__name__}: {error}") from None
+        raise WrongSecret(
+            f"it is not a Secret with ca.crt and ca.key: {type(error).__name__}: {error}"
+        ) from None

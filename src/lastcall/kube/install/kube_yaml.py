@@ -1,5 +1,5 @@
-"""YAML as kubectl reads and writes it. PyYAML differs and would change objects: 22:22 becomes 1342, a date is written in another way,
-and "1e-5" is read as a number, for which the API server refuses the whole object.
+"""YAML as kubectl reads and writes it. PyYAML differs and would change objects: 22:22 becomes 1342, a date is
+written in another way, and "1e-5" is read as a number, for which the API server refuses the whole object.
 
 This module was compared with kubectl 1.32, text by text.
 """
@@ -14,7 +14,8 @@ import yaml
 
 from lastcall.kube.inject.draft import Object
 
-# Texts that the YAML of Kubernetes takes for a number or for yes and no, and PyYAML does not: 1e-5, 08, y. Unquoted, they are refused.
+# Texts that the YAML of Kubernetes takes for a number or for yes and no, and PyYAML does not: 1e-5, 08, y.
+# Unquoted, they are refused.
 _OTHER_THAN_TEXT = re.compile(r"[-+]?\.?[0-9][-+.:_0-9e]*|[-+]?0[box][0-9a-f_]+|y|n", re.IGNORECASE)
 _BREAKS = re.compile("[\x85\u2028\u2029]")  # ends of lines, to YAML 1.1: they survive as escapes only
 
@@ -39,8 +40,13 @@ class _Loader(yaml.SafeLoader):
 
 _DIGITS = "-+0123456789"
 _NUMBER = r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9][0-9_]*)?"
-_PLAIN = (  # what a text without quotes is, in the order in which it is asked: the kind, all of it, and how it begins
-    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF|y|Y|n|N", [*"yYnNtTfFoO"]),
+# what a text without quotes is, in the order in which it is asked: the kind, all of it, and how it begins
+_PLAIN = (
+    (
+        "bool",
+        r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF|y|Y|n|N",
+        [*"yYnNtTfFoO"],
+    ),
     ("int", r"[-+]?(0b[01][01_]*|0o?[0-7][0-7_]*|0|[1-9][0-9_]*|0x[0-9a-fA-F][0-9a-fA-F_]*)", [*_DIGITS]),
     ("float", rf"{_NUMBER}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", [*_DIGITS, "."]),
     ("merge", r"<<", ["<"]),
@@ -64,4 +70,6 @@ def load(content: str) -> Iterator[Any]:
 
 
 def text(objects: Sequence[Object]) -> str:
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=200, explicit_start=True, allow_unicode=True)
+    return yaml.dump_all(
+        objects, Dumper=_Dumper, sort_keys=False, width=200, explicit_start=True, allow_unicode=True
+    )

@@ -1,4 +1,5 @@
-"""The objects that install the webhook. One source: the YAML, the kustomize base and the Helm chart are made from it."""
+"""The objects that install the webhook. One source: the YAML, the kustomize base and the Helm chart are made
+from it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Installation:
 
 def objects(installation: Installation) -> list[Object]:
     """In the order in which they must be applied."""
-    certificate = [_secret(installation)] if installation.authority is not None else _cert_manager(installation)
+    certificate = (
+        [_secret(installation)] if installation.authority is not None else _cert_manager(installation)
+    )
     return [
         _namespace(installation),
         *_account(installation),
@@ -52,7 +55,8 @@ def objects(installation: Installation) -> list[Object]:
 
 
 def configuration(installation: Installation, url: str | None = None) -> Object:
-    """The MutatingWebhookConfiguration. `url`: of a webhook outside of the cluster, instead of the service."""
+    """The MutatingWebhookConfiguration. `url`: of a webhook outside of the cluster, instead of the
+    service."""
     service = {"name": NAME, "namespace": installation.namespace, "path": "/mutate", "port": 443}
     client: Object = {"service": service} if url is None else {"url": url}
     metadata = _named(NAME)
@@ -72,7 +76,11 @@ def configuration(installation: Installation, url: str | None = None) -> Object:
         "admissionReviewVersions": ["v1"],
         "namespaceSelector": {
             "matchExpressions": [
-                {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", installation.namespace]},
+                {
+                    "key": "kubernetes.io/metadata.name",
+                    "operator": "NotIn",
+                    "values": ["kube-system", installation.namespace],
+                },
                 {"key": _OPT_OUT, "operator": "NotIn", "values": ["disabled"]},
             ]
         },
@@ -88,17 +96,31 @@ def configuration(installation: Installation, url: str | None = None) -> Object:
 def _rules() -> list[Object]:
     """Pods on their creation only: almost nothing in one can be changed later, and their updates are many."""
     rules = [_rule(["CREATE"], "", ["pods"]), _rule(["CREATE", "UPDATE"], "", ["namespaces"], "Cluster")]
-    groups = {kind.group: [other.plural for other in KINDS if other.group == kind.group] for kind in KINDS if kind.group}
+    groups = {
+        kind.group: [other.plural for other in KINDS if other.group == kind.group]
+        for kind in KINDS
+        if kind.group
+    }
     return rules + [_rule(["CREATE", "UPDATE"], group, plurals) for group, plurals in groups.items()]
 
 
 def _rule(operations: list[str], group: str, resources: list[str], scope: str = "Namespaced") -> Object:
-    return {"operations": operations, "apiGroups": [group], "apiVersions": ["*"], "resources": resources, "scope": scope}
+    return {
+        "operations": operations,
+        "apiGroups": [group],
+        "apiVersions": ["*"],
+        "resources": resources,
+        "scope": scope,
+    }
 
 
 def _namespace(installation: Installation) -> Object:
     labels = {**_LABELS, _OPT_OUT: "disabled", "pod-security.kubernetes.io/enforce": "restricted"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": installation.namespace, "labels": labels}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": installation.namespace, "labels": labels},
+    }
 
 
 def _account(installation: Installation) -> list[Object]:
@@ -110,14 +132,29 @@ def _account(installation: Installation) -> list[Object]:
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _in(installation)},
         {"apiVersion": version, "kind": "ClusterRole", "metadata": _named(NAME), "rules": [rule]},
-        {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": _named(NAME), "roleRef": reference, "subjects": [subject]},
+        {
+            "apiVersion": version,
+            "kind": "ClusterRoleBinding",
+            "metadata": _named(NAME),
+            "roleRef": reference,
+            "subjects": [subject],
+        },
     ]
 
 
 def _secret(installation: Installation) -> Object:
     assert installation.authority is not None
-    data = {"ca.crt": _base64(installation.authority.certificate), "ca.key": _base64(installation.authority.key)}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": _in(installation, AUTHORITY), "type": "Opaque", "data": data}
+    data = {
+        "ca.crt": _base64(installation.authority.certificate),
+        "ca.key": _base64(installation.authority.key),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _in(installation, AUTHORITY),
+        "type": "Opaque",
+        "data": data,
+    }
 
 
 def _cert_manager(installation: Installation) -> list[Object]:
@@ -136,13 +173,24 @@ def _cert_manager(installation: Installation) -> list[Object]:
 
 def _service(installation: Installation) -> Object:
     port = {"name": "https", "port": 443, "targetPort": "https", "protocol": "TCP"}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _in(installation), "spec": {"selector": dict(_LABELS), "ports": [port]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _in(installation),
+        "spec": {"selector": dict(_LABELS), "ports": [port]},
+    }
 
 
 def _budget(installation: Installation) -> Object:
-    """One at a time. With minAvailable, a single replica could never be evicted, and its node never drained."""
+    """One at a time. With minAvailable, a single replica could never be evicted, and its node never
+    drained."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": dict(_LABELS)}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _in(installation), "spec": spec}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _in(installation),
+        "spec": spec,
+    }
 
 
 def _deployment(installation: Installation) -> Object:
@@ -167,7 +215,9 @@ def _pod(installation: Installation) -> Object:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "affinity": {
-            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": apart}]}
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": apart}]
+            }
         },
         "containers": [_container(installation)],
         "volumes": [{"name": "certificates", "secret": {"secretName": secret, "defaultMode": 0o440}}],
@@ -176,7 +226,14 @@ def _pod(installation: Installation) -> Object:
 
 def _container(installation: Installation) -> Object:
     if installation.authority is not None:
-        files = ["--ca-cert", f"{_FOLDER}/ca.crt", "--ca-key", f"{_FOLDER}/ca.key", "--name", installation.host]
+        files = [
+            "--ca-cert",
+            f"{_FOLDER}/ca.crt",
+            "--ca-key",
+            f"{_FOLDER}/ca.key",
+            "--name",
+            installation.host,
+        ]
     else:
         files = ["--tls-cert", f"{_FOLDER}/tls.crt", "--tls-key", f"{_FOLDER}/tls.key"]
     return {
@@ -202,7 +259,11 @@ def _container(installation: Installation) -> Object:
 
 
 def _probe(path: str, period: int) -> Object:
-    return {"httpGet": {"path": path, "port": "https", "scheme": "HTTPS"}, "periodSeconds": period, "timeoutSeconds": 3}
+    return {
+        "httpGet": {"path": path, "port": "https", "scheme": "HTTPS"},
+        "periodSeconds": period,
+        "timeoutSeconds": 3,
+    }
 
 
 def _in(installation: Installation, name: str = NAME) -> Object:

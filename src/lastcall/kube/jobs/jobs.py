@@ -1,8 +1,9 @@
 """`lastcall kube status|pause|resume`: the jobs that a user has in a cluster.
 
-A Job, a TrainJob and a RayJob all have `spec.suspend`: their controllers then delete the pods, the kubelet sends SIGTERM, and the run
-saves. Where Kueue decides what runs, its Workload is deactivated instead: see queues.py. Kubernetes before 1.21 does not know the field
-of a Job and drops it silently; there `parallelism: 0` does the same, and the former number is kept in an annotation.
+A Job, a TrainJob and a RayJob all have `spec.suspend`: their controllers then delete the pods, the kubelet
+sends SIGTERM, and the run saves. Where Kueue decides what runs, its Workload is deactivated instead: see
+queues.py. Kubernetes before 1.21 does not know the field of a Job and drops it silently; there `parallelism:
+0` does the same, and the former number is kept in an annotation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ class Kind:
 
 KINDS = (
     Kind("job", "Job", "jobs.batch", ("job", "jobs", "job.batch", "jobs.batch")),
-    Kind("trainjob", "TrainJob", "trainjobs.trainer.kubeflow.org", ("trainjob", "trainjobs", "trainjobs.trainer.kubeflow.org")),
+    Kind(
+        "trainjob",
+        "TrainJob",
+        "trainjobs.trainer.kubeflow.org",
+        ("trainjob", "trainjobs", "trainjobs.trainer.kubeflow.org"),
+    ),
     Kind("rayjob", "RayJob", "rayjobs.ray.io", ("rayjob", "rayjobs", "rayjobs.ray.io")),
 )
 
@@ -75,7 +81,9 @@ class Target:
         if self.unseen is not None:
             return f"it is in a Kueue queue, whose Workload decides whether it runs: {self.unseen}"
         if self.kind.title == "RayJob" and spec.get("clusterSelector"):
-            return "it runs on an existing RayCluster, and KubeRay suspends only clusters that it creates itself"
+            return (
+                "it runs on an existing RayCluster, and KubeRay suspends only clusters that it creates itself"
+            )
         if self.kind.title == "RayJob" and spec.get("shutdownAfterJobFinishes") is not True:
             change = '{"spec": {"shutdownAfterJobFinishes": true}}'
             return (
@@ -89,7 +97,11 @@ class Target:
         """How it ended, if it ended for good: its controller starts nothing more."""
         status = _map(self.body, "status")
         for condition in status.get("conditions") or []:
-            if isinstance(condition, dict) and condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
+            if (
+                isinstance(condition, dict)
+                and condition.get("status") == "True"
+                and condition.get("type") in ("Complete", "Failed")
+            ):
                 return {"Complete": "finished", "Failed": "failed"}[condition["type"]]
         return {"Complete": "finished", "Failed": "failed"}.get(str(status.get("jobDeploymentStatus")))
 
@@ -112,7 +124,10 @@ class Target:
             return [f"jobset.sigs.k8s.io/jobset-name={self.name}"]
         if self.kind.title == "RayJob":
             cluster = _map(self.body, "status").get("rayClusterName")
-            return [f"job-name={self.name}", *([f"ray.io/cluster={cluster}"] if isinstance(cluster, str) and cluster else [])]
+            return [
+                f"job-name={self.name}",
+                *([f"ray.io/cluster={cluster}"] if isinstance(cluster, str) and cluster else []),
+            ]
         return [f"job-name={self.name}"]
 
 
@@ -127,7 +142,8 @@ class Pod:
 
     @property
     def gone(self) -> bool:
-        """Nothing of it runs any more, and it is not being removed: an object in deletion exists until it is no longer listed."""
+        """Nothing of it runs any more, and it is not being removed: an object in deletion exists until it is
+        no longer listed."""
         return self.phase in ("Succeeded", "Failed") and not self.leaving
 
 
@@ -145,8 +161,8 @@ class Status:
 
     @property
     def state(self) -> str:
-        """ "finished" and "failed" for good, "paused", "pausing" (pods are still there), "queued" (by Kueue), "running", "starting",
-        "waiting" (no pods)."""
+        """ "finished" and "failed" for good, "paused", "pausing" (pods are still there), "queued" (by Kueue),
+        "running", "starting", "waiting" (no pods)."""
         there = [item.pod for item in self.pods if not item.pod.gone]
         if self.target.ended is not None:
             return self.target.ended
@@ -164,7 +180,9 @@ def find(kubectl: Kubectl, name: str) -> Target:
     word, _, rest = name.rpartition("/")
     kinds = [kind for kind in KINDS if not word or word.lower() in kind.words]
     if not kinds or not rest or rest.startswith("-"):
-        raise errors.LastcallError(f"{name!r} is not the name of a job. Write NAME, job/NAME, trainjob/NAME or rayjob/NAME.")
+        raise errors.LastcallError(
+            f"{name!r} is not the name of a job. Write NAME, job/NAME, trainjob/NAME or rayjob/NAME."
+        )
     found, refused = [], None
     for kind in kinds:
         try:
@@ -174,14 +192,19 @@ def find(kubectl: Kubectl, name: str) -> Target:
         except Forbidden as error:  # another kind may be meant; the user may not be aware of this one
             refused = error
     owned = {f"{target.kind.title} {target.name}" for target in found}
-    found = [target for target in found if target.owner not in owned]  # the Job by which a RayJob submits has its name
+    # the Job by which a RayJob submits has its name
+    found = [target for target in found if target.owner not in owned]
     if len(found) > 1:
         raise errors.LastcallError(f"{name!r} is ambiguous: {' or '.join(map(str, found))}.")
     if found:
         return _queued(kubectl, found[0])
     if refused is not None:
         raise refused
-    where = f"namespace {kubectl.namespace}" if kubectl.namespace else "the namespace of this context (another one: --namespace NAME)"
+    where = (
+        f"namespace {kubectl.namespace}"
+        if kubectl.namespace
+        else "the namespace of this context (another one: --namespace NAME)"
+    )
     raise NotFound(f"there is no {', '.join(kind.title for kind in kinds)} called {rest} in {where}")
 
 
@@ -204,7 +227,9 @@ def suspend(kubectl: Kubectl, target: Target) -> Target:
     if _map(body, "spec").get("suspend") is True:
         return Target(target.kind, target.name, body)
     if target.kind.title != "Job":
-        raise KubectlError(f"{target} cannot be paused: this cluster's {target.kind.title} has no spec.suspend")
+        raise KubectlError(
+            f"{target} cannot be paused: this cluster's {target.kind.title} has no spec.suspend"
+        )
     former = _map(body, "spec").get("parallelism", 1)
     change = {"metadata": {"annotations": {PARALLELISM: str(former)}}, "spec": {"parallelism": 0}}
     return Target(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
@@ -218,7 +243,11 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
         raise Forbidden(f"{target} cannot be resumed: {target.unpausable}")
     if target.workload is not None:  # Kueue starts it when its turn comes
         was_paused = target.paused
-        return (replace(target, workload=queues.activate(kubectl, target.workload, True)) if was_paused else target), was_paused
+        return (
+            replace(target, workload=queues.activate(kubectl, target.workload, True))
+            if was_paused
+            else target
+        ), was_paused
     if target.suspended:
         change = {"spec": {"suspend": False}}
     elif target.parallelism is not None:
@@ -252,7 +281,9 @@ def _pod(body: Mapping[str, Any]) -> Pod:
     metadata, spec, state = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
     containers = [item for item in spec.get("containers") or [] if isinstance(item, dict)]
     trains = next((item for item in containers if _switched_on(item)), containers[0] if containers else {})
-    counts = [item.get("restartCount", 0) for item in state.get("containerStatuses") or [] if isinstance(item, dict)]
+    counts = [
+        item.get("restartCount", 0) for item in state.get("containerStatuses") or [] if isinstance(item, dict)
+    ]
     return Pod(
         name=str(metadata.get("name", "")),
         phase=str(state.get("phase", "Unknown")),
@@ -264,7 +295,9 @@ def _pod(body: Mapping[str, Any]) -> Pod:
 
 
 def _switched_on(container: Mapping[str, Any]) -> bool:
-    return any(isinstance(item, dict) and item.get("name") in _SWITCHES for item in container.get("env") or [])
+    return any(
+        isinstance(item, dict) and item.get("name") in _SWITCHES for item in container.get("env") or []
+    )
 
 
 def _map(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Runs the user's own kubectl, with its contexts, credentials and proxies, and so only what the user is allowed to do."""
+"""Runs the user's own kubectl, with its contexts, credentials and proxies, and so only what the user is
+allowed to do."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from lastcall import errors
 
 SECONDS = 60.0  # seconds to wait for an answer
 _LONGEST = 500  # characters of its error message that are shown
-_LOGGED = re.compile(r"[EWI][0-9]{4} [0-9:.]+ ")  # a line of its log: the same error five times over, before the one for people
+# a line of its log: the same error five times over, before the one for people
+_LOGGED = re.compile(r"[EWI][0-9]{4} [0-9:.]+ ")
 
 
 class KubectlError(errors.LastcallError):
@@ -40,7 +42,9 @@ class Kubectl:
         """The output of a command."""
         command = self.command(*words)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise KubectlError(f"`{_shown(command)}` did not answer within {seconds:.0f} s") from error
         except OSError as error:
@@ -55,7 +59,9 @@ class Kubectl:
         try:
             body = json.loads(text)
         except ValueError as error:
-            raise KubectlError(f"`{_shown(self.command(*words))}` did not return JSON: {text[:100]!r}") from error
+            raise KubectlError(
+                f"`{_shown(self.command(*words))}` did not return JSON: {text[:100]!r}"
+            ) from error
         if not isinstance(body, dict):
             raise KubectlError(f"`{_shown(self.command(*words))}` did not return an object: {text[:100]!r}")
         return body
@@ -83,7 +89,8 @@ class Kubectl:
         path = shutil.which(self.program)
         if path is None:
             raise KubectlError(
-                f"cannot find {self.program}. Install kubectl (https://kubernetes.io/docs/tasks/tools/), or give its path: "
+                f"cannot find {self.program}. Install kubectl (https://kubernetes.io/docs/tasks/tools/), or "
+                "give its path: "
                 "--kubectl /path/to/kubectl"
             )
         chosen = [f"--context={self.context}"] if self.context else []
@@ -94,9 +101,15 @@ class Kubectl:
 
 def _refusal(command: Sequence[str], said: str, code: int) -> KubectlError:
     lines = said.splitlines()
-    text = " ".join(" ".join([line for line in lines if not _LOGGED.match(line)] or lines).split())[:_LONGEST] or f"exit code {code}"
+    text = (
+        " ".join(" ".join([line for line in lines if not _LOGGED.match(line)] or lines).split())[:_LONGEST]
+        or f"exit code {code}"
+    )
     if "(Forbidden)" in said:
-        return Forbidden(f"{text}. Ask the administrator of this cluster for the permission; to list yours: kubectl auth can-i --list")
+        return Forbidden(
+            f"{text}. Ask the administrator of this cluster for the permission; to list yours: "
+            "kubectl auth can-i --list"
+        )
     if "(NotFound)" in said or "the server doesn't have a resource type" in said:
         return NotFound(text)
     return KubectlError(f"`{_shown(command)}` failed: {text}")

@@ -1,13 +1,14 @@
 """The progress of a run in a pod, and how it ended, without lastcall's command in the pod's image.
 
-While it runs, the files that every run writes are read with `kubectl exec`: the shell script below finds the directories that processes
-of the container hold (their locks are open files) and prints what lies in them. Without sh in the image, or without the permission to
-exec, the state of the object and its pods is still shown.
+While it runs, the files that every run writes are read with `kubectl exec`: the shell script below finds the
+directories that processes of the container hold (their locks are open files) and prints what lies in them.
+Without sh in the image, or without the permission to exec, the state of the object and its pods is still
+shown.
 
 How a stopped run ended is in its log, which is followed while it ends: its pod is deleted afterwards.
 
-Discarded: the progress page (it is only served if LASTCALL_PROGRESS_PORT was set); `lastcall watch` in the pod (the image may
-not have the package, and may call its Python anything).
+Discarded: the progress page (it is only served if LASTCALL_PROGRESS_PORT was set); `lastcall watch` in the
+pod (the image may not have the package, and may call its Python anything).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ls -l /proc/[0-9]*/fd 2>/dev/null | sed -n 's|^.* -> \(/.*\)/\.lastcall/lock$|\1
   tail -n 2000 "$run/.lastcall/events-0.jsonl" | grep -E '"kind": *"(committed|notice|start)"'
 done 2>/dev/null
 true
-"""
+"""  # noqa: E501
 _ENDINGS = (  # the log lines of a run that ends, and what they mean
     ("saved", re.compile(r"Notice answered: (.*)")),
     ("saved", re.compile(r"(JIT checkpoint completed.*)")),

@@ -1,7 +1,8 @@
 """Kueue: the Workload of a job in a queue decides whether the job may run.
 
-Kueue starts what it has admitted: a job that is suspended manually runs again at once, and its pods lose a minute for nothing. An
-inactive Workload is evicted, which suspends the job, and is not queued again until it is active.
+Kueue starts what it has admitted: a job that is suspended manually runs again at once, and its pods lose a
+minute for nothing. An inactive Workload is evicted, which suspends the job, and is not queued again until it
+is active.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _JOB = "kueue.x-k8s.io/job-uid"
 
 
 def workload(kubectl: Kubectl, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The Workload of a job; None if the job has no queue label or Kueue has created none. Forbidden is raised to the caller."""
+    """The Workload of a job; None if the job has no queue label or Kueue has created none. Forbidden is
+    raised to the caller."""
     metadata = body.get("metadata")
     uid = at(metadata, ("uid",))
     if not at(metadata, ("labels", _QUEUE)) or not isinstance(uid, str):
@@ -40,4 +42,7 @@ def activate(kubectl: Kubectl, body: Mapping[str, Any], value: bool) -> Mapping[
 
 
 def _finished(body: Mapping[str, Any]) -> bool:
-    return any((at(one, ("type",)), at(one, ("status",))) == ("Finished", "True") for one in items(body, ("status", "conditions")))
+    return any(
+        (at(one, ("type",)), at(one, ("status",))) == ("Finished", "True")
+        for one in items(body, ("status", "conditions"))
+    )

@@ -1,6 +1,7 @@
 """`lastcall kube pause`: suspends a job, waits until its pods are gone, and reports what they saved.
 
-The logs are followed from before the pods get the signal: when they have exited, the pods are deleted, and their logs with them.
+The logs are followed from before the pods get the signal: when they have exited, the pods are deleted, and
+their logs with them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ class Paused:
     @property
     def lost(self) -> bool:
         """The pods are gone, and none of them logged that it saved."""
-        return self.gone and bool(self.endings) and not any(ending.outcome in ("saved", "finished") for ending in self.endings)
+        return (
+            self.gone
+            and bool(self.endings)
+            and not any(ending.outcome in ("saved", "finished") for ending in self.endings)
+        )
 
 
 class LogFollower:
@@ -55,7 +60,9 @@ class LogFollower:
         self._outcome: str | None = None
         self._words = ""
         self.ready = threading.Event()
-        self._process: subprocess.Popen[str] = kubectl.following("logs", pod.name, "-c", pod.container, "-f", f"--tail={_LINES}")
+        self._process: subprocess.Popen[str] = kubectl.following(
+            "logs", pod.name, "-c", pod.container, "-f", f"--tail={_LINES}"
+        )
         self._thread = threading.Thread(target=self._listen, name=f"lastcall-log-{pod.name}", daemon=True)
         self._thread.start()
 
@@ -103,13 +110,16 @@ def pause(
     clock: clocks.Clock | None = None,
     interval: float = 1.0,
 ) -> Paused:
-    """Suspend a job, so that it gets SIGTERM and saves. `tell` is called with a line for each event in the meantime."""
+    """Suspend a job, so that it gets SIGTERM and saves. `tell` is called with a line for each event in the
+    meantime."""
     clock = clock or clocks.Clock()
     target = jobs.find(kubectl, name)
     if target.ended is not None:
         raise errors.LastcallError(f"{target} has already {target.ended}: there is nothing to pause")
     if target.owner is not None:
-        raise errors.LastcallError(f"{target} belongs to {target.owner}, which would restart it: pause that one")
+        raise errors.LastcallError(
+            f"{target} belongs to {target.owner}, which would restart it: pause that one"
+        )
     if (why := target.unpausable) is not None and not target.paused:
         raise errors.LastcallError(f"{target} cannot be paused: {why}")
     running = [pod for pod in jobs.pods(kubectl, target) if not pod.gone]
@@ -126,7 +136,13 @@ def pause(
         if not wait:
             return Paused(after, new, waited=False, gone=not running)
         gone = _wait(kubectl, target, len(running), timeout, tell, clock, interval)
-        return Paused(after, new, waited=True, gone=gone, endings=[follower.ending() for follower in followers] if gone else [])
+        return Paused(
+            after,
+            new,
+            waited=True,
+            gone=gone,
+            endings=[follower.ending() for follower in followers] if gone else [],
+        )
     finally:
         for follower in followers:
             follower.close()

@@ -20,7 +20,8 @@ from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.namespaces import Namespaces
 
 log = logging.getLogger("lastcall.kube")
-MOST_BYTES = 8 * 1024 * 1024  # an update holds two objects, and the API server accepts none of more than 3 MiB
+# an update holds two objects, and the API server accepts none of more than 3 MiB
+MOST_BYTES = 8 * 1024 * 1024
 READ_SECONDS = 5.0
 _LARGE_BYTES = 256 * 1024  # such a body is processed on a thread, so that probes are still answered
 
@@ -58,8 +59,15 @@ class Webhook:
             return self._unreadable(400, str(error) or "the client has disconnected", began)
         seconds = time.perf_counter() - began
         self.metrics.count(answer.result, seconds)
-        told = {**request.told(), "result": answer.result, "operations": answer.operations, "ms": round(seconds * 1000, 3)}
-        level = logging.DEBUG if answer.quiet else logging.ERROR if answer.result == "failed" else logging.INFO
+        told = {
+            **request.told(),
+            "result": answer.result,
+            "operations": answer.operations,
+            "ms": round(seconds * 1000, 3),
+        }
+        level = (
+            logging.DEBUG if answer.quiet else logging.ERROR if answer.result == "failed" else logging.INFO
+        )
         log.log(level, answer.because, extra={"told": told}, exc_info=answer.failure)
         return Response(json.dumps(answer.document), media_type="application/json")
 
@@ -67,8 +75,13 @@ class Webhook:
         return PlainTextResponse("ok\n")
 
     async def ready(self, http: Request) -> Response:
-        """Ready even without the namespaces, once they were requested: the objects' own annotations still work."""
-        return PlainTextResponse("ok\n") if self.namespaces.tried else PlainTextResponse("namespaces are being read\n", 503)
+        """Ready even without the namespaces, once they were requested: the objects' own annotations still
+        work."""
+        return (
+            PlainTextResponse("ok\n")
+            if self.namespaces.tried
+            else PlainTextResponse("namespaces are being read\n", 503)
+        )
 
     async def page(self, http: Request) -> Response:
         return PlainTextResponse(self.metrics.page(), media_type="text/plain; version=0.0.4")

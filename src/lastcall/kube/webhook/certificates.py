@@ -1,7 +1,9 @@
-"""The certificates of the webhook: an authority of its own, and short-lived serving certificates signed by it.
+"""The certificates of the webhook: an authority of its own, and short-lived serving certificates signed by
+it.
 
-The API server trusts the authority (caBundle), so a new serving certificate can be issued at any time with the authority's key: each
-replica issues its own, in memory, and nothing has to be written to the API. With cert-manager, its files are used instead.
+The API server trusts the authority (caBundle), so a new serving certificate can be issued at any time with
+the authority's key: each replica issues its own, in memory, and nothing has to be written to the API. With
+cert-manager, its files are used instead.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def authority(name: str = "lastcall webhook") -> Pair:
     builder = _builder(name, name, datetime.timedelta(days=AUTHORITY_DAYS)).public_key(key.public_key())
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
     return _pair(builder, key, key)
 
 
@@ -54,12 +58,19 @@ def serving(ca: Pair, names: Sequence[str], hours: float = SERVING_HOURS) -> Pai
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
         raise ValueError("the key of the authority does not belong to its certificate")
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(names[0], None, datetime.timedelta(hours=hours)).issuer_name(issuer.subject).public_key(key.public_key())
-    builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+    builder = (
+        _builder(names[0], None, datetime.timedelta(hours=hours))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+    )
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False
+    )
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False)  # type: ignore[arg-type]
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]
+    builder = builder.add_extension(authority, critical=False)
     return _pair(builder, key, signer)
 
 
@@ -68,7 +79,8 @@ def read(certificate: Path, key: Path) -> Pair:
 
 
 def load(context: ssl.SSLContext, pair: Pair) -> None:
-    """Load it into a context that may be in use: new connections get it. Through memory, so that the key is on no disk."""
+    """Load it into a context that may be in use: new connections get it. Through memory, so that the key is
+    on no disk."""
     with _in_memory(pair.certificate) as certificate, _in_memory(pair.key) as key:
         context.load_cert_chain(certificate, key)
 
@@ -85,22 +97,35 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 def _builder(subject: str, issuer: str | None, life: datetime.timedelta) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(_name(subject)).serial_number(x509.random_serial_number())
+    builder = (
+        x509.CertificateBuilder().subject_name(_name(subject)).serial_number(x509.random_serial_number())
+    )
     builder = builder.not_valid_before(now - _EARLIER).not_valid_after(now + life)
     return builder if issuer is None else builder.issuer_name(_name(issuer))
 
 
-def _pair(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey) -> Pair:
+def _pair(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
+) -> Pair:
     certificate = builder.sign(signer, hashes.SHA256())
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return Pair(certificate.public_bytes(serialization.Encoding.PEM), private)
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _name(text: str) -> x509.Name:

@@ -11,7 +11,12 @@ import sys
 class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"time": at, "level": record.levelname.lower(), "message": record.getMessage(), **getattr(record, "told", {})}
+        line = {
+            "time": at,
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "told", {}),
+        }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -32,7 +32,11 @@ class Metrics:
         lines += [f'{requests}{{result="{result}"}} {count}' for result, count in self._results.items()]
         lines += [f"# HELP {seconds} Time to answer, without TLS.", f"# TYPE {seconds} histogram"]
         lines += [f'{seconds}_bucket{{le="{bucket:g}"}} {self._buckets[bucket]}' for bucket in _BUCKETS]
-        lines += [f'{seconds}_bucket{{le="+Inf"}} {total}', f"{seconds}_sum {self._seconds:.6f}", f"{seconds}_count {total}"]
+        lines += [
+            f'{seconds}_bucket{{le="+Inf"}} {total}',
+            f"{seconds}_sum {self._seconds:.6f}",
+            f"{seconds}_count {total}",
+        ]
         for name, text, value in self._gauges:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name} {value():g}"]
         return "\n".join(lines) + "\n"

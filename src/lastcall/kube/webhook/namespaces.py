@@ -1,7 +1,8 @@
-"""The annotations of namespaces, followed through the API server: a list, then a watch, on a thread of its own.
+"""The annotations of namespaces, followed through the API server: a list, then a watch, on a thread of its
+own.
 
-The service account may get, list and watch namespaces and nothing else. While the API server is unreachable, the last known annotations
-apply; before the first answer, only the objects' own.
+The service account may get, list and watch namespaces and nothing else. While the API server is unreachable,
+the last known annotations apply; before the first answer, only the objects' own.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> Api | Non
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (account / "token").exists():
         return None
-    return Api(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", account / "token", account / "ca.crt")
+    return Api(
+        f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        account / "token",
+        account / "ca.crt",
+    )
 
 
 class Namespaces:
@@ -100,7 +105,9 @@ class Namespaces:
             with self.api.get(f"{_PATH}/{urllib.parse.quote(name, safe='')}", _ANSWER_SECONDS) as response:
                 return self._take(json.load(response))
         except (OSError, ValueError, ApiError, http.client.HTTPException) as error:
-            log.warning("could not read namespace %r: using only the object's own annotations: %s", name, error)
+            log.warning(
+                "could not read namespace %r: using only the object's own annotations: %s", name, error
+            )
             return {}
 
     def _follow(self) -> None:
@@ -113,7 +120,11 @@ class Namespaces:
                 self._watch(version)
             except Exception as error:
                 if self.synced or not self._tried.is_set():
-                    log.warning("could not watch namespaces: keeping their last known annotations: %s: %s", type(error).__name__, error)
+                    log.warning(
+                        "could not watch namespaces: keeping their last known annotations: %s: %s",
+                        type(error).__name__,
+                        error,
+                    )
                 self.synced = False
                 self._tried.set()
                 time.sleep(pause)
@@ -134,7 +145,9 @@ class Namespaces:
     def _watch(self, version: str) -> None:
         """Watches until the API server ends the request after the requested time."""
         assert self.api is not None
-        query = urllib.parse.urlencode({"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)})
+        query = urllib.parse.urlencode(
+            {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
+        )
         with self.api.get(f"{_PATH}?{query}", _WATCH_SECONDS + 30.0) as response:
             for line in response:
                 event = json.loads(line)

@@ -1,7 +1,8 @@
 """An AdmissionReview (admission.k8s.io/v1) and the answer to it.
 
-Whatever is in the request: the answer admits the object as it is, admits it with a patch, or refuses an annotation that is wrong.
-An unknown object is admitted: a webhook that refuses what it does not know blocks a whole cluster.
+Whatever is in the request: the answer admits the object as it is, admits it with a patch, or refuses an
+annotation that is wrong. An unknown object is admitted: a webhook that refuses what it does not know blocks a
+whole cluster.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ class Request:
         """The fields of its log line. The object itself is left out: its variables may be secret."""
         name = at(self.obj, ("metadata", "name")) or at(self.obj, ("metadata", "generateName"))
         kind = at(self.obj, ("kind",))
-        return {"uid": self.uid, "operation": self.operation, "kind": kind, "namespace": self.namespace, "name": name}
+        return {
+            "uid": self.uid,
+            "operation": self.operation,
+            "kind": kind,
+            "namespace": self.namespace,
+            "name": name,
+        }
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class Answer:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to log. A warning may go to a controller, which does not show it to a user."""
+        """Whether there is nothing to log. A warning may go to a controller, which does not show it to a
+        user."""
         return self.result == "unchanged" and "warnings" not in self.document["response"]
 
 
@@ -65,7 +73,11 @@ def parse(body: bytes) -> Request:
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not JSON: {type(error).__name__}") from None
     request, uid = at(review, ("request",)), at(review, ("request", "uid"))
-    if at(review, ("apiVersion",)) != VERSION or at(review, ("kind",)) != "AdmissionReview" or not isinstance(uid, str):
+    if (
+        at(review, ("apiVersion",)) != VERSION
+        or at(review, ("kind",)) != "AdmissionReview"
+        or not isinstance(uid, str)
+    ):
         raise Unreadable(f"not an AdmissionReview of {VERSION} with a request")
     operation, namespace = request.get("operation"), request.get("namespace")
     return Request(
@@ -78,7 +90,13 @@ def parse(body: bytes) -> Request:
     )
 
 
-def answer(request: Request, *, options: Options, namespace: Mapping[str, str] | None = None, warnings: tuple[str, ...] = ()) -> Answer:
+def answer(
+    request: Request,
+    *,
+    options: Options,
+    namespace: Mapping[str, str] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Answer:
     """`namespace`: the annotations of the namespace; `warnings`: always part of the answer."""
     try:
         namespace, wrong = _checked(namespace)
@@ -87,7 +105,9 @@ def answer(request: Request, *, options: Options, namespace: Mapping[str, str] |
     except AnnotationError as error:
         if (why := _spared(request)) is not None:
             return _admitted(request, Injection((), f"{error} {why}"), (str(error),))
-        return Answer("refused", str(error), _document(request, {"allowed": False, "status": _status(str(error))}))
+        return Answer(
+            "refused", str(error), _document(request, {"allowed": False, "status": _status(str(error))})
+        )
     except Exception as error:
         because = f"{type(error).__name__}: {error}"
         return Answer("failed", because, _document(request, {"allowed": True}), failure=error)
@@ -103,7 +123,8 @@ def _spared(request: Request) -> str | None:
 
 
 def _checked(namespace: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
-    """A namespace with a wrong annotation enables nothing: refusing everything created in it would be too much."""
+    """A namespace with a wrong annotation enables nothing: refusing everything created in it would be too
+    much."""
     try:
         noted.read(namespace)
         return namespace, ()
@@ -123,16 +144,25 @@ def _injection(request: Request, options: Options, namespace: Mapping[str, str] 
     return _updated(obj, request.old, made, options, namespace)
 
 
-def _updated(new: Object, old: Any, made: Injection, options: Options, namespace: Mapping[str, str] | None) -> Injection:
+def _updated(
+    new: Object, old: Any, made: Injection, options: Options, namespace: Mapping[str, str] | None
+) -> Injection:
     kind = kinds.of(new)
     if kind is None or not isinstance(old, dict):
         return Injection((), "left alone: its previous state is unknown")
     put_back = updates.lost(old, new, options=options, namespace=namespace)
     if updates.replaces_pods(kind, old, new, put_back):
         return made
-    late = f"lastcall will apply these annotations only when this {kind.name} is recreated: it is already running"
+    late = (
+        f"lastcall will apply these annotations only when this {kind.name} is recreated: it is already "
+        "running"
+    )
     warnings = (late,) if updates.asks_anew(old, new) else ()
-    return Injection(put_back, "restored what the update removed" if put_back else "left alone: it is already running", warnings)
+    return Injection(
+        put_back,
+        "restored what the update removed" if put_back else "left alone: it is already running",
+        warnings,
+    )
 
 
 def _admitted(request: Request, injection: Injection, warnings: tuple[str, ...]) -> Answer:

@@ -1,4 +1,5 @@
-"""The webhook as a process: a socket, TLS whose certificate is renewed while connections are served, and the shutdown on SIGTERM."""
+"""The webhook as a process: a socket, TLS whose certificate is renewed while connections are served, and the
+shutdown on SIGTERM."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Address:
         both = not self.host and socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both or ":" in self.host else socket.AF_INET
         bound = socket.create_server((self.host, self.port), family=family, dualstack_ipv6=both, backlog=512)
-        # Inherited by every connection. asyncio sets it only on sockets that it has made itself; without it each answer waits 40 ms.
+        # Inherited by every connection. asyncio sets it only on sockets that it has made itself; without it
+        # each answer waits 40 ms.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
 
@@ -38,8 +40,16 @@ def run(options: Options, serving: Serving, api: namespaces.Api | None, address:
     """Serve until a signal ends it."""
     known = namespaces.Namespaces(api)
     metrics = Metrics()
-    metrics.gauge("lastcall_webhook_certificate_ends_seconds", "When the served certificate expires.", lambda: serving.served.ends)
-    metrics.gauge("lastcall_webhook_namespaces_synced", "Whether the annotations of namespaces are followed.", lambda: known.synced)
+    metrics.gauge(
+        "lastcall_webhook_certificate_ends_seconds",
+        "When the served certificate expires.",
+        lambda: serving.served.ends,
+    )
+    metrics.gauge(
+        "lastcall_webhook_namespaces_synced",
+        "Whether the annotations of namespaces are followed.",
+        lambda: known.synced,
+    )
     webhook = app.Webhook(options, known, metrics)
     with address.bound() as bound:
         known.start()
@@ -76,7 +86,8 @@ async def _look(serving: Serving) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         try:
             why = await asyncio.to_thread(serving.look)
-        except (OSError, ValueError) as error:  # files that are being replaced: the old certificate stays in use
+        except (OSError, ValueError) as error:
+            # files that are being replaced: the old certificate stays in use
             log.warning("could not renew the certificate: %s", error)
             continue
         if why is not None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from lastcall.kube.webhook import certificates
 from lastcall.kube.webhook.certificates import Pair
 
-LOOK_SECONDS = 10.0  # how often the files are checked; the kubelet itself takes a minute to update a changed Secret
+# how often the files are checked; the kubelet itself takes a minute to update a changed Secret
+LOOK_SECONDS = 10.0
 _SPENT = 1 / 3  # the share of its lifetime that must be left
 
 

@@ -28,7 +28,8 @@ class Launch:
     @property
     def torchrun(self) -> bool:
         return processes.program_of(self.words)[0] in _AGENTS or (
-            processes.program_of(self.words)[0] == "accelerate" and processes.program_of(self.words)[1][:1] == ("launch",)
+            processes.program_of(self.words)[0] == "accelerate"
+            and processes.program_of(self.words)[1][:1] == ("launch",)
         )
 
     def option(self, name: str) -> str | None:

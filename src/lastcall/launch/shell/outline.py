@@ -118,7 +118,8 @@ def _without_comment(line: str) -> str:
 
 
 def _joined(tokens: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Words (with None), and what joins them to the next ones. Redirections and command substitutions are left out."""
+    """Words (with None), and what joins them to the next ones. Redirections and command substitutions are
+    left out."""
     left = iter(zip(tokens, [*tokens[1:], ""], strict=True))
     before = ""
     for token, after in left:

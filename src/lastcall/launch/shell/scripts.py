@@ -1,6 +1,7 @@
 """Shell scripts around a training: does the shell block signals, and does the exit code reach the platform?
 
-Doubtful cases are not reported: commands whose result a condition uses, and programs that are not known to train.
+Doubtful cases are not reported: commands whose result a condition uses, and programs that are not known to
+train.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class Script:
     @property
     def traps(self) -> bool:
         """Whether it handles SIGTERM itself."""
-        return any(item.words[0] == "trap" and {"TERM", "SIGTERM", "15"} & set(item.words) for item in self.statements)
+        return any(
+            item.words[0] == "trap" and {"TERM", "SIGTERM", "15"} & set(item.words)
+            for item in self.statements
+        )
 
     def _set(self, letter: str, name: str) -> bool:
         if letter and letter in self.options:
@@ -78,7 +82,9 @@ class Script:
             return f"its exit code is lost in a pipe: that of `{shlex.join(end.words)}` counts"
         if item.words[0] == "exec":
             return None
-        leaves = any(other.words[0] in ("exit", "return", "false") and other.words[1:2] != ("0",) for other in rest)
+        leaves = any(
+            other.words[0] in ("exit", "return", "false") and other.words[1:2] != ("0",) for other in rest
+        )
         if item.joined == "||" and rest and not leaves:
             return f"`|| {shlex.join(rest[0].words)}` turns every exit code into 0"
         if item.joined == "&":
@@ -87,7 +93,9 @@ class Script:
             item, rest = rest[0], rest[1:]
         if not rest or leaves or self._set("e", "errexit"):
             return None
-        return f"the script continues afterwards and ends with the exit code of `{shlex.join(rest[-1].words)}`"
+        return (
+            f"the script continues afterwards and ends with the exit code of `{shlex.join(rest[-1].words)}`"
+        )
 
     def _lost_in_background(self, index: int, rest: Sequence[Statement]) -> str | None:
         for offset, other in enumerate(rest, index + 1):
@@ -107,8 +115,8 @@ def _calls(statement: Statement) -> bool:
 
 
 def of_command(words: Sequence[str], *, files: bool = True) -> Script | None:
-    """The script that a command runs. None if it is none, an interactive shell, or a file that cannot be read, or must not be
-    (`files`): one that is meant for another machine."""
+    """The script that a command runs. None if it is none, an interactive shell, or a file that cannot be
+    read, or must not be (`files`): one that is meant for another machine."""
     if not words:
         return None
     shell = os.path.basename(words[0]).lstrip("-")
@@ -160,7 +168,9 @@ def _of_shell(shell: str, words: Sequence[str], *, files: bool) -> Script | None
     if inline:
         return Script(f"{os.path.basename(shell)} -c", None, shell, options, tuple(outline.read(operands[0])))
     text = _read(operands[0]) if files else None
-    return None if text is None else Script(operands[0], operands[0], shell, options, tuple(outline.read(text)))
+    return (
+        None if text is None else Script(operands[0], operands[0], shell, options, tuple(outline.read(text)))
+    )
 
 
 def _read(path: str) -> str | None:

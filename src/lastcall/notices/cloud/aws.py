@@ -1,7 +1,8 @@
-"""EC2: spot interruptions, Auto Scaling, rebalance recommendations, through the metadata service in its version 2 (IMDSv2).
+"""EC2: spot interruptions, Auto Scaling, rebalance recommendations, through the metadata service in its
+version 2 (IMDSv2).
 
-EC2 sends no signals. A spot interruption is announced two minutes ahead, on a best-effort basis, and Amazon recommends polling every
-5 seconds; a hibernation begins at once.
+EC2 sends no signals. A spot interruption is announced two minutes ahead, on a best-effort basis, and Amazon
+recommends polling every 5 seconds; a hibernation begins at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Aws(Metadata):
     title = "The EC2 metadata service"
     interval = 5.0
 
-    def __init__(self, base: str = BASE, *, rebalance: bool = False, clock: clocks.Clock | None = None) -> None:
+    def __init__(
+        self, base: str = BASE, *, rebalance: bool = False, clock: clocks.Clock | None = None
+    ) -> None:
         super().__init__(base, clock)
         self._rebalance = rebalance
         self._token: str | None = None
@@ -52,7 +55,9 @@ class Aws(Metadata):
         body = answer.mapping()
         action, time = body.get("action"), body.get("time")
         if action not in _ACTIONS:
-            raise Trouble("garbage", f"announced an unknown spot action, not one of {', '.join(_ACTIONS)}: {action!r}")
+            raise Trouble(
+                "garbage", f"announced an unknown spot action, not one of {', '.join(_ACTIONS)}: {action!r}"
+            )
         if not self.new((action, str(time))):
             return
         moment = polling.instant(time)
@@ -65,14 +70,16 @@ class Aws(Metadata):
         self.tell(f"EC2 spot interruption ({action} at {time})", deadline)
 
     def _look_for_scaling(self) -> None:
-        """Only the group's lifecycle hook knows how long there is then: no deadline, so the configured grace applies."""
+        """Only the group's lifecycle hook knows how long there is then: no deadline, so the configured grace
+        applies."""
         answer = self._get(_LIFECYCLE)
         state = answer.text() if answer is not None else ""
         if state in _OUT_OF_SERVICE and self.new(state):
             self.tell(f"EC2 Auto Scaling takes this instance out of service (target state {state})", None)
 
     def _look_for_rebalance(self) -> None:
-        """An elevated risk, often hours before an interruption that may never come: stopping for it is a choice."""
+        """An elevated risk, often hours before an interruption that may never come: stopping for it is a
+        choice."""
         answer = self._get(_REBALANCE)
         if answer is None:
             return
@@ -82,7 +89,11 @@ class Aws(Metadata):
         if self._rebalance:
             self.tell(f"EC2 rebalance recommendation of {time}", None)
         else:
-            log.info("EC2 recommends to move away from this instance (rebalance, %s). To stop for this: LASTCALL_AWS_REBALANCE=1", time)
+            log.info(
+                "EC2 recommends to move away from this instance (rebalance, %s). To stop for this: "
+                "LASTCALL_AWS_REBALANCE=1",
+                time,
+            )
 
     def _get(self, path: str) -> Answer | None:
         """None if there is nothing of that name (404), which means no news."""
@@ -105,7 +116,8 @@ class Aws(Metadata):
         except Trouble as error:
             if error.kind != "silent":
                 raise
-            # The answer to this one question may travel a limited number of hops, by default one: too few for a container.
+            # The answer to this one question may travel a limited number of hops, by default one: too few for
+            # a container.
             raise Trouble(
                 "silent",
                 f"{error}. In a container, allow it a second hop: aws ec2 modify-instance-metadata-options "

@@ -1,8 +1,9 @@
 """Azure: Scheduled Events.
 
-Each is announced ahead: Preempt at least 30 seconds, Redeploy 10 minutes, Reboot 15 minutes, Terminate 5 to 15 minutes as configured,
-and a machine on failing hardware up to a week. The notice of a distant event is delayed, so that the time until then is used. lastcall
-never approves events: that would bring the end forward.
+Each is announced ahead: Preempt at least 30 seconds, Redeploy 10 minutes, Reboot 15 minutes, Terminate 5 to
+15 minutes as configured, and a machine on failing hardware up to a week. The notice of a distant event is
+delayed, so that the time until then is used. lastcall never approves events: that would bring the end
+forward.
 """
 
 from __future__ import annotations
@@ -64,7 +65,12 @@ class Azure(Metadata):
 
     def _consider(self, event: Mapping[str, object]) -> None:
         kind = event.get("EventType")
-        news = (str(event.get("EventId")), str(kind), str(event.get("EventStatus")), str(event.get("NotBefore")))
+        news = (
+            str(event.get("EventId")),
+            str(kind),
+            str(event.get("EventStatus")),
+            str(event.get("NotBefore")),
+        )
         if news in self._told or not self._concerns_us(event):
             return
         if kind not in _STOPS:
@@ -76,17 +82,29 @@ class Azure(Metadata):
         if moment is not None and kind != "Preempt" and moment - self.clock.wall() > self._lead:
             if self.new(("ahead", *news)):
                 log.warning(
-                    "Azure announced %s for %s: training continues until %.0f s before (LASTCALL_AZURE_LEAD_SECONDS)",
-                    kind, polling.shown(moment), self._lead,
-                )  # fmt: skip
+                    "Azure announced %s for %s: training continues until %.0f s before "
+                    "(LASTCALL_AZURE_LEAD_SECONDS)",
+                    kind,
+                    polling.shown(moment),
+                    self._lead,
+                )
             return
         self.new(news)
-        when = "now" if started else f"not before {event.get('NotBefore')}" if moment is not None else "at an unknown time"
-        deadline = self.clock.now() if started else None if moment is None else polling.monotonic(self.clock, moment)
+        when = (
+            "now"
+            if started
+            else f"not before {event.get('NotBefore')}"
+            if moment is not None
+            else "at an unknown time"
+        )
+        deadline = (
+            self.clock.now() if started else None if moment is None else polling.monotonic(self.clock, moment)
+        )
         self.tell(f"Azure {kind} ({when})", deadline)
 
     def _concerns_us(self, event: Mapping[str, object]) -> bool:
-        """Every machine of a set gets the events of all. If our name is unknown, each event is treated as ours."""
+        """Every machine of a set gets the events of all. If our name is unknown, each event is treated as
+        ours."""
         resources = event.get("Resources")
         if not isinstance(resources, list) or not resources:
             return True
@@ -94,9 +112,16 @@ class Azure(Metadata):
             try:
                 self._machine = self._get(_NAME).text()
             except Trouble as error:
-                self.warn("name", "%s %s, so the name of this machine is unknown: every event is treated as ours", self.title, error)
+                self.warn(
+                    "name",
+                    "%s %s, so the name of this machine is unknown: every event is treated as ours",
+                    self.title,
+                    error,
+                )
                 return True
-        return not self._machine or any(str(resource).lower() == self._machine.lower() for resource in resources)
+        return not self._machine or any(
+            str(resource).lower() == self._machine.lower() for resource in resources
+        )
 
     def _get(self, path: str, seconds: float | None = None) -> Answer:
         return self.client.request("GET", path, _HEADERS, seconds=seconds).expect()

@@ -1,8 +1,8 @@
 """HTTP to a metadata server that may be broken in any way, or may be some other server.
 
-Of the standard library, `http.client` and not `urllib.request`: it follows no redirect and reads no proxy from the environment (a proxy
-would answer for its own machine), and it lets the whole exchange be bounded. A timeout of a socket bounds one read only: a server that
-sends a byte a second would block for hours.
+Of the standard library, `http.client` and not `urllib.request`: it follows no redirect and reads no proxy
+from the environment (a proxy would answer for its own machine), and it lets the whole exchange be bounded. A
+timeout of a socket bounds one read only: a server that sends a byte a second would block for hours.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Client:
         self._socket: socket.socket | None = None
         self._closed = False
 
-    def request(self, method: str, path: str, headers: Mapping[str, str], *, seconds: float | None = None) -> Answer:
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str], *, seconds: float | None = None
+    ) -> Answer:
         """An answer with any status, or Trouble."""
         seconds = self.seconds if seconds is None else seconds
         try:
@@ -72,7 +74,9 @@ class Client:
         except (ValueError, http.client.InvalidURL):
             host = None
         if not host or parts.scheme != "http":
-            raise Trouble("address", f"cannot be queried: {self.base!r} is not an address like http://169.254.169.254")
+            raise Trouble(
+                "address", f"cannot be queried: {self.base!r} is not an address like http://169.254.169.254"
+            )
         try:
             connection.request(method, parts.path + path, headers=dict(headers))
             return _answer(connection.getresponse())
@@ -129,7 +133,9 @@ class _Connection(http.client.HTTPConnection):
         self._deadline = deadline
 
     def connect(self) -> None:
-        sock = socket.create_connection((self.host, self.port), timeout=max(0.001, self._deadline - time.monotonic()))
+        sock = socket.create_connection(
+            (self.host, self.port), timeout=max(0.001, self._deadline - time.monotonic())
+        )
         self._client.enter(sock)
         self.sock = _Bounded(sock, self._deadline)
 
@@ -142,7 +148,8 @@ class _Bounded:
         self._deadline = deadline
 
     def close(self) -> None:
-        """Not yet: http.client closes before it has read the body if the server will not keep the connection."""
+        """Not yet: http.client closes before it has read the body if the server will not keep the
+        connection."""
 
     def sendall(self, data: bytes) -> None:
         self._hurry()

@@ -1,5 +1,5 @@
-"""Which cloud this machine is in. The firmware knows, and reading it is cheap; only if it is inconclusive are the metadata servers
-queried."""
+"""Which cloud this machine is in. The firmware knows, and reading it is cheap; only if it is inconclusive are
+the metadata servers queried."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"  # distinguishes Azure from any 
 
 
 def by_firmware(folder: Path = DMI) -> str | None:
-    """The name of the cloud; "" for a machine in none of the three; None if the firmware cannot be read (some sandboxes)."""
+    """The name of the cloud; "" for a machine in none of the three; None if the firmware cannot be read (some
+    sandboxes)."""
     vendor, product = _read(folder / "sys_vendor"), _read(folder / "product_name")
     if not vendor and not product:
         return None
-    if "Amazon EC2" in (vendor, _read(folder / "board_vendor")) or "amazon" in _read(folder / "bios_version"):  # the last one: Xen
+    # the last one: Xen
+    if "Amazon EC2" in (vendor, _read(folder / "board_vendor")) or "amazon" in _read(folder / "bios_version"):
         return "aws"
     if product.startswith("Google"):  # the vendor alone is no proof: Google also makes laptops
         return "gcp"
@@ -38,15 +40,22 @@ def _read(path: Path) -> str:
 
 
 class Detecting(polling.Poller):
-    """Queries each candidate once, on a thread of its own since none may answer, and then uses the one that does.
+    """Queries each candidate once, on a thread of its own since none may answer, and then uses the one that
+    does.
 
-    If none answers, `otherwise` is used: the firmware's cloud, on a machine where another one's endpoint is set.
+    If none answers, `otherwise` is used: the firmware's cloud, on a machine where another one's endpoint is
+    set.
     """
 
     name = "detect"
     title = "The search for a cloud"
 
-    def __init__(self, candidates: Sequence[Metadata], otherwise: Metadata | None = None, clock: clocks.Clock | None = None) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[Metadata],
+        otherwise: Metadata | None = None,
+        clock: clocks.Clock | None = None,
+    ) -> None:
         super().__init__(clock)
         self.candidates = list(candidates)
         self.otherwise = otherwise
@@ -74,7 +83,10 @@ class Detecting(polling.Poller):
             if candidate.probe():
                 log.info("%s answers: watching it", candidate.title)
                 return candidate
-        log.debug("no metadata server answered: this machine is in %s", self.otherwise.name if self.otherwise else "none of the clouds")
+        log.debug(
+            "no metadata server answered: this machine is in %s",
+            self.otherwise.name if self.otherwise else "none of the clouds",
+        )
         return self.otherwise
 
     def interrupt(self) -> None:

@@ -1,7 +1,8 @@
 """Compute Engine: preemption, and host maintenance that stops the machine.
 
-A preempted VM has up to 30 seconds until it is off. Maintenance that stops a VM is announced 60 seconds ahead, or an hour where the
-VM has GPUs; the key does not tell which of the two, nor since when it is set, so the shorter one is assumed.
+A preempted VM has up to 30 seconds until it is off. Maintenance that stops a VM is announced 60 seconds
+ahead, or an hour where the VM has GPUs; the key does not tell which of the two, nor since when it is set, so
+the shorter one is assumed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from lastcall.notices.cloud.metadata import PROBE_SECONDS, Metadata
 from lastcall.notices.polling import Trouble, log
 
 HOST = "metadata.google.internal"
-ADDRESS = "169.254.169.254"  # the same server; resolving its name off-cloud would query somebody else's name servers
+# the same server; resolving its name off-cloud would query somebody else's name servers
+ADDRESS = "169.254.169.254"
 
 _PREEMPTED = "/computeMetadata/v1/instance/preempted"
 _PREEMPTION_LEAD = 30.0
@@ -28,7 +30,8 @@ class Gcp(Metadata):
     name = "gcp"
     title = "The Compute Engine metadata server"
     interval = 1.0
-    hold = 5.0  # seconds that the server holds a request for a change of `preempted`; then `maintenance-event` is read
+    # seconds that the server holds a request for a change of `preempted`; then `maintenance-event` is read
+    hold = 5.0
 
     def __init__(self, host: str = HOST, clock: clocks.Clock | None = None) -> None:
         super().__init__(f"http://{host}", clock)
@@ -66,7 +69,10 @@ class Gcp(Metadata):
     def _look_for_maintenance(self) -> None:
         event = self._get(_MAINTENANCE).expect().text()
         if event not in _EVENTS:
-            raise Trouble("garbage", f"announced an unknown maintenance event, not one of {', '.join(_EVENTS)}: {event[:60]!r}")
+            raise Trouble(
+                "garbage",
+                f"announced an unknown maintenance event, not one of {', '.join(_EVENTS)}: {event[:60]!r}",
+            )
         if event == "NONE":
             self._told.difference_update(_EVENTS)  # the next one is news again
         elif self.new(event):

@@ -1,8 +1,10 @@
-"""Runs the script's own save as if its condition had been true, with the script's variables, at its place in the loop.
+"""Runs the script's own save as if its condition had been true, with the script's variables, at its place in
+the loop.
 
-Local trace functions on the script's frames wait for the lines of the conditions and set `f_lineno` to where they should lead.
-Nothing is traced before that is requested, nor any frame that has nothing to do with the save. If a condition has no line of its
-own (`if due: save()`), its statement is run here, with the condition as needed, and the frame continues behind it.
+Local trace functions on the script's frames wait for the lines of the conditions and set `f_lineno` to where
+they should lead. Nothing is traced before that is requested, nor any frame that has nothing to do with the
+save. If a condition has no line of its own (`if due: save()`), its statement is run here, with the condition
+as needed, and the frame continues behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from lastcall.script.enter.jumps import Force
 from lastcall.script.find.points import Point
 
 _RETURNS = {
-    code for name, code in dis.opmap.items() if name.startswith(("RETURN_", "YIELD_", "INSTRUMENTED_RETURN", "INSTRUMENTED_YIELD"))
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith(("RETURN_", "YIELD_", "INSTRUMENTED_RETURN", "INSTRUMENTED_YIELD"))
 }
 
 
@@ -29,7 +33,8 @@ class SaveEntry:
         self._wait = wait
         self._anchor = points[0].scope.code
         self._regions = [point.lines for point in points]
-        self._open = not any(need.assumed is not None for point in points for need in point.needs)  # nothing but to wait for it
+        # nothing but to wait for it
+        self._open = not any(need.assumed is not None for point in points for need in point.needs)
         self._forces: dict[CodeType, list[Force]] = {self._anchor: []}
         for force in jumps.of(points):
             self._forces.setdefault(force.code, []).append(force)

@@ -1,4 +1,5 @@
-"""Conditions as a trace function sees them: lines, expressions that are still evaluated, and where the frame continues."""
+"""Conditions as a trace function sees them: lines, expressions that are still evaluated, and where the frame
+continues."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ log = logging.getLogger("lastcall")
 
 @dataclass(frozen=True)
 class Force:
-    """At one of `lines`: if `test` comes out as `want`, the frame goes to the line `target`. Where no line begins there, `program` is
-    run instead, and the frame goes to `behind`."""
+    """At one of `lines`: if `test` comes out as `want`, the frame goes to the line `target`. Where no line
+    begins there, `program` is run instead, and the frame goes to `behind`."""
 
     code: CodeType
     lines: range
@@ -33,13 +34,15 @@ class Force:
 
     def holds(self, frame: FrameType, written: Mapping[str, Any]) -> bool:
         try:
-            return bool(eval(self.test, frame.f_globals, {**frame.f_locals, **written})) is self.want  # the script's own expression
+            # the script's own expression
+            return bool(eval(self.test, frame.f_globals, {**frame.f_locals, **written})) is self.want
         except Exception:
             log.debug("%s:%d cannot be evaluated", self.code.co_filename, self.lines.start, exc_info=True)
             return False
 
     def lead(self, frame: FrameType, written: dict[str, Any]) -> int | None:
-        """The line where the frame is now; None if it has done all there is to do. `written`: variables that a program has changed."""
+        """The line where the frame is now; None if it has done all there is to do. `written`: variables that
+        a program has changed."""
         if self.program is None:
             return _jump(frame, self.target)
         own = {**frame.f_locals, **written}
@@ -47,7 +50,13 @@ class Force:
         known = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars, *frame.f_code.co_freevars}
         if frame.f_locals is frame.f_globals:
             known = set(self.program.co_names)
-        written.update({name: space[name] for name in known if name in space and (name not in own or own[name] is not space[name])})
+        written.update(
+            {
+                name: space[name]
+                for name in known
+                if name in space and (name not in own or own[name] is not space[name])
+            }
+        )
         return _jump(frame, self.behind)
 
 
@@ -59,17 +68,22 @@ def _jump(frame: FrameType, line: int | None) -> int | None:
     if line is not None:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # variables that have no value yet get None, Python 3.12 says
+                # variables that have no value yet get None, Python 3.12 says
+                warnings.simplefilter("ignore", RuntimeWarning)
                 frame.f_lineno = line  # type: ignore[misc]  # a trace function may
         except ValueError as error:
-            raise _Refused(f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be treated as true: {error}") from None
-        _ = frame.f_locals  # Python 3.12 warns again, in the script, of variables that are not in the copy it made before the jump
+            raise _Refused(
+                f"{frame.f_code.co_filename}:{frame.f_lineno} cannot be treated as true: {error}"
+            ) from None
+        # Python 3.12 warns again, in the script, of variables that are not in the copy it made before the
+        # jump
+        _ = frame.f_locals
     return line
 
 
 def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]:
-    """Handles conditions that follow each other: there is no event for a line that was jumped to. Returns whether any was met, and
-    the line where the frame is now (None: it has done all there is to do)."""
+    """Handles conditions that follow each other: there is no event for a line that was jumped to. Returns
+    whether any was met, and the line where the frame is now (None: it has done all there is to do)."""
     line: int | None = frame.f_lineno
     met, written = False, dict[str, Any]()
     while line is not None:
@@ -82,7 +96,8 @@ def follow(frame: FrameType, forces: Sequence[Force]) -> tuple[bool, int | None]
             log.warning("%s", error)
             break
     if written:
-        frame.f_locals.update(written)  # last: on Python 3.12 and before, to look at f_locals undoes what was written there
+        # last: on Python 3.12 and before, to look at f_locals undoes what was written there
+        frame.f_locals.update(written)
     return met, line
 
 
@@ -103,8 +118,11 @@ def of_needs(needs: Sequence[Need]) -> Iterator[Force]:
         if assumed is None:
             continue
         target = _target(need)
-        if target is not None and not need.metric:  # a jump would make the script report that this was the best
-            yield Force(need.scope.code, _lines(need), rewrite.expression(assumed, need.scope), need.want, target)
+        # a jump would make the script report that this was the best
+        if target is not None and not need.metric:
+            yield Force(
+                need.scope.code, _lines(need), rewrite.expression(assumed, need.scope), need.want, target
+            )
         else:
             yield _run(need, needs)
 
@@ -114,7 +132,13 @@ def _run(need: Need, needs: Iterable[Need]) -> Force:
     program = rewrite.program([statement], needs, scope)
     always = rewrite.expression(ast.Constant(True), scope)
     return Force(
-        scope.code, range(statement.lineno, _header_end(statement) + 1), always, True, None, program, _behind(statement, scope)
+        scope.code,
+        range(statement.lineno, _header_end(statement) + 1),
+        always,
+        True,
+        None,
+        program,
+        _behind(statement, scope),
     )
 
 

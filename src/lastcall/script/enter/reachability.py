@@ -1,4 +1,5 @@
-"""Whether a save is out of reach whatever the step: `if args.checkpointing_steps == "epoch":`, and the option was not given."""
+"""Whether a save is out of reach whatever the step: `if args.checkpointing_steps == "epoch":`, and the option
+was not given."""
 
 from __future__ import annotations
 
@@ -9,11 +10,23 @@ from lastcall.script.find.points import Point
 from lastcall.script.source import condition_kinds, conditions, rewrite
 from lastcall.script.source.conditions import Need
 
-_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.boolop, ast.unaryop, ast.cmpop, ast.Load)
+_PLAIN = (
+    ast.Name,
+    ast.Attribute,
+    ast.Constant,
+    ast.Compare,
+    ast.BoolOp,
+    ast.UnaryOp,
+    ast.boolop,
+    ast.unaryop,
+    ast.cmpop,
+    ast.Load,
+)
 
 
 def kept_from(point: Point, frame: FrameType | None) -> str:
-    """The condition that is the same at every pass and does not hold; empty if there is none, or if that is unknown."""
+    """The condition that is the same at every pass and does not hold; empty if there is none, or if that is
+    unknown."""
     for need in point.needs:
         for part in _parts(need):
             fixed = (
@@ -34,7 +47,10 @@ def _parts(need: Need) -> list[ast.expr]:
 def _is_plain(test: ast.expr) -> bool:
     """Whether evaluating it runs none of the script's code."""
     calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
-    asked = all(isinstance(call.func, ast.Name) and call.func.id == "isinstance" and not call.keywords for call in calls)
+    asked = all(
+        isinstance(call.func, ast.Name) and call.func.id == "isinstance" and not call.keywords
+        for call in calls
+    )
     return asked and all(isinstance(node, (*_PLAIN, ast.Call)) for node in ast.walk(test))
 
 
@@ -44,6 +60,9 @@ def _fails(part: ast.expr, need: Need, frame: FrameType | None) -> bool:
     if frame is None or isinstance(need.holder, ast.match_case):
         return False
     try:
-        return bool(eval(rewrite.expression(part, need.scope), frame.f_globals, dict(frame.f_locals))) is not need.want
+        return (
+            bool(eval(rewrite.expression(part, need.scope), frame.f_globals, dict(frame.f_locals)))
+            is not need.want
+        )
     except Exception:
         return False

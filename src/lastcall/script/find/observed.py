@@ -1,4 +1,5 @@
-"""The observed call path to a save. If the source does not show what a call runs (a registry of handlers), the stack does."""
+"""The observed call path to a save. If the source does not show what a call runs (a registry of handlers),
+the stack does."""
 
 from __future__ import annotations
 
@@ -63,6 +64,11 @@ def _call(scope: Scope, frame: FrameType) -> ast.Call | None:
     """The call that a frame is at."""
     at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     for node in below(scope.node):
-        if isinstance(node, ast.Call) and at == (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset):
+        if isinstance(node, ast.Call) and at == (
+            node.lineno,
+            node.end_lineno,
+            node.col_offset,
+            node.end_col_offset,
+        ):
             return node
     return None

@@ -1,5 +1,5 @@
-"""Where what is saved comes from: a checkpoint that is None unless the period has come is created under a condition that also belongs
-to the save."""
+"""Where what is saved comes from: a checkpoint that is None unless the period has come is created under a
+condition that also belongs to the save."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def of(way: Way, payload: ast.expr | None, needs: list[Need]) -> Fed:
 
 
 def _shallow(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a value that decide whether it is there. The first part of an attribute or a call is a tool, not a part."""
+    """The parts of a value that decide whether it is there. The first part of an attribute or a call is a
+    tool, not a part."""
     yield node
     if isinstance(node, ast.IfExp):
         yield from _shallow(node.orelse if _is_none(node.body) else node.body)

@@ -1,4 +1,5 @@
-"""A save point: the way from a running frame of the script to a call that saves, and what must hold on that way."""
+"""A save point: the way from a running frame of the script to a call that saves, and what must hold on that
+way."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Saves(Protocol):
         """`target`: what is called, None if that cannot be told from the source."""
 
     def payload(self, call: ast.Call) -> ast.expr | None:
-        """The argument that holds what is saved. The conditions under which it is made belong to the save, too."""
+        """The argument that holds what is saved. The conditions under which it is made belong to the save,
+        too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,8 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """`around`: the statements of which one holds the save and another one the line where the frame is; `run`: those that save."""
+    """`around`: the statements of which one holds the save and another one the line where the frame is;
+    `run`: those that save."""
 
     way: Way
     around: list[ast.stmt]
@@ -89,7 +92,8 @@ def ways(scope: Scope, node: ast.AST, saves: Saves, barren: set[object], depth: 
 
 
 def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:
-    """`looped`: a frame further out is in a loop; `deep`: one further in is. None for what is only reached when training is over."""
+    """`looped`: a frame further out is in a loop; `deep`: one further in is. None for what is only reached
+    when training is over."""
     scope = way.scope
     assert scope.line is not None
     meeting = _meeting(way.call, scope)
@@ -109,7 +113,9 @@ def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:
         further = further.further
     fed = payload.of(way, saves.payload(way.last.call), needs)
     needs += fed.needs
-    run = _run(around, holder, current if ahead else None, [*(need.statement for need in needs), *fed.statements])
+    run = _run(
+        around, holder, current if ahead else None, [*(need.statement for need in needs), *fed.statements]
+    )
     return Point(way, around, run, current, tuple(_once(needs)), near)
 
 
@@ -127,7 +133,9 @@ def _meeting(call: ast.AST, scope: Scope) -> tuple[list[ast.stmt], ast.stmt, ast
     node: ast.AST = call
     while node is not scope.node:
         parent = scope.source.parents[node]
-        for siblings in (value for _, value in ast.iter_fields(parent) if isinstance(value, list) and node in value):
+        for siblings in (
+            value for _, value in ast.iter_fields(parent) if isinstance(value, list) and node in value
+        ):
             if isinstance(node, ast.stmt) and not spans(node, scope.line):
                 current = next((each for each in siblings if spans(each, scope.line)), None)
                 if current is not None or spans(parent, scope.line):
@@ -136,11 +144,15 @@ def _meeting(call: ast.AST, scope: Scope) -> tuple[list[ast.stmt], ast.stmt, ast
     return None
 
 
-def _run(around: list[ast.stmt], holder: ast.stmt, current: ast.stmt | None, wanted: Iterable[ast.AST]) -> list[ast.stmt]:
+def _run(
+    around: list[ast.stmt], holder: ast.stmt, current: ast.stmt | None, wanted: Iterable[ast.AST]
+) -> list[ast.stmt]:
     """The statements from the first one that has to do with the save."""
     end = around.index(holder)
     begin = around.index(current) + 1 if current is not None and current in around else 0
-    held = {id(node): index for index, statement in enumerate(around) for node in (statement, *below(statement))}
+    held = {
+        id(node): index for index, statement in enumerate(around) for node in (statement, *below(statement))
+    }
     first = min([end, *(held[id(node)] for node in wanted if begin <= held.get(id(node), -1) <= end)])
     return around[first : end + 1]
 

@@ -1,4 +1,5 @@
-"""Finds the script's own save in the frames that led to an optimizer step. Works before the first save was ever reached."""
+"""Finds the script's own save in the frames that led to an optimizer step. Works before the first save was
+ever reached."""
 
 from __future__ import annotations
 
@@ -30,32 +31,42 @@ class Found:
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a function of the script is when the optimizer steps; `deep`: in a loop of another one, which it calls."""
+    """Where a function of the script is when the optimizer steps; `deep`: in a loop of another one, which it
+    calls."""
 
     line: int
     deep: bool
 
 
 def stops(chain: list[Scope]) -> dict[CodeType, Stop]:
-    return {scope.code: Stop(scope.line or 0, any(map(_in_loop, chain[:index]))) for index, scope in enumerate(chain)}
+    return {
+        scope.code: Stop(scope.line or 0, any(map(_in_loop, chain[:index])))
+        for index, scope in enumerate(chain)
+    }
 
 
-def look(frame: FrameType | None, saves: Saves, learned: Learned, at: Mapping[CodeType, Stop] | None = None) -> Found:
-    """From the caller of optimizer.step() outward, up to the first frame that has a save. `at`: from elsewhere, as though it were from
-    there."""
+def look(
+    frame: FrameType | None, saves: Saves, learned: Learned, at: Mapping[CodeType, Stop] | None = None
+) -> Found:
+    """From the caller of optimizer.step() outward, up to the first frame that has a save. `at`: from
+    elsewhere, as though it were from there."""
     chain = _chain(frame)
     if at is not None:
         chain = [scope for scope in chain if scope.code in at]
         for scope in chain:
             scope.line = at[scope.code].line
     because = (
-        "no frame of the training loop calls a function that saves" if chain else "the source of the training loop is not available"
+        "no frame of the training loop calls a function that saves"
+        if chain
+        else "the source of the training loop is not available"
     )
     deep = at is not None and bool(chain) and at[chain[0].code].deep
     for index, scope in enumerate(chain):
         looped = any(_in_loop(outer) for outer in chain[index + 1 :])
         ways = list(points.ways(scope, scope.node, saves, set())) or list(learned.ways(scope))
-        found = [point for way in ways if (point := points.point(way, saves, looped=looped, deep=deep)) is not None]
+        found = [
+            point for way in ways if (point := points.point(way, saves, looped=looped, deep=deep)) is not None
+        ]
         if found:
             return Found([point for point in found if not point.metric] or found, chain)
         because = "it saves only when training is over" if ways else because

@@ -1,4 +1,5 @@
-"""The counts of a script as they were when it last passed its save point: from what it has done since, or from the last report."""
+"""The counts of a script as they were when it last passed its save point: from what it has done since, or
+from the last report."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ PLAIN = (int, float, str, bool, type(None))
 
 
 class Memory:
-    """Plain variables of the script's frames, and the counts that the object of a method keeps, by the frame's code."""
+    """Plain variables of the script's frames, and the counts that the object of a method keeps, by the
+    frame's code."""
 
     def __init__(self) -> None:
         self.plain: dict[CodeType, dict[str, Any]] = {}
@@ -38,12 +40,17 @@ def _plain(own: Mapping[str, Any], first: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, PLAIN):
             yield name, value
         elif name == first:
-            yield from ((f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items() if type(each) is int)
+            yield from (
+                (f"{name}.{key}", each)
+                for key, each in getattr(value, "__dict__", {}).items()
+                if type(each) is int
+            )
 
 
 @dataclass
 class Changes:
-    """`names`: variables that are to have another value. `slots`: the same in objects, which must be put back."""
+    """`names`: variables that are to have another value. `slots`: the same in objects, which must be put
+    back."""
 
     names: dict[str, Any] = field(default_factory=dict)
     slots: list[Slot] = field(default_factory=list)
@@ -76,11 +83,18 @@ def back(point: Point, chain: list[Scope], memory: Memory) -> Changes:
     for scope in inner:  # what they have done before their loops
         past.step(scope, None, since_save.before_loops(scope), {})
     changed = {node.attr for scope in [anchor, *inner] for node in since_save.stored_in_loops(scope)}
-    changes = Changes({name: value for name, value in past.of(anchor).items() if name.isidentifier()}, past.slots())
+    changes = Changes(
+        {name: value for name, value in past.of(anchor).items() if name.isidentifier()}, past.slots()
+    )
     for text, value in memory.plain.get(anchor.code, {}).items():
         name, _, attribute = text.partition(".")
         owner = anchor.own.get(name)
-        if attribute and attribute not in changed and not past.knows(owner, attribute) and getattr(owner, attribute, value) != value:
+        if (
+            attribute
+            and attribute not in changed
+            and not past.knows(owner, attribute)
+            and getattr(owner, attribute, value) != value
+        ):
             changes.slots.append(Slot(owner, attribute, value))
     return changes
 

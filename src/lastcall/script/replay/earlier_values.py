@@ -1,4 +1,5 @@
-"""Values of a script's variables before statements that have run since: counted back, or computed from what was counted back."""
+"""Values of a script's variables before statements that have run since: counted back, or computed from what
+was counted back."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ from typing import Any
 from lastcall.script.source.scopes import Loop, Scope, assignments, below
 
 log = logging.getLogger("lastcall")
-_PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+_PLAIN = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Constant,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.operator,
+    ast.unaryop,
+    ast.expr_context,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,9 @@ class Past:
     def knows(self, owner: Any, key: Any) -> bool:
         return (id(owner), key) in self._owned
 
-    def step(self, scope: Scope, loop: Loop | None, statements: list[ast.stmt], remembered: Mapping[str, Any]) -> None:
+    def step(
+        self, scope: Scope, loop: Loop | None, statements: list[ast.stmt], remembered: Mapping[str, Any]
+    ) -> None:
         """`loop` has advanced by a pass, and these statements have run."""
         known = self._values.setdefault(scope.code, {})
         for name, (caller, argument) in scope.bound.items():
@@ -65,7 +78,12 @@ class Past:
                 callee = scope.called(statement.value)
                 if callee is not None and isinstance(callee.node, ast.FunctionDef):
                     self._values.pop(callee.code, None)
-                    self.step(callee, None, [each for each in callee.node.body if not isinstance(each, ast.Expr)], {})
+                    self.step(
+                        callee,
+                        None,
+                        [each for each in callee.node.body if not isinstance(each, ast.Expr)],
+                        {},
+                    )
 
     def _count_back(self, loop: ast.For | ast.AsyncFor, scope: Scope) -> None:
         for target, over in _counted(loop.target, loop.iter):
@@ -73,14 +91,21 @@ class Past:
             if type(live) is int:
                 self._set(target, _earlier(live, over, scope), scope)
 
-    def _undo(self, statement: ast.stmt, target: ast.expr, scope: Scope, remembered: Mapping[str, Any]) -> None:
+    def _undo(
+        self, statement: ast.stmt, target: ast.expr, scope: Scope, remembered: Mapping[str, Any]
+    ) -> None:
         text = ast.unparse(target)
-        if text in self._values[scope.code] or not isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
+        if text in self._values[scope.code] or not isinstance(
+            target, ast.Name | ast.Attribute | ast.Subscript
+        ):
             return
         live, by = scope.value(target), _added(statement, text)
         if by is not None and isinstance(live, int | float):
             self._set(target, live - by, scope)
-        elif isinstance(statement, ast.Assign) and (earlier := self._computed(statement.value, scope)) is not None:
+        elif (
+            isinstance(statement, ast.Assign)
+            and (earlier := self._computed(statement.value, scope)) is not None
+        ):
             self._set(target, earlier, scope)
         elif text in remembered and live != remembered[text]:
             self._set(target, remembered[text], scope)
@@ -90,12 +115,19 @@ class Past:
         for node in below(statement):
             for target, _ in assignments(node):
                 text = ast.unparse(target)
-                if text in remembered and text not in self._values[scope.code] and scope.value(target) != remembered[text]:
+                if (
+                    text in remembered
+                    and text not in self._values[scope.code]
+                    and scope.value(target) != remembered[text]
+                ):
                     self._set(target, remembered[text], scope)
 
     def _set(self, target: ast.expr, value: Any, scope: Scope) -> None:
         self._values[scope.code][ast.unparse(target)] = value
-        if isinstance(target, ast.Attribute | ast.Subscript) and (owner := scope.value(target.value)) is not None:
+        if (
+            isinstance(target, ast.Attribute | ast.Subscript)
+            and (owner := scope.value(target.value)) is not None
+        ):
             key = target.attr if isinstance(target, ast.Attribute) else ast.literal_eval(target.slice)
             self._owned.setdefault((id(owner), key), Slot(owner, key, value))
 
@@ -119,7 +151,10 @@ class _Earlier(ast.NodeTransformer):
         self._known = known
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (text := ast.unparse(node)) in self._known:
+        if (
+            isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
+            and (text := ast.unparse(node)) in self._known
+        ):
             return ast.Constant(self._known[text])
         return self.generic_visit(node)
 
@@ -128,13 +163,23 @@ def _added(statement: ast.stmt, text: str) -> int | float | None:
     """`count += 1`, `count = count + 1`"""
     if isinstance(statement, ast.AugAssign):
         operator, amount = statement.op, statement.value
-    elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp) and ast.unparse(statement.value.left) == text:
+    elif (
+        isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.BinOp)
+        and ast.unparse(statement.value.left) == text
+    ):
         operator, amount = statement.value.op, statement.value.right
     else:
         return None
     if not isinstance(amount, ast.Constant) or not isinstance(amount.value, int | float):
         return None
-    return amount.value if isinstance(operator, ast.Add) else -amount.value if isinstance(operator, ast.Sub) else None
+    return (
+        amount.value
+        if isinstance(operator, ast.Add)
+        else -amount.value
+        if isinstance(operator, ast.Sub)
+        else None
+    )
 
 
 def _counted(target: ast.expr, over: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -1,4 +1,5 @@
-"""Metrics that do not exist yet, before the end of the first epoch, are left out of the report: nothing is lost by that."""
+"""Metrics that do not exist yet, before the end of the first epoch, are left out of the report: nothing is
+lost by that."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def left_out(point: Point, statements: list[ast.stmt], saves: Saves) -> dict[int
     own = point.scope.own
     nodes = [node for statement in statements for node in (statement, *below(statement))]
     made = {ast.unparse(target) for node in nodes for target, _ in assignments(node)}
-    missing = {name for name in point.scope.assigned if name.isidentifier() and name not in own and name not in made}
+    missing = {
+        name for name in point.scope.assigned if name.isidentifier() and name not in own and name not in made
+    }
     instead: dict[int, ast.AST] = {}
     payload = saves.payload(point.way.call) if point.way.further is None else None
     for argument in [*point.way.call.args, *(word.value for word in point.way.call.keywords)]:
@@ -28,10 +31,19 @@ def left_out(point: Point, statements: list[ast.stmt], saves: Saves) -> dict[int
 
 def _replaced(node: ast.expr, missing: set[str]) -> Iterator[tuple[int, ast.AST]]:
     if isinstance(node, ast.Dict):
-        kept = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if not _names(value) & missing]
+        kept = [
+            (key, value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if not _names(value) & missing
+        ]
         yield id(node), ast.Dict([key for key, _ in kept], [value for _, value in kept])
     elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
-        yield id(node), ast.Call(node.func, node.args, [word for word in node.keywords if not _names(word.value) & missing])
+        yield (
+            id(node),
+            ast.Call(
+                node.func, node.args, [word for word in node.keywords if not _names(word.value) & missing]
+            ),
+        )
     elif _names(node) & missing and isinstance(node, ast.Name):
         yield id(node), ast.Dict([], [])
 

@@ -1,7 +1,7 @@
 """Runs the statements of the script that save at a completed step, away from their place in the source.
 
-What is saved of tensors is live. Counts are those of the last time that the save point was passed (counters.py): after resuming,
-batches may be repeated, never skipped.
+What is saved of tensors is live. Counts are those of the last time that the save point was passed
+(counters.py): after resuming, batches may be repeated, never skipped.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class _Tracing:
 
 
 def _statements(point: Point) -> list[ast.stmt]:
-    """Those that save, and those between the step and them that make what they need. A near point gets all of them: the scheduler,
-    the count. A far one must not count what has not been done."""
+    """Those that save, and those between the step and them that make what they need. A near point gets all of
+    them: the scheduler, the count. A far one must not count what has not been done."""
     holder = point.run[-1]
     end = point.around.index(holder)
     begin = point.around.index(point.current) + 1 if point.current is not None and point.ahead else 0
@@ -102,14 +102,17 @@ def _statements(point: Point) -> list[ast.stmt]:
         return [*between, holder]
     chosen = [holder]
     for statement in reversed(between):
-        made = {ast.unparse(target) for node in (statement, *below(statement)) for target, _ in assignments(node)}
+        made = {
+            ast.unparse(target) for node in (statement, *below(statement)) for target, _ in assignments(node)
+        }
         if any(_missing(name, point) for name in made & set(_used(chosen))):
             chosen.insert(0, statement)
     return chosen
 
 
 def _missing(name: str, point: Point) -> bool:
-    """Whether it must be computed again: a value that is not plain may hold tensors, or a folder that is gone."""
+    """Whether it must be computed again: a value that is not plain may hold tensors, or a folder that is
+    gone."""
     value = point.scope.value(ast.parse(name, mode="eval").body)
     return value is None or not isinstance(value, counters.PLAIN)
 

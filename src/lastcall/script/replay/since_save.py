@@ -1,4 +1,5 @@
-"""Which statements a script has run since it last passed its save point, outside of the loop that its steps are in."""
+"""Which statements a script has run since it last passed its save point, outside of the loop that its steps
+are in."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from lastcall.script.source.scopes import Loop, Scope, below, spans
 
 @dataclass(frozen=True)
 class Since:
-    """`loop`: the one that has advanced by a pass since then; `anew`: there is none, the function was called again."""
+    """`loop`: the one that has advanced by a pass since then; `anew`: there is none, the function was called
+    again."""
 
     statements: list[ast.stmt]
     loop: Loop | None = None
@@ -32,7 +34,9 @@ def since(point: Point, scope: Scope) -> Since:
 def around_call(scope: Scope) -> Since:
     """The same for a function that is at a call on the way to the save point."""
     current = next(each for each in _body(scope.node) if spans(each, scope.line or 0))
-    innermost = [node for node in (current, *below(current)) if isinstance(node, Loop) and spans(node, scope.line or 0)]
+    innermost = [
+        node for node in (current, *below(current)) if isinstance(node, Loop) and spans(node, scope.line or 0)
+    ]
     if innermost:
         inner = next(each for each in innermost[-1].body if spans(each, scope.line or 0))
         return Since([each for each in innermost[-1].body if each is not inner], innermost[-1])
@@ -61,7 +65,9 @@ def _pass(holder: ast.stmt, statements: list[ast.stmt], scope: Scope) -> Since:
     while node is not scope.node:
         parent = scope.source.parents[node]
         if node is not holder:
-            lists = [value for _, value in ast.iter_fields(parent) if isinstance(value, list) and node in value]
+            lists = [
+                value for _, value in ast.iter_fields(parent) if isinstance(value, list) and node in value
+            ]
             statements = [*statements, *(each for siblings in lists for each in siblings if each is not node)]
         if isinstance(parent, Loop):
             return Since(statements, parent)
@@ -75,7 +81,9 @@ def _before_line(body: list[ast.stmt], scope: Scope) -> Iterator[ast.stmt]:
         if spans(statement, scope.line or 0):
             if not isinstance(statement, Loop):
                 for _, value in ast.iter_fields(statement):
-                    if isinstance(value, list) and any(isinstance(each, ast.stmt) and spans(each, scope.line or 0) for each in value):
+                    if isinstance(value, list) and any(
+                        isinstance(each, ast.stmt) and spans(each, scope.line or 0) for each in value
+                    ):
                         yield from _before_line(value, scope)
             return
         yield statement

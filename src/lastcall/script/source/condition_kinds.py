@@ -1,5 +1,5 @@
-"""What a condition is about. A period (steps, epochs, time) may be treated as true; a rank or an option is evaluated; a metric is
-not."""
+"""What a condition is about. A period (steps, epochs, time) may be treated as true; a rank or an option is
+evaluated; a metric is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from typing import Any
 from lastcall.script.source.scopes import Scope, below
 
 _RANK = re.compile(r"(?<![a-z])(rank|main|master|chief|leader|coordinator|primary)(?![a-z])", re.I)
-_CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "now", "utcnow", "time_ns", "monotonic_ns", "perf_counter_ns"}
+_CLOCKS = {
+    "time",
+    "monotonic",
+    "perf_counter",
+    "process_time",
+    "now",
+    "utcnow",
+    "time_ns",
+    "monotonic_ns",
+    "perf_counter_ns",
+}
 _PLAIN = {"len", "int", "bool", "get", "isinstance"}
 _COUNTING = {"range", "trange", "enumerate", "count"}
 
@@ -85,7 +95,9 @@ def _call(node: ast.Call, scope: Scope, seen: frozenset[tuple[int, str]]) -> Kin
 
 def _answers(scope: Scope) -> Iterator[ast.expr]:
     """What a function gives back; where that is plain yes or no, what decides about it."""
-    values = [node.value for node in below(scope.node) if isinstance(node, ast.Return) and node.value is not None]
+    values = [
+        node.value for node in below(scope.node) if isinstance(node, ast.Return) and node.value is not None
+    ]
     yield from [scope.node.body] if isinstance(scope.node, ast.Lambda) else values
     if any(isinstance(value, ast.Constant) and isinstance(value.value, bool) for value in values):
         yield from (node.test for node in below(scope.node) if isinstance(node, ast.If))
@@ -124,12 +136,19 @@ def _given(node: ast.expr, text: str, scope: Scope) -> list[ast.expr | None] | N
         if text not in scope.varying and not (all_of_it and scope.line is None):
             return None
         return [_counted(statement, text) if value is None else value for statement, value in all_of_it]
-    name = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice) if isinstance(node, ast.Subscript) else ""
+    name = (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else ast.unparse(node.slice)
+        if isinstance(node, ast.Subscript)
+        else ""
+    )
     return scope.source.stored.get(name)
 
 
 def _counted(statement: ast.AST, text: str) -> ast.expr | None:
-    """What a `for` over numbers gives, as an expression that counts; None for what else is not plainly assigned."""
+    """What a `for` over numbers gives, as an expression that counts; None for what else is not plainly
+    assigned."""
     if not isinstance(statement, ast.For | ast.AsyncFor):
         return None
     calls = [each.func for each in ast.walk(statement.iter) if isinstance(each, ast.Call)]
@@ -142,4 +161,10 @@ def _counted(statement: ast.AST, text: str) -> ast.expr | None:
 
 
 def _is_measure(value: Any) -> bool:
-    return isinstance(value, float) or type(value).__name__ in ("Tensor", "Parameter", "float32", "float64", "ndarray")
+    return isinstance(value, float) or type(value).__name__ in (
+        "Tensor",
+        "Parameter",
+        "float32",
+        "float64",
+        "ndarray",
+    )

@@ -29,7 +29,8 @@ class Need:
 
     @property
     def forced(self) -> ast.expr | None:
-        """The test with its periods as they should be, and the rest as it is; None if there is no period in it."""
+        """The test with its periods as they should be, and the rest as it is; None if there is no period in
+        it."""
         return force(self.test, self.want, self.scope)
 
     @property
@@ -47,8 +48,8 @@ class Need:
 
 
 def to_reach(node: ast.AST, top: ast.AST, scope: Scope, passed: int = 0) -> Iterator[Need]:
-    """From the outside in: the branches around a node below `top`, and those before it that would have led away. What ends before the
-    line `passed` has been passed already."""
+    """From the outside in: the branches around a node below `top`, and those before it that would have led
+    away. What ends before the line `passed` has been passed already."""
     parent = scope.source.parents[node]
     if parent is not top:
         yield from to_reach(parent, top, scope, passed)
@@ -120,7 +121,8 @@ def _parts(test: ast.expr) -> Iterator[ast.expr]:
 
 
 def assumed_copy(root: ast.stmt, needs: Iterable[Need], instead: Mapping[int, ast.AST]) -> ast.stmt:
-    """The statement with its conditions as they are needed. `instead`: other nodes, by the id of those whose place they take."""
+    """The statement with its conditions as they are needed. `instead`: other nodes, by the id of those whose
+    place they take."""
     inside = {id(node) for node in (root, *below(root))}
     memo: dict[int, object] = dict(instead)
     for need in needs:
@@ -131,4 +133,5 @@ def assumed_copy(root: ast.stmt, needs: Iterable[Need], instead: Mapping[int, as
             memo[id(need.statement)] = ast.If(ast.Constant(True), need.holder.body, [])
         else:
             memo[id(need.test)] = assumed
-    return copy.deepcopy(copy.deepcopy(root, memo))  # the second one: what was put in belongs to the script's own tree, too
+    # the second one: what was put in belongs to the script's own tree, too
+    return copy.deepcopy(copy.deepcopy(root, memo))

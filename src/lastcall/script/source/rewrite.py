@@ -20,24 +20,39 @@ class Left(BaseException):
 
 def expression(node: ast.expr, scope: Scope) -> CodeType:
     mangled = _Outside(scope).visit(copy.deepcopy(node))
-    return compile(ast.fix_missing_locations(ast.Expression(mangled)), scope.source.filename, "eval", dont_inherit=True)
+    return compile(
+        ast.fix_missing_locations(ast.Expression(mangled)), scope.source.filename, "eval", dont_inherit=True
+    )
 
 
 def program(
-    statements: Iterable[ast.stmt], needs: Iterable[Need], scope: Scope, instead: Mapping[int, ast.AST] = MappingProxyType({})
+    statements: Iterable[ast.stmt],
+    needs: Iterable[Need],
+    scope: Scope,
+    instead: Mapping[int, ast.AST] = MappingProxyType({}),
 ) -> CodeType:
-    """With the conditions as they are needed. A loop of one pass around it: a `continue` or a `break` of the script's ends it."""
+    """With the conditions as they are needed. A loop of one pass around it: a `continue` or a `break` of the
+    script's ends it."""
     needs = list(needs)
-    measured = {ast.unparse(node) for need in needs if need.metric for node in ast.walk(need.test) if isinstance(node, ast.expr)}
+    measured = {
+        ast.unparse(node)
+        for need in needs
+        if need.metric
+        for node in ast.walk(need.test)
+        if isinstance(node, ast.expr)
+    }
     outside = _Outside(scope, measured)
     body = [outside.visit(assumed_copy(each, needs, instead)) for each in statements]
-    once = ast.For(ast.Name("__lastcall_once__", ast.Store()), ast.Tuple([ast.Constant(0)], ast.Load()), body, [])
+    once = ast.For(
+        ast.Name("__lastcall_once__", ast.Store()), ast.Tuple([ast.Constant(0)], ast.Load()), body, []
+    )
     module = ast.fix_missing_locations(ast.Module([ast.copy_location(once, body[0])], []))
     return compile(module, scope.source.filename, "exec", dont_inherit=True)
 
 
 def run(code: CodeType, frame: FrameType, instead: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One namespace for globals and locals: a comprehension or a lambda looks for its names in the globals. Returns the variables."""
+    """One namespace for globals and locals: a comprehension or a lambda looks for its names in the globals.
+    Returns the variables."""
     space = {**frame.f_globals, **frame.f_locals, **(instead or {}), _LEFT: Left}
     try:
         exec(code, space)

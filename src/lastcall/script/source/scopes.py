@@ -1,4 +1,5 @@
-"""A function of the script as its source and its values: what a name in it stands for, and where it is assigned."""
+"""A function of the script as its source and its values: what a name in it stands for, and where it is
+assigned."""
 
 from __future__ import annotations
 
@@ -21,15 +22,51 @@ _LISTED = 32  # callbacks
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Their functions hold no save of the script's, and are many.
 LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {
-    *("torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "ray", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
-    *("transformers", "accelerate", "datasets", "peft", "lightning", "pytorch_lightning", "deepspeed", "safetensors", "sklearn"),
-    *("fsspec", "lastcall", "_pytest", "pytest", "pluggy", "IPython", "ipykernel", "cloudpickle", "joblib", "hydra", "click"),
+    *(
+        "torch",
+        "torchvision",
+        "torchaudio",
+        "torchmetrics",
+        "numpy",
+        "ray",
+        "pandas",
+        "pyarrow",
+        "PIL",
+        "tqdm",
+        "wandb",
+        "mlflow",
+    ),
+    *(
+        "transformers",
+        "accelerate",
+        "datasets",
+        "peft",
+        "lightning",
+        "pytorch_lightning",
+        "deepspeed",
+        "safetensors",
+        "sklearn",
+    ),
+    *(
+        "fsspec",
+        "lastcall",
+        "_pytest",
+        "pytest",
+        "pluggy",
+        "IPython",
+        "ipykernel",
+        "cloudpickle",
+        "joblib",
+        "hydra",
+        "click",
+    ),
 }
 
 
 def instruction(frame: FrameType) -> int:
-    """Where a frame is: the offset of an instruction. From Python 3.12 on `f_lasti` of a loop over a generator is that of FOR_ITER in
-    the first passes, and points into the cache behind it once the loop is specialized."""
+    """Where a frame is: the offset of an instruction. From Python 3.12 on `f_lasti` of a loop over a
+    generator is that of FOR_ITER in the first passes, and points into the cache behind it once the loop is
+    specialized."""
     at, code = frame.f_lasti, frame.f_code.co_code
     while at > 0 and code[at] == _CACHE:
         at -= 2
@@ -53,8 +90,8 @@ def spans(node: ast.AST, line: int) -> bool:
 
 
 class Scope:
-    """`bound`: parameters, as the scope and the expression that they were given from. `line`: where the frame is, if it runs;
-    `calling`: the call that it is in, if that is known."""
+    """`bound`: parameters, as the scope and the expression that they were given from. `line`: where the frame
+    is, if it runs; `calling`: the call that it is in, if that is known."""
 
     def __init__(
         self,
@@ -71,14 +108,16 @@ class Scope:
         self.calling: ast.Call | None = None
 
     def repeats(self, node: ast.AST) -> bool:
-        """Whether what runs now is run again and again by this node: a loop, or a comprehension around the call that runs."""
+        """Whether what runs now is run again and again by this node: a loop, or a comprehension around the
+        call that runs."""
         if isinstance(node, _Comprehension):
             return self.calling is not None and any(each is self.calling for each in below(node))
         return isinstance(node, Loop) and self.line is not None and spans(node, self.line)
 
     @functools.cached_property
     def assigned(self) -> dict[str, list[tuple[ast.AST, ast.expr | None]]]:
-        """Names, and what else is written to, as text: the statements that assign it, and what is assigned, if that is plain."""
+        """Names, and what else is written to, as text: the statements that assign it, and what is assigned,
+        if that is plain."""
         found: dict[str, list[tuple[ast.AST, ast.expr | None]]] = {}
         for node in below(self.node):
             for target, value in assignments(node):
@@ -90,10 +129,15 @@ class Scope:
         """What is assigned in a loop."""
         loops = [node for node in below(self.node) if isinstance(node, Loop)]
         held = {id(node) for loop in loops for node in (loop, *below(loop))}
-        return {name for name, all_of_it in self.assigned.items() if any(id(node) in held for node, _ in all_of_it)}
+        return {
+            name
+            for name, all_of_it in self.assigned.items()
+            if any(id(node) in held for node, _ in all_of_it)
+        }
 
     def value(self, node: ast.expr) -> Any:
-        """What an expression stands for, found without running anything of the script's; None if that cannot be told."""
+        """What an expression stands for, found without running anything of the script's; None if that cannot
+        be told."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -128,18 +172,25 @@ class Scope:
         return scope
 
     def callees(self, call: ast.Call) -> Iterator[Scope]:
-        """All that it may run: in `for callback in self.callbacks: callback.on_epoch_end()`, one a callback."""
+        """All that it may run: in `for callback in self.callbacks: callback.on_epoch_end()`, one a
+        callback."""
         name = next((node.id for node in ast.walk(call.func) if isinstance(node, ast.Name)), "")
-        loops = [node for node in below(self.node) if isinstance(node, ast.For) and getattr(node.target, "id", "") == name]
+        loops = [
+            node
+            for node in below(self.node)
+            if isinstance(node, ast.For) and getattr(node.target, "id", "") == name
+        ]
         listed = [self.value(loop.iter) for loop in loops]
         values = [each for value in listed if isinstance(value, list | tuple) for each in value[:_LISTED]]
-        scopes = [Scope(self.source, self.node, self.code, self.space, {**self.own, name: each}, self.line) for each in values] or [
-            self
-        ]
+        scopes = [
+            Scope(self.source, self.node, self.code, self.space, {**self.own, name: each}, self.line)
+            for each in values
+        ] or [self]
         yield from (callee for scope in scopes if (callee := scope.called(call)) is not None)
 
     def bind(self, caller: Scope, call: ast.Call, given: list[Any]) -> None:
-        """The parameters get what this call gives them, behind what the callable itself brings: its object, a partial's arguments."""
+        """The parameters get what this call gives them, behind what the callable itself brings: its object, a
+        partial's arguments."""
         if not isinstance(self.node, sources.Function):
             return
         names = [each.arg for each in [*self.node.args.posonlyargs, *self.node.args.args]]
@@ -205,7 +256,11 @@ def _attribute(base: Any, name: str) -> Any:
         return found.__func__
     if isinstance(found, classmethod):
         return MethodType(found.__func__, base if isinstance(base, type) else type(base))
-    if isinstance(found, FunctionType) and not isinstance(base, type) and name not in getattr(base, "__dict__", {}):
+    if (
+        isinstance(found, FunctionType)
+        and not isinstance(base, type)
+        and name not in getattr(base, "__dict__", {})
+    ):
         return MethodType(found, base)
     return None if isinstance(found, property) else found
 

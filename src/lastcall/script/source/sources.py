@@ -1,4 +1,5 @@
-"""The source of running code. It is only trusted if it compiles to that very code: a file may have been edited since."""
+"""The source of running code. It is only trusted if it compiles to that very code: a file may have been
+edited since."""
 
 from __future__ import annotations
 
@@ -39,10 +40,15 @@ class Source:
 
     @functools.cached_property
     def stored(self) -> dict[str, list[ast.expr | None]]:
-        """What is given, anywhere but in a constructor, to an attribute or an item of this name: `.step += 1`, `["step"] = 0`."""
+        """What is given, anywhere but in a constructor, to an attribute or an item of this name: `.step +=
+        1`, `["step"] = 0`."""
         found: dict[str, list[ast.expr | None]] = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store) and not self._constructing(node):
+            if (
+                isinstance(node, ast.Attribute | ast.Subscript)
+                and isinstance(node.ctx, ast.Store)
+                and not self._constructing(node)
+            ):
                 name = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node.slice)
                 found.setdefault(name, []).append(getattr(self.parents[node], "value", None))
         return found
@@ -60,16 +66,20 @@ def of(code: CodeType, space: Mapping[str, Any]) -> Source | None:
 
 
 def gather(function: Any) -> dict[str, str]:
-    """Where a function is defined that is about to be sent elsewhere by value, and what stands in __main__ with it: the source, by
-    filename. The other machine may not have these files, and a notebook's cells are in no file at all."""
-    codes = [getattr(value, "__code__", None) for value in [function, *vars(sys.modules["__main__"]).values()]]
+    """Where a function is defined that is about to be sent elsewhere by value, and what stands in __main__
+    with it: the source, by filename. The other machine may not have these files, and a notebook's cells are
+    in no file at all."""
+    codes = [
+        getattr(value, "__code__", None) for value in [function, *vars(sys.modules["__main__"]).values()]
+    ]
     names = {code.co_filename for code in codes if isinstance(code, CodeType)}
     names |= {str(path) for path in [getattr(sys.modules["__main__"], "__file__", None)] if path is not None}
     return {name: text for name in names if (text := "".join(linecache.getlines(name)))}
 
 
 def provide(texts: Mapping[str, str]) -> None:
-    """On the other machine, before the source is looked at. No modification time: a file of that name here is another one."""
+    """On the other machine, before the source is looked at. No modification time: a file of that name here is
+    another one."""
     for filename, text in texts.items():
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
@@ -95,11 +105,15 @@ def _same(one: CodeType, other: CodeType) -> bool:
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:
-    consts = [repr(const) for const in code.co_consts if not isinstance(const, CodeType | frozenset)]  # a set's order is by chance
+    # a set's order is by chance
+    consts = [repr(const) for const in code.co_consts if not isinstance(const, CodeType | frozenset)]
     return code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, consts
 
 
 def _starts(node: Function, code: CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
-    return node.name == code.co_name and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
+    return (
+        node.name == code.co_name
+        and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
+    )

@@ -1,6 +1,8 @@
-"""A loop of one's own around an Accelerator: accumulation, a scheduler, a registered object, data that is changed at random.
+"""A loop of one's own around an Accelerator: accumulation, a scheduler, a registered object, data that is
+changed at random.
 
-LOOP: epochs | steps | tick      LOADER: plain | workers | stateful | stream | dispatched      STUCK: the pass that does not end
+LOOP: epochs | steps | tick      LOADER: plain | workers | stateful | stream | dispatched      STUCK: the pass
+that does not end
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Stream(IterableDataset[torch.Tensor]):
         self.sentences = sentences
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        # Where one rank reads for all, batches are read again on resume: what reading draws at random is then drawn twice.
+        # Where one rank reads for all, batches are read again on resume: what reading draws at random is then
+        # drawn twice.
         read = self.sentences.tokens.__getitem__ if LOADER == "dispatched" else self.sentences.__getitem__
         return map(read, range(len(self.sentences)))
 
@@ -76,7 +79,9 @@ def main() -> None:
             time.sleep(60)
         with accelerator.accumulate(model):
             logits = model(tokens[:, :-1])
-            accelerator.backward(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+            accelerator.backward(
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            )
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -1,4 +1,5 @@
-"""A loop in the way of Transformers' *_no_trainer.py: it resumes from a path that it is given, and from nothing else.
+"""A loop in the way of Transformers' *_no_trainer.py: it resumes from a path that it is given, and from
+nothing else.
 
 no_trainer.py --output_dir OUT --result FILE [--resume_from_checkpoint PATH]
 """
@@ -38,7 +39,9 @@ def main() -> None:
     data = TensorDataset(torch.randn(args.steps * 4, 4), torch.randn(args.steps * 4, 2))
     model: Any = torch.nn.Linear(4, 2)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4, shuffle=True))
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(data, batch_size=4, shuffle=True)
+    )
     completed = 0
     if args.resume_from_checkpoint:
         if args.resume_from_checkpoint is not None or args.resume_from_checkpoint != "":
@@ -60,7 +63,9 @@ def main() -> None:
                 output_dir = os.path.join(args.output_dir, output_dir)
             accelerator.save_state(output_dir)
     if args.result:
-        Path(args.result).write_text(repr([value.tolist() for value in accelerator.unwrap_model(model).state_dict().values()]))
+        Path(args.result).write_text(
+            repr([value.tolist() for value in accelerator.unwrap_model(model).state_dict().values()])
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The state that Accelerate itself loads from a checkpoint, without lastcall: python official.py CHECKPOINT RESULT"""
+"""The state that Accelerate itself loads from a checkpoint, without lastcall: python official.py CHECKPOINT
+RESULT"""
 
 from __future__ import annotations
 

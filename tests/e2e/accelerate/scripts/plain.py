@@ -1,6 +1,7 @@
 """A script that knows nothing of lastcall, with its own saves and its own resume: python plain.py OUT RESULT
 
-SHAPE: flat | nested | main (only the main process saves) | helper (the step is taken in a function) | none (no save in the loop)
+SHAPE: flat | nested | main (only the main process saves) | helper (the step is taken in a function) | none
+(no save in the loop)
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def main() -> None:
     data = TensorDataset(torch.randn(96, 4), torch.randn(96, 2))
     model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4, shuffle=True))
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(data, batch_size=4, shuffle=True)
+    )
 
     step = 0
     OUT.mkdir(parents=True, exist_ok=True)

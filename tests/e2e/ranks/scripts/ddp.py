@@ -1,4 +1,5 @@
-"""DistributedDataParallel with several buckets, batch normalization, dropout, a schedule, and accumulation if asked for.
+"""DistributedDataParallel with several buckets, batch normalization, dropout, a schedule, and accumulation if
+asked for.
 
 python ddp.py DIRECTORY
 """
@@ -27,7 +28,13 @@ def main(member: members.Member) -> None:
     progress = members.progress(member)
     torch.manual_seed(100 + member.rank)
     member.late()
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader, "progress": progress}
+    state: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "data": loader,
+        "progress": progress,
+    }
     with lastcall.protect(sys.argv[1], files=member.files(), **state) as run:
         member.journal.say("protected", step=run.step)
         feed = members.Feed(loader, sampler, progress)
@@ -43,11 +50,19 @@ def main(member: members.Member) -> None:
             member.strike(step, "end")
     member.journal.say("left")
     member.done(
-        members.digests(model, optimizer, scheduler=scheduler.state_dict(), progress=progress, randomness=torch.get_rng_state())
+        members.digests(
+            model,
+            optimizer,
+            scheduler=scheduler.state_dict(),
+            progress=progress,
+            randomness=torch.get_rng_state(),
+        )
     )
 
 
-def train(member: members.Member, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], step: int) -> None:
+def train(
+    member: members.Member, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], step: int
+) -> None:
     optimizer.zero_grad()
     for number, (features, classes) in enumerate(batches):
         assert isinstance(model, DistributedDataParallel)

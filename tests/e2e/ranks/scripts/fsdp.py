@@ -1,4 +1,5 @@
-"""FSDP2 on any number of ranks, or HSDP with two replicas. Every digest is of whole tensors, so that worlds can be compared.
+"""FSDP2 on any number of ranks, or HSDP with two replicas. Every digest is of whole tensors, so that worlds
+can be compared.
 
 python fsdp.py DIRECTORY
 """
@@ -25,9 +26,13 @@ def mesh(member: members.Member) -> DeviceMesh:
 
 
 def net(width: int) -> nn.Sequential:
-    """Without batch normalization, whose buffers FSDP leaves to each rank; odd sizes, so that shards are uneven."""
+    """Without batch normalization, whose buffers FSDP leaves to each rank; odd sizes, so that shards are
+    uneven."""
     sizes = [members.FEATURES, width + 1, width + 3, width]
-    blocks = [nn.Sequential(nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU(), nn.Dropout(0.2)) for a, b in itertools.pairwise(sizes)]
+    blocks = [
+        nn.Sequential(nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU(), nn.Dropout(0.2))
+        for a, b in itertools.pairwise(sizes)
+    ]
     return nn.Sequential(*blocks, nn.Linear(width, members.CLASSES))
 
 
@@ -45,7 +50,13 @@ def main(member: members.Member) -> None:
     progress = members.progress(member)
     torch.manual_seed(100 + member.rank)
     member.late()
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader, "progress": progress}
+    state: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "data": loader,
+        "progress": progress,
+    }
     with lastcall.protect(sys.argv[1], files=member.files(), **state) as run:
         restored = members.digests(model, optimizer) if run.resumed else {}
         member.journal.say("protected", step=run.step, state=restored)
@@ -62,11 +73,19 @@ def main(member: members.Member) -> None:
             member.strike(step, "end")
     member.journal.say("left")
     member.done(
-        members.digests(model, optimizer, scheduler=scheduler.state_dict(), progress=progress, randomness=torch.get_rng_state())
+        members.digests(
+            model,
+            optimizer,
+            scheduler=scheduler.state_dict(),
+            progress=progress,
+            randomness=torch.get_rng_state(),
+        )
     )
 
 
-def train(member: members.Member, model: Any, optimizer: torch.optim.Optimizer, batches: list[Any], step: int) -> None:
+def train(
+    member: members.Member, model: Any, optimizer: torch.optim.Optimizer, batches: list[Any], step: int
+) -> None:
     optimizer.zero_grad()
     for number, (features, classes) in enumerate(batches):
         model.set_requires_gradient_sync(number == len(batches) - 1)

@@ -1,4 +1,5 @@
-"""No DistributedDataParallel: the gradients are averaged by hand. Some ranks may have steps of their own after the common ones.
+"""No DistributedDataParallel: the gradients are averaged by hand. Some ranks may have steps of their own
+after the common ones.
 
 python manual.py DIRECTORY
 """
@@ -41,7 +42,9 @@ def main(member: members.Member) -> None:
     member.done(members.digests(model, optimizer, progress=progress, randomness=torch.get_rng_state()))
 
 
-def train(member: members.Member, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int) -> None:
+def train(
+    member: members.Member, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int
+) -> None:
     features, classes = batch
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(features), classes).backward()

@@ -1,4 +1,5 @@
-"""What the rank scripts share: joining the others, data, digests, and the moments in which nothing happens."""
+"""What the rank scripts share: joining the others, data, digests, and the moments in which nothing
+happens."""
 
 from __future__ import annotations
 
@@ -62,7 +63,12 @@ class Member:
 @contextlib.contextmanager
 def joined() -> Iterator[Member]:
     """A member of the process group; alone where nobody set RANK."""
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "0"),
+    ):
         os.environ.setdefault(name, value)
     ranks_plan.move()
     torch.set_num_threads(1)
@@ -114,9 +120,12 @@ def loader(member: Member) -> tuple[DataLoader[Any], DistributedSampler[Any]]:
 
 
 class Feed:
-    """Epoch after epoch of a loader. `progress` is saved with the run: the epoch, and if it is there a digest of all samples so far."""
+    """Epoch after epoch of a loader. `progress` is saved with the run: the epoch, and if it is there a digest
+    of all samples so far."""
 
-    def __init__(self, source: DataLoader[Any], sampler: DistributedSampler[Any], progress: dict[str, Any]) -> None:
+    def __init__(
+        self, source: DataLoader[Any], sampler: DistributedSampler[Any], progress: dict[str, Any]
+    ) -> None:
         self._source = source
         self._sampler = sampler
         self._progress = progress
@@ -162,7 +171,8 @@ def progress(member: Member) -> dict[str, Any]:
 
 
 def digests(model: nn.Module, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, str]:
-    """Of parameters, buffers, optimizer state, and anything else. Shards are gathered, so every rank must ask."""
+    """Of parameters, buffers, optimizer state, and anything else. Shards are gathered, so every rank must
+    ask."""
     found: dict[str, Any] = {
         "parameters": [parameter.detach() for parameter in model.parameters()],
         "buffers": list(model.buffers()),
@@ -182,7 +192,9 @@ def _update(hasher: Any, value: Any) -> None:
     if isinstance(value, DTensor):
         value = value.full_tensor()
     if isinstance(value, torch.Tensor):
-        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode() + value.detach().contiguous().numpy().tobytes())
+        hasher.update(
+            f"{value.dtype}{tuple(value.shape)}".encode() + value.detach().contiguous().numpy().tobytes()
+        )
     elif isinstance(value, dict):
         for key in sorted(value, key=repr):
             hasher.update(repr(key).encode())

@@ -1,4 +1,5 @@
-"""DistributedDataParallel with a DistributedSampler and one worker: python pipeline.py DIRECTORY LOOP KILL."""
+"""DistributedDataParallel with a DistributedSampler and one worker: python pipeline.py DIRECTORY LOOP
+KILL."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def steps(run: Any) -> None:
         learn(run, step, batch)
 
 
-with lastcall.protect(DIRECTORY, config=config, model=model, optimizer=optimizer, **({"data": data} if LOOP == "steps" else {})) as run:
+with lastcall.protect(
+    DIRECTORY, config=config, model=model, optimizer=optimizer, **({"data": data} if LOOP == "steps" else {})
+) as run:
     (steps if LOOP == "steps" else epochs)(run)
 print(json.dumps(["end", [parameter.tolist() for parameter in model.parameters()]]), flush=True)
 dist.destroy_process_group()

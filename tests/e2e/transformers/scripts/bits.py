@@ -1,9 +1,11 @@
-"""What the scripts of test_bit_identical.py share: a tiny model, data, a journal of every micro-batch, and a result to compare.
+"""What the scripts of test_bit_identical.py share: a tiny model, data, a journal of every micro-batch, and a
+result to compare.
 
 OUTPUT     the output_dir of the run
 RESULT     where the result is written, one file a rank: weights, history, callbacks, randomness
 JOURNAL    where every micro-batch is written, one file a rank, appended to by each incarnation
-HF_RESUME  1: resume as Transformers does by itself (to learn what it restores); nothing of lastcall reads this
+HF_RESUME  1: resume as Transformers does by itself (to learn what it restores); nothing of lastcall reads
+           this
 STOP_AT    end the process without a word after this step
 """
 
@@ -27,7 +29,9 @@ TIMES = ("_runtime", "_per_second")  # what differs from run to run by nature
 
 def model() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=WORDS, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=WORDS, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
     return GPT2LMHeadModel(config)
 
 
@@ -141,7 +145,13 @@ def train(trainer: Trainer) -> None:
         "weights": digest(trainer.model.state_dict()),
         "history": [plain(entry) for entry in state.log_history],
         "best": [state.best_metric, state.best_global_step, best],
-        "place": [state.global_step, state.epoch, state.max_steps, state.num_train_epochs, state.num_input_tokens_seen],
+        "place": [
+            state.global_step,
+            state.epoch,
+            state.max_steps,
+            state.num_train_epochs,
+            state.num_input_tokens_seen,
+        ],
         "flos": state.total_flos,
         "train_loss": output.training_loss,
         "callbacks": [
@@ -163,6 +173,7 @@ def digest(state: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name in sorted(state):
         value: Any = state[name]
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # sharded: all ranks come by here
+        # sharded: all ranks come by here
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         total.update(name.encode() + whole.contiguous().numpy().tobytes())
     return total.hexdigest()

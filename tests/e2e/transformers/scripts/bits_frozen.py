@@ -1,4 +1,5 @@
-"""A frozen base with small trainable matrices beside it, saved on their own, as PEFT does; with LIBRARY=peft by PEFT itself."""
+"""A frozen base with small trainable matrices beside it, saved on their own, as PEFT does; with LIBRARY=peft
+by PEFT itself."""
 
 import json
 import os
@@ -41,7 +42,9 @@ def adapted() -> nn.Module:
 def adapted_by_peft() -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+    config = LoraConfig(
+        r=4, lora_dropout=0.1, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True
+    )
     model: nn.Module = get_peft_model(bits.model(), config)
     return model
 
@@ -52,11 +55,15 @@ class Small(Trainer):  # type: ignore[misc]
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        trained = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
+        trained = {
+            name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad
+        }
         save_file(trained, folder / "adapter.safetensors", metadata={"format": "pt"})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self.model.load_state_dict(load_file(Path(resume_from_checkpoint, "adapter.safetensors")), strict=False)
+        self.model.load_state_dict(
+            load_file(Path(resume_from_checkpoint, "adapter.safetensors")), strict=False
+        )
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

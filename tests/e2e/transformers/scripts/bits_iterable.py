@@ -1,4 +1,5 @@
-"""A stream that shuffles through a buffer. CASE: TrainingArguments by name, and `length`, `shuffle` ("own" or "global"), `noise`."""
+"""A stream that shuffles through a buffer. CASE: TrainingArguments by name, and `length`, `shuffle` ("own" or
+"global"), `noise`."""
 
 import functools
 import json
@@ -50,6 +51,7 @@ trainer = Trainer(
     args=bits.arguments(**case),
     train_dataset=Known() if length else Stream(),
     eval_dataset=bits.Sentences(10, first=1000),
-    data_collator=functools.partial(bits.padded, length=bits.LONGEST),  # rank 0 joins the batches of all ranks into one
+    # rank 0 joins the batches of all ranks into one
+    data_collator=functools.partial(bits.padded, length=bits.LONGEST),
 )
 bits.train(trainer)

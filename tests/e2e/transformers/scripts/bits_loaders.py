@@ -1,5 +1,5 @@
-"""Loaders and epochs out of the ordinary. CASE: TrainingArguments by name, `noise`, `plain` (a DataLoader that Accelerate has not seen)
-and `cut` (an epoch is left at each step that it divides)."""
+"""Loaders and epochs out of the ordinary. CASE: TrainingArguments by name, `noise`, `plain` (a DataLoader
+that Accelerate has not seen) and `cut` (an epoch is left at each step that it divides)."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""A plain Trainer whose model is sharded: by Accelerate's FSDP2, or by DeepSpeed. CASE: its TrainingArguments by name, `noise`, and
-`evaluation`: the seconds that a batch of an evaluation takes.
+"""A plain Trainer whose model is sharded: by Accelerate's FSDP2, or by DeepSpeed. CASE: its TrainingArguments
+by name, `noise`, and `evaluation`: the seconds that a batch of an evaluation takes.
 
-Accelerate knows both on accelerators only, and trains with DistributedDataParallel on CPUs, without a word. They work there all the
-same: here they are let."""
+Accelerate knows both on accelerators only, and trains with DistributedDataParallel on CPUs, without a word.
+They work there all the same: here they are let."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""A trainer in the style of TRL: prepares its data, packs it, counts tokens, gathers metrics until they are logged, writes model cards.
+"""A trainer in the style of TRL: prepares its data, packs it, counts tokens, gathers metrics until they are
+logged, writes model cards.
 
 CASE: TrainingArguments by name, and `count_tokens`: log what the trainer counts in attributes of its own.
 """
@@ -37,8 +38,13 @@ class Temperature(TrainerCallback, ExportableState):  # type: ignore[misc]
 class SFT(Trainer):  # type: ignore[misc]
     """What SFTTrainer does around a Trainer, in short."""
 
-    def __init__(self, model: Any, args: Any, train_dataset: Any, eval_dataset: Any, temperature: Temperature) -> None:
-        self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+    def __init__(
+        self, model: Any, args: Any, train_dataset: Any, eval_dataset: Any, temperature: Temperature
+    ) -> None:
+        self._metrics: dict[str, dict[str, list[float]]] = {
+            "train": defaultdict(list),
+            "eval": defaultdict(list),
+        }
         self._total_train_tokens = 0
         self._temperature = temperature
         super().__init__(
@@ -61,20 +67,30 @@ class SFT(Trainer):  # type: ignore[misc]
         self.model.config.use_cache = True
         return result
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(
+            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
         mode = "train" if self.model.training else "eval"
         if mode == "train":
             self._total_train_tokens += inputs["attention_mask"].sum().item()
             loss = loss / self._temperature.value
         guess = outputs.logits[..., :-1, :].argmax(-1)
-        self._metrics[mode]["mean_token_accuracy"].append((guess == inputs["labels"][..., 1:]).float().mean().item())
+        self._metrics[mode]["mean_token_accuracy"].append(
+            (guess == inputs["labels"][..., 1:]).float().mean().item()
+        )
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
         if count_tokens:
-            logs = logs | {f"{mode}_{key}": sum(values) / len(values) for key, values in self._metrics[mode].items() if values}
+            logs = logs | {
+                f"{mode}_{key}": sum(values) / len(values)
+                for key, values in self._metrics[mode].items()
+                if values
+            }
             logs["num_tokens"] = self._total_train_tokens
         super().log(logs, start_time)
         self._metrics[mode].clear()
@@ -85,10 +101,14 @@ class SFT(Trainer):  # type: ignore[misc]
 
     def create_model_card(self, language: Any = None, model_name: str | None = None, **kwargs: Any) -> None:
         if self.is_world_process_zero():
-            Path(self.args.output_dir, "README.md").write_text(f"# {model_name}, {self.state.global_step} steps\n")
+            Path(self.args.output_dir, "README.md").write_text(
+                f"# {model_name}, {self.state.global_step} steps\n"
+            )
 
 
 temperature = Temperature()
-args = bits.arguments(**({"load_best_model_at_end": True, "gradient_accumulation_steps": 2, "max_steps": 18} | case))
+args = bits.arguments(
+    **({"load_best_model_at_end": True, "gradient_accumulation_steps": 2, "max_steps": 18} | case)
+)
 trainer = SFT(bits.model(), args, bits.Sentences(60), bits.Sentences(10, first=1000), temperature)
 bits.train(trainer)

@@ -1,8 +1,11 @@
-"""A fine-tuning as a user of Transformers writes it, on a tiny random GPT-2, with a journal of all that happens.
+"""A fine-tuning as a user of Transformers writes it, on a tiny random GPT-2, with a journal of all that
+happens.
 
-    python findings.py OUTPUT_DIR        TRAINER_PLAN: its shape; TRAINER_MODE: hf (their callback), lastcall (nothing), plain (nothing)
+    python findings.py OUTPUT_DIR        TRAINER_PLAN: its shape; TRAINER_MODE: hf (their callback), lastcall
+                                         (nothing), plain (nothing)
 
-In a forked process the modules are imported already, so what lastcall-auto.pth does in a started one is done here.
+In a forked process the modules are imported already, so what lastcall-auto.pth does in a started one is done
+here.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ class Watched(Trainer):
             raise ValueError("a bad batch")
         loss = super().training_step(model, inputs, num_items_in_batch)
         data = zlib.crc32(inputs["input_ids"].numpy().tobytes())
-        journal.say("micro", step=self.state.global_step, data=f"{data:08x}", state={"loss": loss.item().hex()})
+        journal.say(
+            "micro", step=self.state.global_step, data=f"{data:08x}", state={"loss": loss.item().hex()}
+        )
         return loss
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
@@ -93,7 +98,9 @@ class Telling(TrainerCallback):
 
 def arguments() -> TrainingArguments:
     best = (
-        {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True} if plan.best is not None else {}
+        {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
+        if plan.best is not None
+        else {}
     )
     return TrainingArguments(
         output_dir=str(directory),
@@ -122,7 +129,16 @@ def make() -> Trainer:
     set_seed(plan.seed)
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), plan.dropout)
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, **rates)
+        GPT2Config(
+            vocab_size=64,
+            n_positions=16,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+            **rates,
+        )
     )
     more: dict[str, Any] = {}
     if plan.best is not None:
@@ -163,10 +179,13 @@ def train() -> None:
 
 
 def favoured() -> None:
-    """Transformers waits for 3 s after SIGTERM before it asks for a save, and cannot be told otherwise. Here it gets our kill wait."""
+    """Transformers waits for 3 s after SIGTERM before it asks for a save, and cannot be told otherwise. Here
+    it gets our kill wait."""
     from transformers import trainer_jit_checkpoint
 
-    trainer_jit_checkpoint.CheckpointManager.__init__.__defaults__ = (float(os.environ.get("LASTCALL_KILL_WAIT_SECONDS", "3")),)
+    trainer_jit_checkpoint.CheckpointManager.__init__.__defaults__ = (
+        float(os.environ.get("LASTCALL_KILL_WAIT_SECONDS", "3")),
+    )
 
 
 if MODE == "hf":
@@ -179,7 +198,8 @@ if plan.thread:
     def guarded() -> None:
         try:
             train()
-        except BaseException as error:  # a thread's exception must end the process as one of the main thread would
+        except BaseException as error:
+            # a thread's exception must end the process as one of the main thread would
             failed.append(error)
             raise
 

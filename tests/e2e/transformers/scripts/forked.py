@@ -1,4 +1,5 @@
-"""Runs a script in a process that was forked with transformers imported: what the interpreter does at its start is done first.
+"""Runs a script in a process that was forked with transformers imported: what the interpreter does at its
+start is done first.
 
 forked.py SCRIPT [ARGUMENT ...]
 """

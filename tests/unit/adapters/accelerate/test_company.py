@@ -19,7 +19,9 @@ from lastcall.core.store.memory import MemoryStore
 def nothing() -> None: ...
 
 
-def saves(company: Company, write: Callable[[], None] = nothing, publish: Callable[[], None] = nothing) -> str:
+def saves(
+    company: Company, write: Callable[[], None] = nothing, publish: Callable[[], None] = nothing
+) -> str:
     meeting = company.meet()
     if meeting is None:
         return "in place"
@@ -33,7 +35,9 @@ def two() -> list[Company]:
     return [Company(rank, 2, store.clone()) for rank in range(2)]
 
 
-def test_what_all_ranks_write_is_published_once_after_the_last_of_them(two: list[Company], tmp_path: Path) -> None:
+def test_what_all_ranks_write_is_published_once_after_the_last_of_them(
+    two: list[Company], tmp_path: Path
+) -> None:
     published: list[list[str]] = []
 
     def write(rank: int) -> None:
@@ -48,7 +52,9 @@ def test_what_all_ranks_write_is_published_once_after_the_last_of_them(two: list
     assert published == [["0", "1"]] * 2
 
 
-def test_one_that_comes_alone_is_not_kept_waiting_twice(two: list[Company], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_comes_alone_is_not_kept_waiting_twice(
+    two: list[Company], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(companies, "_PATIENCE", 0.05)
     assert saves(two[0]) == "in place"
     monkeypatch.setattr(companies, "_PATIENCE", 1e9)
@@ -64,7 +70,9 @@ def test_a_part_that_cannot_be_written_leaves_nothing_published(two: list[Compan
     def publish() -> None:
         raise AssertionError("published")
 
-    results = at_once(*(partial(saves, two[each], fail if each == rank else nothing, publish) for each in range(2)))
+    results = at_once(
+        *(partial(saves, two[each], fail if each == rank else nothing, publish) for each in range(2))
+    )
     assert isinstance(results[rank], OSError)
     assert isinstance(results[1 - rank], errors.SaveError)
 

@@ -31,9 +31,13 @@ class Changing(Dataset[torch.Tensor]):
 
 
 def make(kind: str) -> Any:
-    config = DataLoaderConfiguration(use_stateful_dataloader=kind == "stateful", use_seedable_sampler=kind == "seedable")
+    config = DataLoaderConfiguration(
+        use_stateful_dataloader=kind == "stateful", use_seedable_sampler=kind == "seedable"
+    )
     accelerator = Accelerator(cpu=True, dataloader_config=config)
-    return accelerator.prepare(DataLoader(Changing(), batch_size=4, shuffle=True, num_workers=2 * (kind == "workers")))
+    return accelerator.prepare(
+        DataLoader(Changing(), batch_size=4, shuffle=True, num_workers=2 * (kind == "workers"))
+    )
 
 
 def seed(number: int) -> None:

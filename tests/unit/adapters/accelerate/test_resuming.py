@@ -1,4 +1,5 @@
-"""Whether the same command would go on from a script's own save: what can be told from its source, its options and its command."""
+"""Whether the same command would go on from a script's own save: what can be told from its source, its
+options and its command."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         script = tmp_path / f"script{len(list(tmp_path.iterdir()))}.py"
         lines = "".join(f"    {line}\n" for line in body.splitlines())
         script.write_text(
-            f"def main(args, accelerator, saved):\n    path = None\n    if not args: return ask()\n{lines}    return ask()\n"
+            f"def main(args, accelerator, saved):\n    path = None\n    if not args: return ask()\n{lines}   "
+            " return ask()\n"
         )
         scope: dict[str, Any] = {"ask": lambda: resuming.why_not(sys._getframe(1), loaded, argv)}
         exec(compile(script.read_text(), str(script), "exec"), scope)
@@ -46,7 +48,8 @@ BY_ITSELF = {
     "what lies in a folder": "if saved:\n    accelerator.load_state(saved[-1])",
     "a call": "if len(saved) > 0:\n    accelerator.load_state(saved[-1])",
     "always": "accelerator.load_state(path)",
-    "one way of two": "if args.resume:\n    accelerator.load_state(args.resume)\nelif saved:\n    accelerator.load_state(saved[-1])",
+    "one way of two": "if args.resume:\n    accelerator.load_state(args.resume)\nelif saved:\n    "
+    "accelerator.load_state(saved[-1])",
     "unless it is told not to": "if not args.resume:\n    accelerator.load_state(path)",
 }
 
@@ -66,25 +69,37 @@ BY_OPTION = {
 
 
 @pytest.mark.parametrize("body", BY_OPTION.values(), ids=list(BY_OPTION))
-@pytest.mark.parametrize("options", [argparse.Namespace(resume=None), Config()], ids=["argparse", "dataclass"])
-def test_b3_an_option_that_is_not_given_keeps_the_same_command_from_resuming(ask: Ask, body: str, options: Any) -> None:
+@pytest.mark.parametrize(
+    "options", [argparse.Namespace(resume=None), Config()], ids=["argparse", "dataclass"]
+)
+def test_b3_an_option_that_is_not_given_keeps_the_same_command_from_resuming(
+    ask: Ask, body: str, options: Any
+) -> None:
     """B3"""
     assert "keeps it from load_state() (script" in ask(body, options)
     assert ask(body, options, ("--resume", "latest")) == "", "a script may put it back where it finds nothing"
 
 
-def test_b3_what_the_command_names_is_where_it_begins_again(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b3_what_the_command_names_is_where_it_begins_again(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B3"""
     folder = str(tmp_path / "step_5")
-    assert f"the command names {folder}" in ask("accelerator.load_state(path)", None, ("--resume", folder), folder)
-    assert f"the command names {folder}" in ask("accelerator.load_state(path)", None, (f"--resume={folder}",), folder)
+    assert f"the command names {folder}" in ask(
+        "accelerator.load_state(path)", None, ("--resume", folder), folder
+    )
+    assert f"the command names {folder}" in ask(
+        "accelerator.load_state(path)", None, (f"--resume={folder}",), folder
+    )
     assert ask("accelerator.load_state(path)", None, ("--resume", "latest"), folder) == ""
     assert ask("pass") == "the script never calls load_state()"
     monkeypatch.setenv("LASTCALL_HANDS_OVER", "1")
     assert ask("pass") == "" == ask("accelerator.load_state(path)", None, ("--resume", folder), folder)
 
 
-def test_a_folder_that_the_script_works_with_is_no_place_for_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_the_script_works_with_is_no_place_for_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def script(args: argparse.Namespace) -> FrameType:
         return sys._getframe()
 
@@ -92,4 +107,9 @@ def test_a_folder_that_the_script_works_with_is_no_place_for_anything_else(tmp_p
     folders = [tmp_path, *(tmp_path / name for name in ("given", "named", "other"))]
     assert [folder.mkdir(exist_ok=True) for folder in folders]
     frame = script(argparse.Namespace(out="given"))
-    assert [resuming.works_with(str(folder), frame, ("--to=named",)) for folder in folders] == [True, True, True, False]
+    assert [resuming.works_with(str(folder), frame, ("--to=named",)) for folder in folders] == [
+        True,
+        True,
+        True,
+        False,
+    ]

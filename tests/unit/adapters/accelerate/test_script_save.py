@@ -1,4 +1,5 @@
-"""A script's own save as the answer to a notice, phase by phase: the test plays the training thread, and turns the clock by hand."""
+"""A script's own save as the answer to a notice, phase by phase: the test plays the training thread, and
+turns the clock by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +33,14 @@ PATIENCE = 60.0
 class Process:
     """One rank: its agent is a thread, its training thread is the test."""
 
-    def __init__(self, folder: Path, clock: clocks.Clock, store: MemoryStore | None = None, rank: int = 0, size: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: clocks.Clock,
+        store: MemoryStore | None = None,
+        rank: int = 0,
+        size: int = 1,
+    ) -> None:
         self.clock = clock
         self.died = threading.Event()
         jit = JITCheckpointConfig(kill_wait=3.0, grace=30.0, environ={})
@@ -112,14 +120,19 @@ def test_training_goes_on_during_the_kill_wait_and_saves_at_the_next_step_after_
 
 
 @pytest.mark.parametrize(
-    ("wait", "left", "waited"), [(3.0, 30.0, 3.0), (3.0, 2.0, 0.75), (10.0, 12.0, 10.0), (10.0, 6.0, 4.75), (3.0, 0.5, 0.0)]
+    ("wait", "left", "waited"),
+    [(3.0, 30.0, 3.0), (3.0, 2.0, 0.75), (10.0, 12.0, 10.0), (10.0, 6.0, 4.75), (3.0, 0.5, 0.0)],
 )
-def test_b12_the_kill_wait_is_cut_by_the_notices_own_deadline(alone: Process, wait: float, left: float, waited: float) -> None:
+def test_b12_the_kill_wait_is_cut_by_the_notices_own_deadline(
+    alone: Process, wait: float, left: float, waited: float
+) -> None:
     """B12: as in core.budget, not by a third of a grace that the notice does not give."""
     alone.notice(left)
     assert budget.wait_within(wait, alone.answer.left, alone.save.needs(alone.answer.deadline)) == waited
     alone.notice(0.0)
-    assert budget.wait_within(wait, alone.answer.left, alone.save.needs(alone.answer.deadline)) == 0.0, "a second notice leaves no time"
+    assert budget.wait_within(wait, alone.answer.left, alone.save.needs(alone.answer.deadline)) == 0.0, (
+        "a second notice leaves no time"
+    )
 
 
 def test_b12_a_second_notice_ends_the_wait(alone: Process) -> None:
@@ -132,7 +145,9 @@ def test_b12_a_second_notice_ends_the_wait(alone: Process) -> None:
     assert alone.save.target == 1
 
 
-def test_without_a_save_in_time_nothing_is_saved_and_the_process_dies(alone: Process, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_save_in_time_nothing_is_saved_and_the_process_dies(
+    alone: Process, caplog: pytest.LogCaptureFixture
+) -> None:
     alone.on_look = lambda: alone.clock.sleep(5.0)
     alone.told()
     alone.ends()
@@ -189,7 +204,7 @@ def test_after_a_fault_one_process_saves_at_its_next_step(alone: Process) -> Non
     assert alone.phases.phase is Phase.BOUNDARY and alone.step() and alone.save.left(saved=True)
 
 
-# ---- many ranks ------------------------------------------------------------------------------------------------------
+# ---- many ranks --------------------------------------------------------------------------------------------
 
 
 def follow(ranks: list[Process]) -> None:
@@ -199,7 +214,9 @@ def follow(ranks: list[Process]) -> None:
 
         def hear(notice: Notice, rank: Process = rank) -> None:
             if rank.phases.phase is Phase.QUIET:
-                rank.told(notice.deadline - rank.clock.now() if notice.deadline is not None else 30.0, notice.source)
+                rank.told(
+                    notice.deadline - rank.clock.now() if notice.deadline is not None else 30.0, notice.source
+                )
 
         threading.Thread(target=rank.save.listen, args=(rank.ranks.clone(), hear), daemon=True).start()
 
@@ -217,13 +234,20 @@ def train(rank: Process, lockstep: threading.Barrier, ends: dict[int, int], save
 
 
 @pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
-def test_all_ranks_save_after_the_same_step_whoever_was_told(two: list[Process], told: tuple[int, ...], tmp_path: Path) -> None:
+def test_all_ranks_save_after_the_same_step_whoever_was_told(
+    two: list[Process], told: tuple[int, ...], tmp_path: Path
+) -> None:
     follow(two)
     for rank in two:
-        object.__setattr__(rank.context, "jit", JITCheckpointConfig(kill_wait=0.3, grace=PATIENCE, environ={}))
+        object.__setattr__(
+            rank.context, "jit", JITCheckpointConfig(kill_wait=0.3, grace=PATIENCE, environ={})
+        )
     lockstep, ends = threading.Barrier(2), dict[int, int]()
     # One rank saves for all: the other has nothing to do but to hear of it.
-    threads = [threading.Thread(target=train, args=(rank, lockstep, ends, rank is two[0]), daemon=True) for rank in two]
+    threads = [
+        threading.Thread(target=train, args=(rank, lockstep, ends, rank is two[0]), daemon=True)
+        for rank in two
+    ]
     for thread in threads:
         thread.start()
     until(lambda: two[0].save.steps > 10)
@@ -254,7 +278,9 @@ def test_where_no_rank_has_saved_none_is_saved(two: list[Process]) -> None:
     assert found == {0: False, 1: False}
 
 
-def test_ranks_that_cannot_agree_save_nothing_rather_than_parts_of_different_steps(two: list[Process], caplog: Any) -> None:
+def test_ranks_that_cannot_agree_save_nothing_rather_than_parts_of_different_steps(
+    two: list[Process], caplog: Any
+) -> None:
     one = two[0]
     assert one.ranks is not None and one.save._agents is not None
     one.save._agents.close()

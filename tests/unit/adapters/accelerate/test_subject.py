@@ -30,7 +30,9 @@ class Script:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         loader = DataLoader(TensorDataset(torch.arange(24.0).reshape(6, 4)), batch_size=2)
-        self.model, self.optimizer, self.scheduler, self.loader = self.accelerator.prepare(model, optimizer, scheduler, loader)
+        self.model, self.optimizer, self.scheduler, self.loader = self.accelerator.prepare(
+            model, optimizer, scheduler, loader
+        )
         self.folder = folder / "run"
 
     def step(self, batch: torch.Tensor) -> None:

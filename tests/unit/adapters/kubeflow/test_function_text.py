@@ -92,14 +92,18 @@ def test_a_script_calls_its_function_once_and_a_child_that_it_spawns_does_not(tm
     for name in ("__main__", "__mp_main__"):
         script: dict[str, Any] = {"__name__": name, "__file__": str(tmp_path / "script.py")}
         pod.run(script, text)
-        assert script["alone"].__module__ == name and inspect.getsource(script["alone"]) == inspect.getsource(alone)
+        assert script["alone"].__module__ == name and inspect.getsource(script["alone"]) == inspect.getsource(
+            alone
+        )
     assert (tmp_path / "said").read_text() == "42\n"
     assert (tmp_path / "kubeflow_alone.py").read_text() == inspect.getsource(alone)
 
 
 def test_a_traceback_shows_the_functions_own_lines(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script_of(alone, {"path": str(tmp_path / "none" / "x")}))
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     assert 'kubeflow_alone.py", line 2, in alone\n    with open(path, "a") as file:' in done.stderr
 
@@ -111,8 +115,12 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_those_lines(tmp_path:
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_the_lines_that_people_look_for_are_said_when_they_are_true(listening: bool, caplog: pytest.LogCaptureFixture) -> None:
-    run = SimpleNamespace(listening=listening, jit=SimpleNamespace(signals=("SIGTERM",)), root=Path("/mnt/x"), resumed=12)
+def test_the_lines_that_people_look_for_are_said_when_they_are_true(
+    listening: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = SimpleNamespace(
+        listening=listening, jit=SimpleNamespace(signals=("SIGTERM",)), root=Path("/mnt/x"), resumed=12
+    )
     with caplog.at_level(logging.INFO, "lastcall"):
         pod.announce(run)
     said = [record.getMessage() for record in caplog.records]

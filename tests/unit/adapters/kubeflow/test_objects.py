@@ -1,4 +1,5 @@
-"""What the real SDK makes of a TransformersTrainer, as the API server gets it; and the command in it, run by a real bash."""
+"""What the real SDK makes of a TransformersTrainer, as the API server gets it; and the command in it, run by
+a real bash."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ def run_as_a_pod(job: dict[str, Any], folder: Path) -> subprocess.CompletedProce
     (folder / "torchrun").chmod(0o755)
     (container,) = kubeflow_objects.pod_template(job)["spec"]["containers"]
     said = {variable["name"]: variable["value"] for variable in container["env"]}
-    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": "/home/nobody", "HOSTNAME": "pod-0", "x": "harm", **said}
+    environ = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "HOME": "/home/nobody",
+        "HOSTNAME": "pod-0",
+        "x": "harm",
+        **said,
+    }
     command = kubeflow_objects.expanded(container["command"], environ)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 
@@ -45,8 +52,15 @@ def run_as_a_pod(job: dict[str, Any], folder: Path) -> subprocess.CompletedProce
 def test_the_trainjob_is_that_of_the_seed(api: FakeApi) -> None:
     job = submitted(api, kubeflow_objects.of_the_seed())
     command = job["spec"]["trainer"]["command"]
-    assert command[:2] == ["bash", "-c"] and "PACKAGES=(lastcall==" in command[2] and 'torchrun "lastcall_kubeflow.py"' in command[2]
-    assert list(kubeflow_objects.differences(job, kubeflow_objects.expected(job["metadata"]["name"], command))) == []
+    assert (
+        command[:2] == ["bash", "-c"]
+        and "PACKAGES=(lastcall==" in command[2]
+        and 'torchrun "lastcall_kubeflow.py"' in command[2]
+    )
+    assert (
+        list(kubeflow_objects.differences(job, kubeflow_objects.expected(job["metadata"]["name"], command)))
+        == []
+    )
 
 
 def test_a_function_that_a_shell_would_change_arrives_as_it_was_written(api: FakeApi, tmp_path: Path) -> None:
@@ -65,7 +79,9 @@ def test_the_sdk_alone_lets_the_shell_change_it(api: FakeApi, tmp_path: Path, ou
     trainer = kubeflow_objects.of_the_seed(**said, package=None) if ours else CustomTrainer(**said)
     done = run_as_a_pod(submitted(api, trainer), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "said").read_text() == ("${x} `echo pwned` $(HOSTNAME)" if ours else "harm pwned pod-0")
+    assert (tmp_path / "said").read_text() == (
+        "${x} `echo pwned` $(HOSTNAME)" if ours else "harm pwned pod-0"
+    )
 
 
 def test_a_pod_without_lastcall_says_what_to_do_and_does_not_train(api: FakeApi, tmp_path: Path) -> None:
@@ -94,16 +110,26 @@ def test_a_plain_custom_trainer_is_as_before(api: FakeApi) -> None:
 
 
 def test_without_the_package_the_webhook_is_asked_to_bring_it(api: FakeApi) -> None:
-    job = submitted(api, kubeflow_objects.of_the_seed(package=None, enable_progress_tracking=False, grace_seconds=300))
-    assert job["metadata"]["annotations"] == {"lastcall.dev/enabled": "true", "lastcall.dev/grace-seconds": "300"}
+    job = submitted(
+        api, kubeflow_objects.of_the_seed(package=None, enable_progress_tracking=False, grace_seconds=300)
+    )
+    assert job["metadata"]["annotations"] == {
+        "lastcall.dev/enabled": "true",
+        "lastcall.dev/grace-seconds": "300",
+    }
     assert "pip install" not in job["spec"]["trainer"]["command"][2]
     spec = kubeflow_objects.pod_template(job)["spec"]
     assert spec["terminationGracePeriodSeconds"] == 300
     said = {variable["name"]: variable["value"] for variable in spec["containers"][0]["env"]}
-    assert said["LASTCALL_GRACE_SECONDS"] == said["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300" and said["LASTCALL_PROGRESS_PUSH"] == "0"
+    assert (
+        said["LASTCALL_GRACE_SECONDS"] == said["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300"
+        and said["LASTCALL_PROGRESS_PUSH"] == "0"
+    )
 
 
-def test_a_bucket_becomes_a_folder_of_the_pod_a_mirror_and_the_keys_of_the_data_connection(api: FakeApi) -> None:
+def test_a_bucket_becomes_a_folder_of_the_pod_a_mirror_and_the_keys_of_the_data_connection(
+    api: FakeApi,
+) -> None:
     said = {"output_dir": "s3://runs/exp1", "num_nodes": 1, "data_connection_name": "my-data"}
     job = submitted(api, kubeflow_objects.of_the_seed(**said))
     assert "lastcall[s3]==" in job["spec"]["trainer"]["command"][2]

@@ -92,7 +92,8 @@ def test_what_would_be_missing_in_the_pod_is_named(func: Callable[..., Any], why
 
 
 def stands_alone(rate: Optional[float] = None, *more: texts.JSONEncoder) -> Any:  # noqa: UP045
-    """Annotations are nobody's business in the pod; the rest is its own, built in, or like a global name without being one."""
+    """Annotations are nobody's business in the pod; the rest is its own, built in, or like a global name
+    without being one."""
     import json
     from types import SimpleNamespace
 

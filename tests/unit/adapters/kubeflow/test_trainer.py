@@ -16,10 +16,12 @@ DIRECTORY = "pvc://shared/a/b"
 
 
 def trainer(**said: Any) -> TransformersTrainer:
-    return TransformersTrainer(**{"func": kubeflow_functions.train, "func_args": {"epochs": 1}, "output_dir": DIRECTORY, **said})
+    return TransformersTrainer(
+        **{"func": kubeflow_functions.train, "func_args": {"epochs": 1}, "output_dir": DIRECTORY, **said}
+    )
 
 
-# ---- where checkpoints go ------------------------------------------------------------------------------------------------------
+# ---- where checkpoints go ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,9 @@ def test_what_is_neither_is_refused_before_anything_is_submitted(output_dir: Any
         trainer(output_dir=output_dir)
 
 
-def test_without_a_cluster_a_claim_is_a_folder_at_home_which_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_a_claim_is_a_folder_at_home_which_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ValueError, match=f"mkdir -p {tmp_path}/shared"):
         locations.parse(DIRECTORY).here()
@@ -79,10 +83,16 @@ def test_a_container_without_a_cluster_has_no_claims() -> None:
         patch._directory(locations.parse(DIRECTORY), ContainerBackend)
 
 
-def test_a_bucket_is_a_folder_that_may_go_and_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_a_folder_that_may_go_and_a_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     place = locations.parse("S3://bucket/exp1/")
-    assert (place.claim, place.mirror, place.in_pod()) == (None, "s3://bucket/exp1", "/mnt/kubeflow-checkpoints")
+    assert (place.claim, place.mirror, place.in_pod()) == (
+        None,
+        "s3://bucket/exp1",
+        "/mnt/kubeflow-checkpoints",
+    )
     assert place.here() == str(tmp_path / ".cache/lastcall/mirrored/bucket/exp1")
     assert patch._directory(place, ContainerBackend) == "/mnt/kubeflow-checkpoints"
 
@@ -106,7 +116,7 @@ def test_a_data_connection_has_the_name_of_a_secret() -> None:
         trainer(data_connection_name="My Data")
 
 
-# ---- what is said wrongly ------------------------------------------------------------------------------------------------------
+# ---- what is said wrongly ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,9 @@ def test_a_path_may_be_one_of_pathlibs() -> None:
 
 
 def test_a_wrong_variable_is_refused_here_and_not_in_the_pods() -> None:
-    with pytest.raises(ValueError, match="env: LASTCALL_KILL_WAIT_SECONDS='soon' is not a number of seconds") as caught:
+    with pytest.raises(
+        ValueError, match="env: LASTCALL_KILL_WAIT_SECONDS='soon' is not a number of seconds"
+    ) as caught:
         trainer(env={"LASTCALL_KILL_WAIT_SECONDS": "soon"})
     assert not isinstance(caught.value, SystemExit)  # a notebook goes on
     with pytest.raises(ValueError, match="env: STEPS=5 is not text"):
@@ -169,7 +181,7 @@ def test_checkpoints_that_would_be_lost_with_the_pod_are_warned_of() -> None:
     trainer(output_dir=None, enable_jit_checkpoint=False)
 
 
-# ---- what the pods are told ----------------------------------------------------------------------------------------------------
+# ---- what the pods are told --------------------------------------------------------------------------------
 
 
 def test_what_was_not_said_is_not_sent() -> None:
@@ -186,26 +198,43 @@ def test_what_was_not_said_is_not_sent() -> None:
     ("config", "said"),
     [
         (PeriodicCheckpointConfig(save_strategy="epoch"), {"LASTCALL_SAVE_STRATEGY": "epoch"}),
-        (PeriodicCheckpointConfig(save_steps=5), {"LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "5"}),
+        (
+            PeriodicCheckpointConfig(save_steps=5),
+            {"LASTCALL_SAVE_STRATEGY": "steps", "LASTCALL_SAVE_STEPS": "5"},
+        ),
         (PeriodicCheckpointConfig(save_total_limit=2), {"LASTCALL_SAVE_TOTAL_LIMIT": "2"}),
-        (PeriodicCheckpointConfig(monitor="loss", save_best_only=True), {"LASTCALL_MONITOR": "loss", "LASTCALL_SAVE_BEST_ONLY": "1"}),
+        (
+            PeriodicCheckpointConfig(monitor="loss", save_best_only=True),
+            {"LASTCALL_MONITOR": "loss", "LASTCALL_SAVE_BEST_ONLY": "1"},
+        ),
     ],
 )
-def test_of_a_periodic_configuration_what_was_said_is_sent(config: PeriodicCheckpointConfig, said: dict[str, str]) -> None:
+def test_of_a_periodic_configuration_what_was_said_is_sent(
+    config: PeriodicCheckpointConfig, said: dict[str, str]
+) -> None:
     sent = submission.variables(trainer(periodic_checkpoint_config=config), None)
-    assert {name: value for name, value in sent.items() if name in {s.variable for s in submission.settings.PERIODIC}} == said
+    assert {
+        name: value
+        for name, value in sent.items()
+        if name in {s.variable for s in submission.settings.PERIODIC}
+    } == said
 
 
 def test_without_jit_no_signal_is_answered_and_the_grace_stays_the_clusters() -> None:
     without = trainer(enable_jit_checkpoint=False)
     sent = submission.variables(without, "/x")
-    assert (sent["LASTCALL_ENABLED"], sent["LASTCALL_SIGNALS"]) == ("1", "none") and "LASTCALL_GRACE_SECONDS" not in sent
+    assert (sent["LASTCALL_ENABLED"], sent["LASTCALL_SIGNALS"]) == (
+        "1",
+        "none",
+    ) and "LASTCALL_GRACE_SECONDS" not in sent
     patch = submission.runtime_patch(without, locations.parse(DIRECTORY))
     assert patch is not None and "terminationGracePeriodSeconds" not in str(patch)
 
 
 def test_with_nothing_asked_for_lastcall_is_off() -> None:
-    nothing = trainer(enable_jit_checkpoint=False, enable_progress_tracking=False, output_dir=None, package=None)
+    nothing = trainer(
+        enable_jit_checkpoint=False, enable_progress_tracking=False, output_dir=None, package=None
+    )
     assert submission.variables(nothing, None)["LASTCALL_ENABLED"] == "0"
     assert submission.job_annotations(nothing) == {} and submission.runtime_patch(nothing, None) is None
 
@@ -214,7 +243,9 @@ def test_lastcall_is_installed_unless_the_user_has_said_how() -> None:
     version = trainer().package
     assert version is not None and version.startswith("lastcall==")
     assert submission.packages(trainer(packages_to_install=["datasets"])) == ["datasets", version]
-    assert submission.packages(trainer(packages_to_install=["lastcall @ file:///x.whl"])) == ["lastcall @ file:///x.whl"]
+    assert submission.packages(trainer(packages_to_install=["lastcall @ file:///x.whl"])) == [
+        "lastcall @ file:///x.whl"
+    ]
     assert submission.packages(trainer(packages_to_install=["lastcallable"])) == ["lastcallable", version]
     assert submission.packages(trainer(package=None)) is None
 

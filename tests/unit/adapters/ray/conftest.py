@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 NEED_RAY = (
-    "driver/test_config.py", "driver/test_patch.py", "saves/test_protect.py", "saves/test_state.py", "saves/test_uncommitted.py",
-    "test_callback.py", "test_controller.py", "worker/test_flow.py", "worker/test_preemption_info.py", "worker/test_reporting.py",
+    "driver/test_config.py",
+    "driver/test_patch.py",
+    "saves/test_protect.py",
+    "saves/test_state.py",
+    "saves/test_uncommitted.py",
+    "test_callback.py",
+    "test_controller.py",
+    "worker/test_flow.py",
+    "worker/test_preemption_info.py",
+    "worker/test_reporting.py",
     "worker/test_responder.py",
-)  # fmt: skip
+)
 _found = importlib.util.find_spec("ray")  # our own tests/ray is a package of that name, too, without a file
 collect_ignore = [] if _found is not None and _found.origin else list(NEED_RAY)
 

@@ -12,7 +12,9 @@ from lastcall.adapters.ray.callback import JITCallback
 from lastcall.settings import JITCheckpointConfig
 
 
-def test_the_settings_of_the_driver_travel_with_it_whatever_the_environment_says_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_driver_travel_with_it_whatever_the_environment_says_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = cloudpickle.dumps(JITCallback.of(JITCheckpointConfig(kill_wait=7.0)))
     monkeypatch.setenv("LASTCALL_KILL_WAIT_SECONDS", "1")
     monkeypatch.setenv("LASTCALL_ENABLED", "0")
@@ -52,7 +54,9 @@ class Broken:
         ("before_worker_shutdown", ()),
     ],
 )
-def test_nothing_of_ours_is_raised_into_ray(method: str, arguments: tuple[Any, ...], caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_of_ours_is_raised_into_ray(
+    method: str, arguments: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     one = JITCallback.of(JITCheckpointConfig())
     one._controller = one._worker = Broken()  # type: ignore[assignment]
     assert getattr(one, method)(*arguments) in (None, {})

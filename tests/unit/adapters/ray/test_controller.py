@@ -117,14 +117,17 @@ def bug() -> WorkerStatus:
 
 
 def test_b8_an_error_of_the_script_after_a_notice_is_charged_as_ever(controller: Controller) -> None:
-    for _ in range(2):  # it would be restarted for ever: each incarnation has the same notice, and the same error
+    # it would be restarted for ever: each incarnation has the same notice, and the same error
+    for _ in range(2):
         controller.next_incarnation()
         status = polled(controller, bug(), WorkerStatus(True, preemption_info=NOTICE))
         assert not status.has_preempted_worker()
         assert [str(error) for error in status.errors.values()] == ["bug in jit checkpoint"]
 
 
-def test_b8_an_error_after_a_notice_that_was_answered_by_a_save_is_free_once(controller: Controller, joined: Joined) -> None:
+def test_b8_an_error_after_a_notice_that_was_answered_by_a_save_is_free_once(
+    controller: Controller, joined: Joined
+) -> None:
     joined(0, 2).agreement.tell(connection.SAVED, {})
     assert polled(controller, bug(), WorkerStatus(True)).has_preempted_worker()
     controller.next_incarnation()
@@ -132,9 +135,15 @@ def test_b8_an_error_after_a_notice_that_was_answered_by_a_save_is_free_once(con
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), ConnectionResetError("reset")]
+    "error",
+    [
+        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
+        ConnectionResetError("reset"),
+    ],
 )
-def test_b8_what_a_rank_fails_of_whose_peer_was_taken_away_is_a_consequence(controller: Controller, error: Exception) -> None:
+def test_b8_what_a_rank_fails_of_whose_peer_was_taken_away_is_a_consequence(
+    controller: Controller, error: Exception
+) -> None:
     controller.next_incarnation()
     assert polled(controller, WorkerStatus(False, error=error, preemption_info=NOTICE)).has_preempted_worker()
 

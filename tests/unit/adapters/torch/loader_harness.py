@@ -17,12 +17,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from lastcall.adapters.torch.data import loaders as data
 
 Make = Callable[[], Any]
-Cut = tuple[str, int]  # ("before", 0) | ("batch", total batches) | ("opened", epoch) | ("between", epochs ended)
+# ("before", 0) | ("batch", total batches) | ("opened", epoch) | ("between", epochs ended)
+Cut = tuple[str, int]
 
 
 def noise() -> float:
     """Draws from all three generators, as augmentation does."""
-    return torch.rand(()).item() + random.random() + random.gauss(0, 1) + float(np.random.rand()) + np.random.randn()
+    return (
+        torch.rand(()).item()
+        + random.random()
+        + random.gauss(0, 1)
+        + float(np.random.rand())
+        + np.random.randn()
+    )
 
 
 class Augmented(Dataset[Any]):
@@ -120,7 +127,9 @@ def save(tracker: Any, epoch: int, step: int) -> Saved:
     return Saved(copy.deepcopy(state), main_rng(), epoch, step)
 
 
-def incarnation(make: Make, epochs: int, saved: Saved | None, cut: Cut | None, seen: list[str]) -> Saved | None:
+def incarnation(
+    make: Make, epochs: int, saved: Saved | None, cut: Cut | None, seen: list[str]
+) -> Saved | None:
     seed()
     loader = make()
     tracker = data.track(loader)
@@ -184,7 +193,8 @@ def cycled(make: Make, steps: int, cuts: Sequence[int], follow: bool = True) -> 
             seen.append(digest(batch))
             noise()
             step += 1
-            if step == end:  # inside the loop: the generator, and with it the loader's iterator, is still alive
+            # inside the loop: the generator, and with it the loader's iterator, is still alive
+            if step == end:
                 saved = save(tracker, 0, step)
                 break
     return [*seen, digest_rng(loader)]

@@ -38,9 +38,14 @@ class Saved:
             groups += (group,)
         self.text = json.dumps(document, allow_nan=False)
         self.groups = groups
-        self.data = {group.name: {entry.name: read(entry.source) for entry in group.entries} for group in groups}
+        self.data = {
+            group.name: {entry.name: read(entry.source) for entry in group.entries} for group in groups
+        }
         self.stored = {
-            group.name: {entry.name: Stored(entry.dtype, entry.shape, 0, entry.source.nbytes) for entry in group.entries}
+            group.name: {
+                entry.name: Stored(entry.dtype, entry.shape, 0, entry.source.nbytes)
+                for entry in group.entries
+            }
             for group in groups
         }
 

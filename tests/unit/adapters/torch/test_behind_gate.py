@@ -1,4 +1,5 @@
-"""What is captured at a boundary and read later: whether it is still true is judged against that boundary, and its memory stays."""
+"""What is captured at a boundary and read later: whether it is still true is judged against that boundary,
+and its memory stays."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_a_later_boundary_does_not_make_a_changed_state_true_again(made: list[Lo
     assert not capture.still()
 
 
-def test_a_large_array_that_changes_is_noticed_where_it_can_be_and_said_where_it_cannot(made: list[Loop]) -> None:
+def test_a_large_array_that_changes_is_noticed_where_it_can_be_and_said_where_it_cannot(
+    made: list[Loop],
+) -> None:
     replay = np.zeros(LARGE, dtype=np.float32)
     loop = Loop(replay=replay)
     made.append(loop)

@@ -38,14 +38,18 @@ def begin(directory: Path, **state: Any) -> tuple[Any, torch.nn.Module, Callable
         optimizer.zero_grad()
 
     config = JITCheckpointConfig(environ={}, signals=())
-    return lastcall.protect(directory / "run", config=config, model=model, optimizer=optimizer, **state), model, step
+    return (
+        lastcall.protect(directory / "run", config=config, model=model, optimizer=optimizer, **state),
+        model,
+        step,
+    )
 
 
 def newest(directory: Path) -> Entry:
     return Catalog(directory / "run", Files()).entries()[0]
 
 
-# ---- F1 --------------------------------------------------------------------------------------------------------------------------
+# ---- F1 ----------------------------------------------------------------------------------------------------
 
 
 class Sour:
@@ -64,7 +68,9 @@ class Sour:
 
 
 @pytest.mark.parametrize("what", ["function", "cycle", "object"])
-def test_f1_a_value_that_becomes_unsavable_costs_nothing_else(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f1_a_value_that_becomes_unsavable_costs_nothing_else(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     extra: dict[str, Any] = {"n": 0, "best": 1.0}
     sour = Sour()
     run, model, step = begin(tmp_path, extra=extra, sour=sour)
@@ -83,20 +89,27 @@ def test_f1_a_value_that_becomes_unsavable_costs_nothing_else(what: str, tmp_pat
             if at == 3:
                 told = [record.getMessage() for record in caplog.records]
                 named = {"function": "extra['best']", "cycle": "extra", "object": "sour"}[what]
-                assert len(told) == 1 and named in told[0] and "A resumed run will differ" in told[0], "at the first boundary"
+                assert len(told) == 1 and named in told[0] and "A resumed run will differ" in told[0], (
+                    "at the first boundary"
+                )
     record = newest(tmp_path).record
     assert not record.exact and "is not saved" in f"{record.because} {record.doubt}"
     extra = {"n": 0, "best": 7.0}
     run, model, _ = begin(tmp_path, extra=extra, sour=Sour())
     with pytest.raises(Stop), run:
-        assert run.resumed and all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+        assert run.resumed and all(
+            torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items()
+        )
         assert extra["best"] == (1.0 if what == "object" else 7.0)
         assert extra["n"] == (0 if what == "cycle" else 4)
         raise Stop
 
 
-def test_f1_looks_for_what_was_overlooked_do_not_put_the_copies_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a large process the first looks take long: what cannot be saved is named at the next boundary all the same."""
+def test_f1_looks_for_what_was_overlooked_do_not_put_the_copies_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a large process the first looks take long: what cannot be saved is named at the next boundary all
+    the same."""
     looks: list[str] = []
     clock = time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + len(looks))  # each takes a second
@@ -119,7 +132,9 @@ def test_f1_looks_for_what_was_overlooked_do_not_put_the_copies_off(tmp_path: Pa
 
 def test_f1_periodic_saves_go_on_without_what_cannot_be_saved(tmp_path: Path) -> None:
     extra: dict[str, Any] = {"best": 1.0}
-    run, _, step = begin(tmp_path, extra=extra, periodic=PeriodicCheckpointConfig(save_strategy="steps", save_steps=2))
+    run, _, step = begin(
+        tmp_path, extra=extra, periodic=PeriodicCheckpointConfig(save_strategy="steps", save_steps=2)
+    )
     with run:
         for at in run.steps(6):
             step()
@@ -142,10 +157,12 @@ def test_f1_paths_and_dates_are_saved(tmp_path: Path) -> None:
         assert extra["best"] == [Path("a") / "b", when, when.date(), datetime.timedelta(1, 2, 3)]
 
 
-# ---- run.carry -------------------------------------------------------------------------------------------------------------------
+# ---- run.carry ---------------------------------------------------------------------------------------------
 
 
-def test_the_mode_of_a_model_is_saved_and_not_worth_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mode_of_a_model_is_saved_and_not_worth_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """imagenet: train() and eval() in each epoch change it in every layer, 60 of them for a ResNet."""
     run, model, step = begin(tmp_path)
     with caplog.at_level(logging.INFO, "lastcall"), run:
@@ -183,7 +200,7 @@ def test_a4_carry_refuses_what_it_cannot_save(tmp_path: Path) -> None:
             _ = run.carry().best
 
 
-# ---- what a loop carries ---------------------------------------------------------------------------------------------------------
+# ---- what a loop carries -----------------------------------------------------------------------------------
 
 LOOP = """
 def main():
@@ -213,7 +230,9 @@ def test_a4_what_a_loop_still_needs_is_read_from_its_source() -> None:
     assert isinstance(body, ast.FunctionDef)
     found = flow.Flow(body)
     outer, inner = flow.loops_at(body, 8)
-    assert found.exposed(outer) & flow.assigned(outer) == {"best", "x", "i"}, "an epoch without batches leaves `i` as it was"
+    assert found.exposed(outer) & flow.assigned(outer) == {"best", "x", "i"}, (
+        "an epoch without batches leaves `i` as it was"
+    )
     assert found.exposed(inner) & flow.assigned(inner) == {"total", "x"}
     assert found.head[outer] & flow.assigned(outer) == {"best", "x", "i", "text"}
     assert found.head[inner] & flow.assigned(outer) == {"best", "x", "text", "total", "i"}
@@ -245,7 +264,8 @@ def test_a4_marks_tell_changes() -> None:
 
 
 def test_a4_what_a_wrapper_of_torch_notes_of_its_own_process_is_not_carried() -> None:
-    """DDP's `_lazy_init_ran`: put back into a new process, its set-up before the first forward would never run."""
+    """DDP's `_lazy_init_ran`: put back into a new process, its set-up before the first forward would never
+    run."""
 
     class Mine(torch.nn.Module):
         def __init__(self) -> None:

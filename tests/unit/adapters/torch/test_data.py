@@ -1,4 +1,5 @@
-"""A DataLoader interrupted anywhere gives the same batches and leaves the same generators as one that never was."""
+"""A DataLoader interrupted anywhere gives the same batches and leaves the same generators as one that never
+was."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
-from unit.adapters.torch.loader_harness import Augmented, Cut, Make, Stream, cycled, interrupted, loader_of, reference
+from unit.adapters.torch.loader_harness import (
+    Augmented,
+    Cut,
+    Make,
+    Stream,
+    cycled,
+    interrupted,
+    loader_of,
+    reference,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # a machine with one core
@@ -87,7 +97,9 @@ def sampled(kind: str, **options: Any) -> Any:
         "replacement, global": lambda: RandomSampler(dataset, replacement=True, num_samples=70),
     }
     if kind == "batches":
-        return loader_of(dataset, batch_sampler=BatchSampler(SubsetRandomSampler(range(11)), 3, True), **options)
+        return loader_of(
+            dataset, batch_sampler=BatchSampler(SubsetRandomSampler(range(11)), 3, True), **options
+        )
     if kind == "eager batches":
         return loader_of(dataset, batch_sampler=EagerBatches(11), **options)
     return loader_of(dataset, sampler=samplers[kind](), batch_size=None if kind == "python" else 3, **options)
@@ -139,15 +151,24 @@ PLAIN = {
 WORKERS = {
     "shuffled": augmented(shuffle=True, num_workers=2),
     "own generator, persistent": augmented(shuffle=True, seeded=True, num_workers=2, persistent_workers=True),
-    "persistent, collate": augmented(shuffle=True, num_workers=2, persistent_workers=True, collate_fn=noisy_collate),
-    "three workers, init": augmented(shuffle=True, num_workers=3, prefetch_factor=1, worker_init_fn=seeded_worker),
+    "persistent, collate": augmented(
+        shuffle=True, num_workers=2, persistent_workers=True, collate_fn=noisy_collate
+    ),
+    "three workers, init": augmented(
+        shuffle=True, num_workers=3, prefetch_factor=1, worker_init_fn=seeded_worker
+    ),
     "iterable": stream(num_workers=2, batch_size=3),
-    # 5 samples a worker: each draws for a fifth one that drop_last throws away, which the next epoch's draws come after
-    "iterable, persistent, drop_last": stream(10, num_workers=2, persistent_workers=True, drop_last=True, seeded=True),
+    # 5 samples a worker: each draws for a fifth one that drop_last throws away, which the next epoch's draws
+    # come after
+    "iterable, persistent, drop_last": stream(
+        10, num_workers=2, persistent_workers=True, drop_last=True, seeded=True
+    ),
 }
 
 
-@pytest.mark.parametrize("make", [*PLAIN.values(), *WORKERS.values()], ids=[*PLAIN, *(f"{name} (workers)" for name in WORKERS)])
+@pytest.mark.parametrize(
+    "make", [*PLAIN.values(), *WORKERS.values()], ids=[*PLAIN, *(f"{name} (workers)" for name in WORKERS)]
+)
 def test_a_followed_loader_gives_what_an_unfollowed_one_gives(make: Make) -> None:
     assert interrupted(make, EPOCHS, []) == uninterrupted(make)
 

@@ -1,4 +1,5 @@
-"""The corners of following a loader: passes left early, several iterators, changed settings, copies, failures."""
+"""The corners of following a loader: passes left early, several iterators, changed settings, copies,
+failures."""
 
 from __future__ import annotations
 
@@ -100,7 +101,9 @@ def leave_early(opened: Any, loader: Any, passes: int, seen: list[str]) -> None:
 @pytest.mark.parametrize("cut", ["after leaving", "after opening the next"])
 @pytest.mark.parametrize("dataset", [Augmented(14), Stream(14)], ids=["map", "iterable"])
 @pytest.mark.parametrize("options", WORKERS, ids=str)
-def test_after_a_pass_left_early_the_next_one_is_fresh(options: dict[str, Any], dataset: Any, cut: str) -> None:
+def test_after_a_pass_left_early_the_next_one_is_fresh(
+    options: dict[str, Any], dataset: Any, cut: str
+) -> None:
     def make() -> Any:
         return loader_of(dataset, batch_size=2, **options)
 
@@ -215,7 +218,9 @@ def test_while_attached_the_loader_looks_the_same_and_afterwards_it_is_the_same(
     assert tracker.state()["begun"] == 0
 
 
-@pytest.mark.parametrize("copier", [copy.deepcopy, copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
 def test_a_copy_of_a_followed_loader_is_a_plain_loader(copier: Any) -> None:
     loader = shuffled(seeded=False)
     tracker = follow(loader)
@@ -344,7 +349,9 @@ def test_another_batch_size_goes_on_at_the_same_batch_and_warns(caplog: pytest.L
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_shorter_dataset_goes_on_with_the_next_pass_and_warns(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shorter_dataset_goes_on_with_the_next_pass_and_warns(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     loader = loader_of(Augmented(8), batch_size=2)
     tracker = follow(loader)
     passage = iter(loader)
@@ -375,7 +382,8 @@ def test_a_sampler_that_draws_too_often_from_a_global_generator_is_warned_about_
 def test_a_sampler_told_another_epoch_goes_on_with_the_interrupted_one(
     then: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """G11: the counter of a script may come back only when its loop begins. What it counts next is what tells."""
+    """G11: the counter of a script may come back only when its loop begins. What it counts next is what
+    tells."""
 
     def make() -> tuple[Any, Any]:
         sampler: Any = DistributedSampler(range(8), num_replicas=1, rank=0, seed=3)
@@ -462,7 +470,9 @@ def test_an_iterator_that_could_not_be_made_leaves_the_position_to_the_next_one(
     assert indices(second) == indices(passage)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"kind": "stateful-loader", "version": 1}, {"kind": "loader", "version": 99}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"kind": "stateful-loader", "version": 1}, {"kind": "loader", "version": 99}]
+)
 def test_a_position_of_another_kind_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.MismatchError, match="saved data position"):
         follow(shuffled()).load(wrong)

@@ -30,7 +30,9 @@ from lastcall.core.checkpoint import record as records
 from lastcall.dcp import Reader, Writer
 from lastcall.storage import files as storage
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:torch.distributed is unavailable")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled", "ignore:torch.distributed is unavailable"
+)
 
 
 def model_state() -> dict[str, Any]:
@@ -91,7 +93,11 @@ def test_a_state_dict_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_nothing_is_pickled_and_every_file_is_in_the_record(tmp_path: Path) -> None:
     save(tmp_path / "c", model_state())
     record = records.read(tmp_path / "c")
-    assert {file.name for file in record.files} == {"dcp-00000.safetensors", "manifest.json", "state-00000.json"}
+    assert {file.name for file in record.files} == {
+        "dcp-00000.safetensors",
+        "manifest.json",
+        "state-00000.json",
+    }
     assert set(os.listdir(tmp_path / "c")) == {*(file.name for file in record.files), records.NAME}
     assert (record.world, record.complete, record.exact) == (1, True, True)
     for path in (tmp_path / "c").iterdir():
@@ -100,7 +106,15 @@ def test_nothing_is_pickled_and_every_file_is_in_the_record(tmp_path: Path) -> N
 
 
 def test_every_element_type_and_shape_comes_back(tmp_path: Path) -> None:
-    plain = [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.complex128, torch.float8_e5m2fnuz]
+    plain = [
+        torch.float64,
+        torch.bfloat16,
+        torch.int8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e5m2fnuz,
+    ]
     state = {str(dtype): torch.arange(12).reshape(3, 4).to(torch.float32).to(dtype) for dtype in plain}
     state |= {
         "scalar": torch.tensor(3.5),
@@ -111,10 +125,14 @@ def test_every_element_type_and_shape_comes_back(tmp_path: Path) -> None:
         "large": torch.randn(600_000),
     }
     save(tmp_path / "c", state)
-    found = load(tmp_path / "c", {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in state.items()})
+    found = load(
+        tmp_path / "c", {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in state.items()}
+    )
     for name, value in state.items():
-        assert torch.equal(found[name].view(torch.uint8) if name == "torch.float8_e5m2fnuz" else found[name],
-                           value.view(torch.uint8) if name == "torch.float8_e5m2fnuz" else value), name  # fmt: skip
+        assert torch.equal(
+            found[name].view(torch.uint8) if name == "torch.float8_e5m2fnuz" else found[name],
+            value.view(torch.uint8) if name == "torch.float8_e5m2fnuz" else value,
+        ), name
 
 
 def test_values_keep_their_types(tmp_path: Path) -> None:
@@ -142,7 +160,9 @@ class Odd:
 
 
 @pytest.mark.parametrize("value", [Odd(), lambda: None, np.array([None]), {"a": Odd()}])
-def test_a_value_that_needs_pickle_is_refused_by_its_key_and_nothing_is_left(tmp_path: Path, value: object) -> None:
+def test_a_value_that_needs_pickle_is_refused_by_its_key_and_nothing_is_left(
+    tmp_path: Path, value: object
+) -> None:
     said = failure(lambda: save(tmp_path / "c", {"outer": {"inner": value}}))
     assert "outer.inner" in said and "cannot be saved" in said
     assert not (tmp_path / "c").exists()
@@ -153,7 +173,9 @@ def test_a_planner_that_has_only_bytes_to_offer_is_refused(tmp_path: Path) -> No
         lookup_object = None  # type: ignore[assignment]
 
     writer = Writer(tmp_path / "c")
-    assert "lookup_object" in failure(lambda: dcp.save({"a": 1}, storage_writer=writer, planner=Bytes(), no_dist=True))
+    assert "lookup_object" in failure(
+        lambda: dcp.save({"a": 1}, storage_writer=writer, planner=Bytes(), no_dist=True)
+    )
 
 
 def test_a_nested_tensor_inside_a_value_says_what_to_do(tmp_path: Path) -> None:
@@ -166,7 +188,9 @@ def test_a_nested_tensor_inside_a_value_says_what_to_do(tmp_path: Path) -> None:
 
 def test_without_collectives_it_is_refused(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "c")
-    assert "use_collectives" in failure(lambda: dcp.save({"a": 1}, storage_writer=writer, no_dist=True, use_collectives=False))
+    assert "use_collectives" in failure(
+        lambda: dcp.save({"a": 1}, storage_writer=writer, no_dist=True, use_collectives=False)
+    )
 
 
 def test_no_threads_at_all_are_refused(tmp_path: Path) -> None:
@@ -175,7 +199,7 @@ def test_no_threads_at_all_are_refused(tmp_path: Path) -> None:
             kind(tmp_path, threads=0)
 
 
-# ---- where it is written -------------------------------------------------------------------------------------------------------
+# ---- where it is written -----------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_that_is_there_is_replaced(tmp_path: Path) -> None:
@@ -185,7 +209,9 @@ def test_a_checkpoint_that_is_there_is_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c"]
 
 
-def test_it_is_replaced_also_where_two_names_cannot_be_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_replaced_also_where_two_names_cannot_be_swapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: object, one: Path, other: Path) -> None:
         raise OSError(errno.EINVAL, "no")
 
@@ -217,7 +243,9 @@ def test_what_is_not_a_checkpoint_of_ours_is_never_replaced(tmp_path: Path) -> N
     (tmp_path / "run" / ".lastcall").mkdir(parents=True)
     assert "not empty" in failure(lambda: save(tmp_path / "folder", {"w": torch.ones(1)}))
     assert "is a file" in failure(lambda: save(tmp_path / "file", {"w": torch.ones(1)}))
-    assert "checkpoints of a run" in failure(lambda: save(tmp_path / "run" / "checkpoint-5", {"w": torch.ones(1)}))
+    assert "checkpoints of a run" in failure(
+        lambda: save(tmp_path / "run" / "checkpoint-5", {"w": torch.ones(1)})
+    )
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "run"]
 
 
@@ -227,7 +255,9 @@ def test_what_a_killed_save_has_left_is_removed_by_the_next(tmp_path: Path) -> N
     (staged / "dcp-00000.safetensors").write_bytes(b"half")
     save(tmp_path / "c", {"w": torch.ones(1)})
     assert sorted(os.listdir(tmp_path)) == sorted([other.name, "c"])
-    assert "missing" in failure(lambda: load(other, {})) or "cannot be opened" in failure(lambda: load(other, {}))
+    assert "missing" in failure(lambda: load(other, {})) or "cannot be opened" in failure(
+        lambda: load(other, {})
+    )
 
 
 def test_a_full_disk_says_so_and_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +276,12 @@ def test_one_writer_serves_many_checkpoints_and_can_be_sent_to_another_process(t
     writer = Writer(tmp_path / "unused", threads=1)
     for name in ("a", "b"):
         dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / name, storage_writer=writer, no_dist=True)
-        dcp.load({"w": torch.ones(2)}, checkpoint_id=tmp_path / name, storage_reader=Reader("nowhere"), no_dist=True)
+        dcp.load(
+            {"w": torch.ones(2)},
+            checkpoint_id=tmp_path / name,
+            storage_reader=Reader("nowhere"),
+            no_dist=True,
+        )
     assert pickle.loads(pickle.dumps(writer)).path == tmp_path / "b"
     assert Writer.validate_checkpoint_id(tmp_path) and not Writer.validate_checkpoint_id("s3://bucket")
     assert Reader.validate_checkpoint_id(tmp_path) and not Reader.validate_checkpoint_id("s3://bucket")
@@ -263,7 +298,13 @@ def test_async_save_writes_the_state_of_the_call(tmp_path: Path) -> None:
 @pytest.fixture
 def no_plans_kept() -> Any:
     """DCP keeps cached plans in the class."""
-    caches = ("_cached_save_plan", "_cached_final_save_plan", "_cached_all_plans", "_cached_global_plan", "_cached_metadata")
+    caches = (
+        "_cached_save_plan",
+        "_cached_final_save_plan",
+        "_cached_all_plans",
+        "_cached_global_plan",
+        "_cached_metadata",
+    )
     for name in caches:
         getattr(SavePlanner, name).clear()
     yield
@@ -280,7 +321,7 @@ def test_cached_plans_are_used_again(tmp_path: Path) -> None:
         assert same(load(tmp_path / "c", {"w": torch.zeros(3), "n": None}), state)
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------------------
+# ---- reading -----------------------------------------------------------------------------------------------
 
 
 def test_another_element_type_is_converted_and_another_shape_refused(tmp_path: Path) -> None:
@@ -312,7 +353,9 @@ def test_a_changed_small_file_is_refused(tmp_path: Path, name: str) -> None:
     assert "digest" in failure(lambda: load(tmp_path / "c", {"w": torch.zeros(3)}))
 
 
-def test_the_commands_know_it_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_know_it_whatever_it_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     state = model_state()
     save(tmp_path / "step-7", state)
     for command in ("show", "verify"):
@@ -327,7 +370,7 @@ def test_the_commands_know_it_whatever_it_is_called(tmp_path: Path, capsys: pyte
     assert main.main(["verify", str(tmp_path / "step-7")]) == 1
 
 
-# ---- E7: torch's own folders and tools -----------------------------------------------------------------------------------------
+# ---- E7: torch's own folders and tools ---------------------------------------------------------------------
 
 
 def test_e7_a_bytesio_comes_back_with_its_bytes_and_its_place(tmp_path: Path) -> None:
@@ -341,7 +384,9 @@ def test_e7_a_bytesio_comes_back_with_its_bytes_and_its_place(tmp_path: Path) ->
     assert torch.load(io.BytesIO(found["saved"].getvalue()), weights_only=True)["a"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("kept", [{}, {"base64": "!"}, {"base64": ""}, {"base64": "", "at": -1}, {"base64": "", "at": 2**70}])
+@pytest.mark.parametrize(
+    "kept", [{}, {"base64": "!"}, {"base64": ""}, {"base64": "", "at": -1}, {"base64": "", "at": 2**70}]
+)
 def test_a_broken_bytesio_is_refused(kept: dict[str, object]) -> None:
     with pytest.raises(errors.CheckpointError, match="BytesIO"):
         values.decode({"$": "BytesIO", **kept})
@@ -360,8 +405,13 @@ def test_e7_torch_s_own_readers_are_told_which_reader_the_folder_needs(tmp_path:
         lambda: format_utils.dcp_to_torch_save(tmp_path / "c", tmp_path / "out.pt"),
     ):
         said = failure(call)
-        assert "was written by lastcall" in said and f"lastcall.dcp.Reader('{tmp_path / 'c'}')" in said and "to_torch_save" in said
-    assert ".metadata" in failure(lambda: dcp.load({}, checkpoint_id=tmp_path / "nowhere", no_dist=True))  # torch's own words stay
+        assert (
+            "was written by lastcall" in said
+            and f"lastcall.dcp.Reader('{tmp_path / 'c'}')" in said
+            and "to_torch_save" in said
+        )
+    # torch's own words stay
+    assert ".metadata" in failure(lambda: dcp.load({}, checkpoint_id=tmp_path / "nowhere", no_dist=True))
 
 
 def test_e7_the_whole_state_dict_becomes_one_file_and_a_folder_of_torch_s_own(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""lastcall.dcp.Reader on checkpoints that it did not write: those of protect(), and those that were made to do harm."""
+"""lastcall.dcp.Reader on checkpoints that it did not write: those of protect(), and those that were made to
+do harm."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from helpers import forging
 from lastcall import errors
 from lastcall.dcp import Reader, Writer
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:torch.distributed is unavailable")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled", "ignore:torch.distributed is unavailable"
+)
 
 
 def load(path: Path, state: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +46,14 @@ def test_the_tensors_of_a_protected_run_are_offered_with_the_names_that_it_gave(
 
 def test_the_pieces_of_many_ranks_are_put_together(tmp_path: Path) -> None:
     path = forging.commit(tmp_path / "c", forging.two_ranks(), world=2)
-    state = {"model": {"w": torch.zeros(2, 4), "b": torch.zeros(2), "none": torch.zeros(0, 3), "mean": torch.zeros(1)}}
+    state = {
+        "model": {
+            "w": torch.zeros(2, 4),
+            "b": torch.zeros(2),
+            "none": torch.zeros(0, 3),
+            "mean": torch.zeros(1),
+        }
+    }
     found = load(path, state)["model"]
     assert torch.equal(found["w"], torch.arange(8.0).reshape(2, 4))
     assert (found["b"].tolist(), found["mean"].tolist()) == ([8.0, 9.0], [10.0])
@@ -64,8 +74,14 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, case: str) -> None:
 
 def forged(tmp_path: Path, **changes: Any) -> Path:
     """What Writer wrote, with parts of its document exchanged, and digests that hold."""
-    dcp.save({"a": {"b": torch.zeros(4, dtype=torch.complex128)}, "n": 1}, storage_writer=Writer(tmp_path / "c"), no_dist=True)
-    files = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir() if path.name != "lastcall.json"}
+    dcp.save(
+        {"a": {"b": torch.zeros(4, dtype=torch.complex128)}, "n": 1},
+        storage_writer=Writer(tmp_path / "c"),
+        no_dist=True,
+    )
+    files = {
+        path.name: path.read_bytes() for path in (tmp_path / "c").iterdir() if path.name != "lastcall.json"
+    }
     document = json.loads(files["state-00000.json"])
     document["dcp"].update(changes)
     files["state-00000.json"] = json.dumps(document).encode()

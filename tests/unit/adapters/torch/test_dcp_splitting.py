@@ -13,12 +13,19 @@ from lastcall.adapters.torch.dcp import splitting
 
 def item(name: str, *shape: int, at: int = 0) -> WriteItem:
     offset = torch.Size((at, *(0,) * (len(shape) - 1)) if shape else ())
-    data = TensorWriteData(ChunkStorageMetadata(offset, torch.Size(shape)), TensorProperties(dtype=torch.float32), torch.Size(shape))
+    data = TensorWriteData(
+        ChunkStorageMetadata(offset, torch.Size(shape)),
+        TensorProperties(dtype=torch.float32),
+        torch.Size(shape),
+    )
     return WriteItem(MetadataIndex(name, offset), WriteItemType.TENSOR, tensor_data=data)
 
 
-def plans(ranks: int, replicated: list[WriteItem], own: dict[int, list[WriteItem]] | None = None) -> list[SavePlan]:
-    """As they reach the writer: each rank says what it holds, and the planner has given all that is there twice to rank 0."""
+def plans(
+    ranks: int, replicated: list[WriteItem], own: dict[int, list[WriteItem]] | None = None
+) -> list[SavePlan]:
+    """As they reach the writer: each rank says what it holds, and the planner has given all that is there
+    twice to rank 0."""
     found = []
     for rank in range(ranks):
         mine = (own or {}).get(rank, [])
@@ -57,7 +64,10 @@ def test_replicated_tensors_are_split_evenly_and_each_row_is_written_once() -> N
                 end += count
             assert end == (shape[0] if shape else 1)
         sizes = [sum(map(nbytes, portion.items)) for portion in portions]
-        largest_row = max(nbytes(one) // (one.tensor_data.chunk.sizes[0] if one.tensor_data.chunk.sizes else 1) for one in items)  # type: ignore[union-attr]
+        largest_row = max(
+            nbytes(one) // (one.tensor_data.chunk.sizes[0] if one.tensor_data.chunk.sizes else 1)
+            for one in items
+        )  # type: ignore[union-attr]
         assert max(sizes) - min(sizes) <= 2 * largest_row
 
 
@@ -92,4 +102,9 @@ def test_plans_without_a_word_about_what_is_held_stay_as_they_are() -> None:
 
 def test_empty_tensors_are_given_to_somebody() -> None:
     portions = splitting.even(plans(2, [item("none", 0, 4), item("w", 4), item("also", 3, 0)]))
-    assert sorted(part.index.fqn for portion in portions for part in portion.items) == ["also", "none", "w", "w"]
+    assert sorted(part.index.fqn for portion in portions for part in portion.items) == [
+        "also",
+        "none",
+        "w",
+        "w",
+    ]

@@ -55,7 +55,11 @@ class FnExtra(torch.nn.Module):
         ({"scheduler": Holder(lambdas=[len])}, r"scheduler.state_dict\(\)\['lambdas'\]\[0\]: a function"),
         ({"thing": NoLoad()}, r"thing: a NoLoad has state_dict\(\) but no load_state_dict\(\)"),
         ({"model": Meta()}, r"model.state_dict\(\)\['lin.weight'\]: a tensor on the meta device"),
-        ({"model": torch.nn.Sequential(FnExtra())}, r"model.state_dict\(\)\['0._extra_state'\]\['fn'\]: a function"),
+        (
+            {"model": torch.nn.Sequential(FnExtra())},
+            r"model.state_dict\(\)\['0._extra_state'\]\['fn'\]: a "
+            r"function",
+        ),
         ({"t": torch.eye(2).to_sparse()}, r"t: a sparse tensor"),
         ({"a": np.array([object()])}, r"a: a numpy array of Python objects"),
         ({"rng": random.SystemRandom()}, r"rng: a random.SystemRandom"),
@@ -94,10 +98,19 @@ def groups_of(state: StateSet, small: object = None) -> dict[str, Any]:
 def test_groups_ranks_and_names() -> None:
     model = training.model()
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    state = {"model": model, "optimizer": optimizer, "extra": {"ema": torch.nn.Linear(2, 2), "t": [torch.ones(1)]}}
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "extra": {"ema": torch.nn.Linear(2, 2), "t": [torch.ones(1)]},
+    }
     training.step({"model": model, "optimizer": optimizer})
     found = groups_of(StateSet({**state, "one": torch.ones(2)}))
-    assert {name: group.rank for name, group in found.items()} == {"model": 0, "optimizer": 2, "extra": 0, "one": 1}
+    assert {name: group.rank for name, group in found.items()} == {
+        "model": 0,
+        "optimizer": 2,
+        "extra": 0,
+        "one": 1,
+    }
     assert [entry.name for entry in found["extra"].entries] == ["ema.weight", "ema.bias", "t.0"]
     assert [entry.name for entry in found["one"].entries] == ["value"]
     assert {entry.name for entry in found["model"].entries} == set(model.state_dict())
@@ -105,7 +118,9 @@ def test_groups_ranks_and_names() -> None:
 
 
 def test_names_are_unique_whatever_the_keys_are() -> None:
-    state = StateSet({"x": {"a.b": torch.ones(1), "a": {"b": torch.ones(2), 0: torch.ones(3), "0": torch.ones(4)}}})
+    state = StateSet(
+        {"x": {"a.b": torch.ones(1), "a": {"b": torch.ones(2), 0: torch.ones(3), "0": torch.ones(4)}}}
+    )
     saved = Saved(state)
     assert len(saved.names("x")) == 4
     fresh = StateSet({"x": {}})
@@ -119,14 +134,19 @@ def test_frozen_weights_get_a_file_of_their_own() -> None:
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad])
     found = groups_of(StateSet({"model": model, "optimizer": optimizer}))
-    assert found["model.frozen"].frozen and {e.name for e in found["model.frozen"].entries} == {"0.weight", "0.bias"}
+    assert found["model.frozen"].frozen and {e.name for e in found["model.frozen"].entries} == {
+        "0.weight",
+        "0.bias",
+    }
     assert not found["model"].frozen and "4.weight" in {entry.name for entry in found["model"].entries}
 
 
 def test_a_frozen_weight_that_an_optimizer_holds_is_not_frozen() -> None:
     model = torch.nn.Linear(2, 2)
     model.weight.requires_grad_(False)
-    assert "model.frozen" not in groups_of(StateSet({"model": model, "optimizer": torch.optim.SGD(model.parameters())}))
+    assert "model.frozen" not in groups_of(
+        StateSet({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
+    )
 
 
 def test_weights_that_thaw_move_to_the_other_file() -> None:

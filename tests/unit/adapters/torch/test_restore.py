@@ -96,7 +96,10 @@ def test_training_goes_on_exactly_with_a_grad_scaler(rescued: bool) -> None:
 
 
 def test_a_scaler_that_has_not_scaled_yet_and_one_that_is_off_are_saved() -> None:
-    scalers = {"fresh": torch.amp.GradScaler("cpu", init_scale=4.0), "off": torch.amp.GradScaler("cpu", enabled=False)}
+    scalers = {
+        "fresh": torch.amp.GradScaler("cpu", init_scale=4.0),
+        "off": torch.amp.GradScaler("cpu", enabled=False),
+    }
     state = StateSet(scalers)
     saved = Saved(state, state.small())
     other = torch.amp.GradScaler("cpu")
@@ -111,7 +114,9 @@ def test_fp32_moments_of_a_bf16_model_stay_fp32() -> None:
         def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 for p in group["params"]:
-                    buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p, dtype=torch.float32))
+                    buffer = self.state[p].setdefault(
+                        "momentum_buffer", torch.zeros_like(p, dtype=torch.float32)
+                    )
                     buffer.mul_(0.9).add_(p.grad.float())
                     p.data.copy_(p.data.float() - group["lr"] * buffer)
 
@@ -120,7 +125,9 @@ def test_fp32_moments_of_a_bf16_model_stay_fp32() -> None:
         return {"model": model, "optimizer": Fp32Momentum(model.parameters(), lr=0.03)}
 
     checkpoint = training.assert_continues_exactly(build)
-    moments = {entry.dtype for group in checkpoint.groups if group.name == "optimizer" for entry in group.entries}
+    moments = {
+        entry.dtype for group in checkpoint.groups if group.name == "optimizer" for entry in group.entries
+    }
     assert moments == {"F32"}
 
 
@@ -129,7 +136,11 @@ def test_several_optimizers_in_a_list_and_groups_with_different_rates() -> None:
         model = training.model()
         first, last = list(model[0].parameters()), list(model[-1].parameters())  # type: ignore[index]
         one = torch.optim.AdamW([{"params": first[:1], "lr": 0.1}, {"params": first[1:]}], lr=0.01)
-        return {"model": model, "optimizer_a": one, "optimizer_b": torch.optim.SGD(last, lr=0.1, momentum=0.5)}
+        return {
+            "model": model,
+            "optimizer_a": one,
+            "optimizer_b": torch.optim.SGD(last, lr=0.1, momentum=0.5),
+        }
 
     training.assert_continues_exactly(build)
     state = build()
@@ -139,7 +150,9 @@ def test_several_optimizers_in_a_list_and_groups_with_different_rates() -> None:
     saved = Saved(StateSet({"model": state["model"], "optimizer": optimizers}))
     assert {group.name: group.rank for group in saved.groups} == {"model": 0, "optimizer": 2}
     fresh = build()
-    saved.restore(StateSet({"model": fresh["model"], "optimizer": [fresh["optimizer_a"], fresh["optimizer_b"]]}))
+    saved.restore(
+        StateSet({"model": fresh["model"], "optimizer": [fresh["optimizer_a"], fresh["optimizer_b"]]})
+    )
     wanted, found = state["optimizer_b"].state_dict(), fresh["optimizer_b"].state_dict()
     for index, row in wanted["state"].items():
         assert torch.equal(found["state"][index]["momentum_buffer"], row["momentum_buffer"])
@@ -219,13 +232,19 @@ def test_weights_that_were_tied_fill_both_when_they_no_longer_are() -> None:
     tied, untied = Tied(), Tied()
     untied.head.weight = torch.nn.Parameter(torch.zeros(6, 6))
     Saved(StateSet({"model": tied})).restore(StateSet({"model": untied}))
-    assert torch.equal(untied.head.weight, tied.head.weight) and torch.equal(untied.embedding.weight, tied.head.weight)
+    assert torch.equal(untied.head.weight, tied.head.weight) and torch.equal(
+        untied.embedding.weight, tied.head.weight
+    )
 
 
 def test_weights_that_are_tied_now_and_were_not_are_a_mismatch() -> None:
     untied, tied = Tied(), Tied()
     untied.head.weight = torch.nn.Parameter(torch.zeros(6, 6))
-    with pytest.raises(errors.MismatchError, match=r"model\.head\.weight.*same parameter as model\.embedding\.weight"):
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"model\.head\.weight.*same parameter as "
+        r"model\.embedding\.weight",
+    ):
         Saved(StateSet({"model": untied})).restore(StateSet({"model": tied}))
 
 
@@ -251,7 +270,8 @@ def test_odd_layouts_come_back_exactly() -> None:
         for name, tensor in one.state_dict().items():
             now = other.state_dict()[name]
             assert now.stride() == tensor.stride() and torch.equal(
-                now.view(torch.uint8) if name == "tiny" else now, tensor.view(torch.uint8) if name == "tiny" else tensor
+                now.view(torch.uint8) if name == "tiny" else now,
+                tensor.view(torch.uint8) if name == "tiny" else tensor,
             )
         assert saved.stored["model"]["wide"].shape == (3, 1) and "gone" not in saved.stored["model"]
 
@@ -259,7 +279,15 @@ def test_odd_layouts_come_back_exactly() -> None:
 def test_live_objects_keep_their_identity() -> None:
     inner, losses, seen, window = {"n": 1}, [1.0], {"a"}, collections.deque([1], maxlen=3)
     tensor, array, raw = torch.zeros(3), np.zeros(3), bytearray(b"x")
-    extra = {"inner": inner, "losses": losses, "seen": seen, "window": window, "t": tensor, "a": array, "raw": raw}
+    extra = {
+        "inner": inner,
+        "losses": losses,
+        "seen": seen,
+        "window": window,
+        "t": tensor,
+        "a": array,
+        "raw": raw,
+    }
     state = StateSet({"extra": extra})
     saved = Saved(state)
     inner["n"], inner["new"] = 2, 3
@@ -304,7 +332,19 @@ def test_values_of_every_kind_come_back_with_their_types() -> None:
     assert loading.values["best"] == 0.5 and fresh.values["best"] == 0.5
     assert torch.equal(fresh.values["shape"][1], torch.ones(2))  # type: ignore[index]
     found: Any = fresh.values["extra"]
-    for name in ("numbers", "bytes", "keys", "sets", "frozen", "counter", "ordered", "scalar", "when", "size", "dtype"):
+    for name in (
+        "numbers",
+        "bytes",
+        "keys",
+        "sets",
+        "frozen",
+        "counter",
+        "ordered",
+        "scalar",
+        "when",
+        "size",
+        "dtype",
+    ):
         assert found[name] == values[name] and type(found[name]) is type(values[name]), name
     assert found["device"] == torch.device("cpu")
     assert found["records"].dtype == values["records"].dtype and found["records"].tolist() == [(1, 2.0)]  # type: ignore[attr-defined]
@@ -351,7 +391,9 @@ def test_a_generator_of_another_kind_is_a_mismatch() -> None:
     with pytest.raises(errors.MismatchError, match=r"g: .*'torch.cpu' generator.*'python'"):
         saved.restore(StateSet({"g": random.Random()}))
     with pytest.raises(errors.MismatchError, match="does not take the saved state"):
-        Saved(StateSet({"g": np.random.default_rng()})).restore(StateSet({"g": np.random.Generator(np.random.MT19937())}))
+        Saved(StateSet({"g": np.random.default_rng()})).restore(
+            StateSet({"g": np.random.Generator(np.random.MT19937())})
+        )
 
 
 class WithExtra(torch.nn.Module):
@@ -404,7 +446,9 @@ def test_a_module_with_a_state_dict_of_its_own_is_loaded_by_it() -> None:
         saved = Saved(state, small)
         assert saved.names("model") == ["b", "w"]
         saved.restore(StateSet({"model": other}))
-        assert torch.equal(one.inner.weight, other.inner.weight) and torch.equal(one.inner.bias, other.inner.bias)
+        assert torch.equal(one.inner.weight, other.inner.weight) and torch.equal(
+            one.inner.bias, other.inner.bias
+        )
         assert other.scale == 3.0
 
 
@@ -416,7 +460,9 @@ def test_hooks_on_loading_are_run_with_the_saved_names_and_versions() -> None:
     )
     Saved(StateSet({"model": one})).restore(StateSet({"model": other}))
     assert told == [("1.", 2)]
-    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

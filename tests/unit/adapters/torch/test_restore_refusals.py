@@ -1,4 +1,5 @@
-"""Checkpoints that do not fit the live state, and documents made to do harm: refused, and nothing live has changed."""
+"""Checkpoints that do not fit the live state, and documents made to do harm: refused, and nothing live has
+changed."""
 
 from __future__ import annotations
 
@@ -26,15 +27,26 @@ def _snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (lambda: torch.nn.Linear(4, 3), r"model\.weight: its shape is \(2, 4\) in the checkpoint and \(3, 4\) now"),
-        (lambda: torch.nn.Linear(4, 2, dtype=torch.bfloat16), r"model\.weight: its dtype is torch.float32.*bfloat16"),
+        (
+            lambda: torch.nn.Linear(4, 3),
+            r"model\.weight: its shape is \(2, 4\) in the checkpoint and \(3, "
+            r"4\) now",
+        ),
+        (
+            lambda: torch.nn.Linear(4, 2, dtype=torch.bfloat16),
+            r"model\.weight: its dtype is "
+            r"torch.float32.*bfloat16",
+        ),
         (lambda: torch.nn.Linear(4, 2, bias=False), r"1 only in the checkpoint \(bias\)"),
         (
             lambda: torch.nn.Sequential(torch.nn.Linear(4, 2)),
             r"2 that the checkpoint does not have \(0\.bias, 0\.weight\)",
         ),
         (lambda: {"a": 1}, r"model: the checkpoint holds the state of an nn.Module, and there is a dict now"),
-        (lambda: torch.optim.SGD([torch.ones(1)]), r"holds the state of an nn.Module, and there is a SGD now"),
+        (
+            lambda: torch.optim.SGD([torch.ones(1)]),
+            r"holds the state of an nn.Module, and there is a SGD now",
+        ),
     ],
 )
 def test_another_model_is_refused_before_anything_is_changed(other: Any, said: str) -> None:
@@ -87,7 +99,11 @@ def test_an_object_that_will_not_load_says_which_it_was() -> None:
             raise KeyError("b")
 
     saved = Saved(StateSet({"extra": {"picky": Picky()}}))
-    with pytest.raises(errors.MismatchError, match=r"extra\['picky'\] does not take the saved state: KeyError: 'b'"):
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"extra\['picky'\] does not take the saved state: "
+        r"KeyError: 'b'",
+    ):
         saved.restore(StateSet({"extra": {"picky": Picky()}}))
 
 
@@ -110,7 +126,15 @@ def test_an_object_in_a_container_that_the_checkpoint_does_not_know_stays() -> N
 
 # ---- hostile documents ----
 
-REF = {"$": "tensor", "g": "x", "n": "value", "dtype": "float32", "shape": [2], "device": "cpu", "kind": "torch"}
+REF = {
+    "$": "tensor",
+    "g": "x",
+    "n": "value",
+    "dtype": "float32",
+    "shape": [2],
+    "device": "cpu",
+    "kind": "torch",
+}
 STORED = {"x": {"value": Stored("F32", (2,), 0, 8)}}
 
 
@@ -145,8 +169,16 @@ STORED = {"x": {"value": Stored("F32", (2,), 0, 8)}}
         {"state": {"m": {"$": "module", "tensors": [["weight"]], "others": [], "versions": []}}},
         {"state": {"m": {"$": "module", "tensors": [["w", REF], ["w", REF]], "others": [], "versions": []}}},
         {"state": {"m": {"$": "module", "tensors": [], "others": {"a": 1}, "versions": []}}},
-        {"state": {"o": {"$": "optimizer", "class": "SGD", "sizes": [1], "groups": [{}], "state": [[9, []]]}}},
-        {"state": {"o": {"$": "optimizer", "class": "SGD", "sizes": [1], "groups": [{}], "state": [["0", []]]}}},
+        {
+            "state": {
+                "o": {"$": "optimizer", "class": "SGD", "sizes": [1], "groups": [{}], "state": [[9, []]]}
+            }
+        },
+        {
+            "state": {
+                "o": {"$": "optimizer", "class": "SGD", "sizes": [1], "groups": [{}], "state": [["0", []]]}
+            }
+        },
         {"state": {"o": {"$": "optimizer", "class": "SGD", "sizes": [1], "groups": 7, "state": []}}},
         {"state": {"o": {"$": "optimizer", "class": "SGD", "sizes": [1], "groups": [], "state": []}}},
         {"state": {"l": {"$": "loader", "v": 1}}},

@@ -51,10 +51,15 @@ def newest(directory: Path) -> Any:
         ({"LASTCALL_SAVE_STEPS": 5}, "periodic=lastcall.PeriodicCheckpointConfig(save_steps=5)"),
         ({"signals": ["SIGUSR1"]}, "config=lastcall.JITCheckpointConfig(signals=['SIGUSR1'])"),
         ({"config": {"grace": 100}}, "config=lastcall.JITCheckpointConfig(...)"),
-        ({"periodic": lastcall.JITCheckpointConfig(environ={})}, "periodic=lastcall.PeriodicCheckpointConfig(...)"),
+        (
+            {"periodic": lastcall.JITCheckpointConfig(environ={})},
+            "periodic=lastcall.PeriodicCheckpointConfig(...)",
+        ),
     ],
 )
-def test_f10_a_setting_among_the_state_is_refused_with_the_right_spelling(tmp_path: Path, given: dict[str, Any], spelling: str) -> None:
+def test_f10_a_setting_among_the_state_is_refused_with_the_right_spelling(
+    tmp_path: Path, given: dict[str, Any], spelling: str
+) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         lastcall.protect(tmp_path, model=torch.nn.Linear(1, 1), **given)
     assert spelling in str(caught.value) and caught.value.code == 78
@@ -71,15 +76,29 @@ def test_f10_a_model_may_have_the_name_of_a_setting(tmp_path: Path) -> None:
             lambda model, optimizer: {"net": model, "optimizer": optimizer},
             "net: the checkpoint holds nothing .* .it holds `model`.",
         ),
-        (lambda model, optimizer: {"model": model}, "optimizer: the checkpoint holds an optimizer of this name"),
-        (lambda model, optimizer: {"optimizer": optimizer}, "model: the checkpoint holds an nn.Module of this name"),
-        (lambda model, optimizer: {"model": model, "opt": optimizer}, "opt: the checkpoint holds nothing of this name"),
+        (
+            lambda model, optimizer: {"model": model},
+            "optimizer: the checkpoint holds an optimizer of this name",
+        ),
+        (
+            lambda model, optimizer: {"optimizer": optimizer},
+            "model: the checkpoint holds an nn.Module of this name",
+        ),
+        (
+            lambda model, optimizer: {"model": model, "opt": optimizer},
+            "opt: the checkpoint holds nothing of this name",
+        ),
     ],
 )
-def test_f8_a_model_or_an_optimizer_of_another_name_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+def test_f8_a_model_or_an_optimizer_of_another_name_is_refused(
+    tmp_path: Path, change: Any, words: str
+) -> None:
     trained(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(errors.MismatchError, match=words) as caught, lastcall.protect(tmp_path, **change(*parts())):
+    with (
+        pytest.raises(errors.MismatchError, match=words) as caught,
+        lastcall.protect(tmp_path, **change(*parts())),
+    ):
         raise AssertionError("it went on with fresh values")
     assert "LASTCALL_UNMATCHED=allow" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -99,7 +118,9 @@ def test_f8_a_model_in_a_container_counts_too(tmp_path: Path) -> None:
         pass
 
 
-def test_f8_whoever_allows_it_gets_a_record_that_is_not_exact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f8_whoever_allows_it_gets_a_record_that_is_not_exact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trained(tmp_path)
     model, optimizer = parts()
     config = lastcall.JITCheckpointConfig(unmatched="allow")
@@ -113,7 +134,8 @@ def test_f8_whoever_allows_it_gets_a_record_that_is_not_exact(tmp_path: Path, ca
 
 
 def test_f8_what_is_no_model_is_taken_note_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A scheduler that was not there before begins anew: that is another run. A number that was not there is nobody's loss."""
+    """A scheduler that was not there before begins anew: that is another run. A number that was not there is
+    nobody's loss."""
     trained(tmp_path)
     model, optimizer = parts()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -159,7 +181,10 @@ def test_a_run_says_when_it_was_told_to_stop(tmp_path: Path) -> None:
     model, optimizer = parts()
     config = lastcall.JITCheckpointConfig(stop_file=str(stop), kill_wait=0.0)
     seen = []
-    with pytest.raises(SystemExit), lastcall.protect(tmp_path / "run", config=config, model=model, optimizer=optimizer) as run:
+    with (
+        pytest.raises(SystemExit),
+        lastcall.protect(tmp_path / "run", config=config, model=model, optimizer=optimizer) as run,
+    ):
         for _ in run.steps(10_000_000):
             if not stop.exists():
                 seen.append(run.stopping)
@@ -194,7 +219,8 @@ def test_f22_epochs_report_a_total_and_a_percentage(tmp_path: Path) -> None:
                 if epoch > 1 and run.batch == 3:
                     break
     assert said[0] == (0, None, 0) and said[3] == (3, 24, 12)
-    assert said[-1][1] == 19 and context.progress.total_epochs == 4  # 6 + 4 + 4 of three epochs, so 18.7 of four
+    # 6 + 4 + 4 of three epochs, so 18.7 of four
+    assert said[-1][1] == 19 and context.progress.total_epochs == 4
 
 
 def test_steps_and_epochs_have_a_length_for_a_bar(tmp_path: Path) -> None:
@@ -215,7 +241,9 @@ def test_steps_and_epochs_have_a_length_for_a_bar(tmp_path: Path) -> None:
         assert len(run.epochs(7, start=3)) == 4
 
 
-def test_f13_an_early_stop_is_not_called_finished_and_the_next_start_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f13_an_early_stop_is_not_called_finished_and_the_next_start_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model, optimizer = parts()
     with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
         for step in run.steps(100):
@@ -225,7 +253,10 @@ def test_f13_an_early_stop_is_not_called_finished_and_the_next_start_says_so(tmp
     assert newest(tmp_path).reason == "the loop was left at step 5 of 100" and not run.left_early
     with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
         assert run.left_early and run.resumed == 5
-    assert "the loop was left at step 5 of 100 (an early stop?)" in caplog.text and "if not run.left_early:" in caplog.text
+    assert (
+        "the loop was left at step 5 of 100 (an early stop?)" in caplog.text
+        and "if not run.left_early:" in caplog.text
+    )
 
 
 def test_f13_in_epochs_and_beside_a_periodic_save(tmp_path: Path) -> None:
@@ -241,7 +272,9 @@ def test_f13_in_epochs_and_beside_a_periodic_save(tmp_path: Path) -> None:
     assert newest(tmp_path).reason == "the loop was left at step 8, in epoch 1 of 10"
 
 
-def test_f12_a_finished_run_that_is_started_again_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f12_a_finished_run_that_is_started_again_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     trained(tmp_path)
     endings.again(tmp_path)  # as in another process
@@ -281,7 +314,11 @@ def test_f18_a_learning_rate_edited_before_a_restart_is_named_with_both_values(
     train(0.1, 3)
     assert not caplog.messages  # the scheduler's doing is nobody's edit
     assert train(0.3, 4) == 0.1 / 16
-    assert [text for text in caplog.messages if "optimizer: lr was 0.1 when the run began and is 0.3 in the script now" in text]
+    assert [
+        text
+        for text in caplog.messages
+        if "optimizer: lr was 0.1 when the run began and is 0.3 in the script now" in text
+    ]
     caplog.clear()
     train(0.3, 5, decay=0.01)
     assert len(caplog.messages) == 1 and "weight_decay was 0.0" in caplog.messages[0]  # each edit once

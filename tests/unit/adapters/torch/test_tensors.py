@@ -129,7 +129,9 @@ def test_a_dtype_that_is_none_is_refused(name: object) -> None:
         dtypes.by_name(name)
 
 
-@pytest.mark.parametrize("descr", ["O", "|O", [("a", "O")], "no such thing", 7, None, "", [["a"]], [("a", "<f4", "x")]])
+@pytest.mark.parametrize(
+    "descr", ["O", "|O", [("a", "O")], "no such thing", 7, None, "", [["a"]], [("a", "<f4", "x")]]
+)
 def test_a_numpy_dtype_that_is_none_or_holds_objects_is_refused(descr: object) -> None:
     with pytest.raises(errors.CheckpointError, match="numpy dtype"):
         dtypes.numpy_by_descr(descr)
@@ -147,7 +149,9 @@ ARRAYS = {
     "transposed": lambda: np.arange(12.0).reshape(3, 4).T,
     "reversed": lambda: np.arange(24)[::-2],
     "big-endian, strided": lambda: np.arange(12, dtype=">i4").reshape(3, 4)[:, ::2],
-    "records, strided": lambda: np.array([(1, 2.0), (3, 4.0), (5, 6.0)], dtype=[("a", "i2"), ("b", "f8")])[::2],
+    "records, strided": lambda: np.array([(1, 2.0), (3, 4.0), (5, 6.0)], dtype=[("a", "i2"), ("b", "f8")])[
+        ::2
+    ],
     "text": lambda: np.array(["abc", "d"]),
     "zero-dimensional": lambda: np.array(4.0),
     "empty": lambda: np.empty((0, 3)),
@@ -179,7 +183,10 @@ def test_arrays_that_hold_more_than_bytes_are_refused_by_path() -> None:
         (lambda: torch.empty(3, device="meta"), "meta device.*to_empty"),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized.*int_repr"),
         (lambda: torch.nn.LazyLinear(3).weight, "no shape yet.*one batch"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested.*unbind"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "nested.*unbind",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

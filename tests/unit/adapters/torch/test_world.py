@@ -10,7 +10,15 @@ from lastcall import errors
 from lastcall.adapters.torch import world
 from lastcall.settings import JITCheckpointConfig
 
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 
 
 def jit(**given: str) -> JITCheckpointConfig:
@@ -48,7 +56,9 @@ def test_torchrun_says_which_rank_it_is_before_there_is_a_group(torchrun: dist.T
     store.close()
 
 
-def test_each_attempt_and_each_run_meet_under_names_of_their_own(torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attempt_and_each_run_meet_under_names_of_their_own(
+    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = world.find(jit())
     first, other_run = found.meet(), world.find(jit()).meet()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -60,18 +70,24 @@ def test_each_attempt_and_each_run_meet_under_names_of_their_own(torchrun: dist.
         store.close()
 
 
-def test_an_agent_that_cannot_be_reached_is_an_error_with_a_remedy(torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_cannot_be_reached_is_an_error_with_a_remedy(
+    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datetime
 
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setattr(world, "_TIMEOUT", datetime.timedelta(seconds=1))
     with pytest.raises(
-        errors.RanksError, match=r"could not reach torchrun's store at 127.0.0.1:1 .*init_process_group\(\) before protect"
+        errors.RanksError,
+        match=r"could not reach torchrun's store at 127.0.0.1:1 .*init_process_group\(\) "
+        r"before protect",
     ):
         world.find(jit()).meet()
 
 
-def test_on_several_machines_rank_0_is_found_at_the_masters_address(torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_several_machines_rank_0_is_found_at_the_masters_address(
+    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     assert world.find(jit()).address == "node-0"
@@ -83,7 +99,10 @@ def test_separate_ranks_are_runs_of_their_own(torchrun: dist.TCPStore) -> None:
 
 def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPStore) -> None:
     shared = JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})
-    with pytest.raises(errors.ConfigError, match="LASTCALL_MIRROR=s3://runs/exp1 is one mirror for 2 ranks.*Give each its own mirror"):
+    with pytest.raises(
+        errors.ConfigError,
+        match="LASTCALL_MIRROR=s3://runs/exp1 is one mirror for 2 ranks.*Give each its own mirror",
+    ):
         world.find(shared)
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/1")).size == 1
 
@@ -95,17 +114,24 @@ def test_separate_ranks_are_not_given_one_place_by_their_script_either(
         assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
     monkeypatch.setenv("RANK", "0")
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1/0")).size == 1
-    with pytest.raises(errors.ConfigError, match="'s3://runs/exp1' is one mirror for ranks 1 and 0.*Give each its own mirror"):
+    with pytest.raises(
+        errors.ConfigError, match="'s3://runs/exp1' is one mirror for ranks 1 and 0.*Give each its own mirror"
+    ):
         world.find(jit(ranks="separate", mirror="s3://runs/exp1"))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # the rank of that number may be started first
     assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
 
 
 def test_a_process_that_is_alone_has_the_place_for_itself() -> None:
-    assert world.find(JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})).size == 1
+    assert (
+        world.find(JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})).size
+        == 1
+    )
 
 
-@pytest.mark.parametrize("changed", [("WORLD_SIZE", "1"), ("TORCHELASTIC_USE_AGENT_STORE", "False"), ("TORCHELASTIC_RUN_ID", "")])
+@pytest.mark.parametrize(
+    "changed", [("WORLD_SIZE", "1"), ("TORCHELASTIC_USE_AGENT_STORE", "False"), ("TORCHELASTIC_RUN_ID", "")]
+)
 def test_without_a_store_of_torchruns_only_a_group_makes_a_rank(
     torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, changed: tuple[str, str]
 ) -> None:
@@ -134,7 +160,9 @@ def test_a_process_group_says_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "LASTCALL_ATTEMPT"])
-def test_a_group_that_was_started_again_does_not_hear_the_one_before(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_group_that_was_started_again_does_not_hear_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     """torchrun keeps one store for all attempts."""
     kept = dist.HashStore()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
@@ -149,9 +177,16 @@ def test_a_group_that_was_started_again_does_not_hear_the_one_before(monkeypatch
         store.set("start", b"x")
 
 
-@pytest.mark.parametrize(("local", "attempt", "warned"), [("1", "", True), ("2", "", False), ("1", "1", False)])
+@pytest.mark.parametrize(
+    ("local", "attempt", "warned"), [("1", "", True), ("2", "", False), ("1", "1", False)]
+)
 def test_restarts_that_each_machine_counts_by_itself_are_said(
-    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, local: str, attempt: str, warned: bool
+    torchrun: dist.TCPStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    local: str,
+    attempt: str,
+    warned: bool,
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -168,5 +203,7 @@ def test_a_group_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", none)
-    with pytest.raises(errors.RanksError, match="could not use the store of the process group: no default group"):
+    with pytest.raises(
+        errors.RanksError, match="could not use the store of the process group: no default group"
+    ):
         world.find(jit()).meet()

@@ -15,7 +15,11 @@ State = dict[str, Any]
 
 def model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3)
+        torch.nn.Linear(6, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(8, 3),
     ).to(dtype)
 
 
@@ -58,7 +62,8 @@ def saved(state: State) -> State:
 
 
 def assert_continues_exactly(build: Callable[[], State], steps: int = 4, rescued: bool = False) -> Saved:
-    """Train, save, go on; build anew with other numbers, restore, go on: both must end the same, bit for bit."""
+    """Train, save, go on; build anew with other numbers, restore, go on: both must end the same, bit for
+    bit."""
     torch.manual_seed(1)
     one = build()
     states = StateSet(saved(one))
@@ -70,7 +75,9 @@ def assert_continues_exactly(build: Callable[[], State], steps: int = 4, rescued
     others = StateSet(saved(other))
     checkpoint.restore(others)
     again = Saved(others)
-    assert (again.text, again.data) == (checkpoint.text, checkpoint.data), "what was restored is not what was saved"
+    assert (again.text, again.data) == (checkpoint.text, checkpoint.data), (
+        "what was restored is not what was saved"
+    )
     for state in (one, other):
         torch.manual_seed(3)
         for _ in range(steps):

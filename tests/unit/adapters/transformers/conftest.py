@@ -26,7 +26,7 @@ class Tiny(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def _settings_and_signals_as_before(monkeypatch: pytest.MonkeyPatch, leaving: None) -> None:
-    for name in ("LASTCALL_ENABLED", "LASTCALL_RUN_ID", "LASTCALL_SAVE_STRATEGY", "LASTCALL_SAVE_STEPS", "LASTCALL_SAVE_TOTAL_LIMIT",
+    for name in ("LASTCALL_ENABLED", "LASTCALL_RUN_ID", "LASTCALL_SAVE_STRATEGY", "LASTCALL_SAVE_STEPS", "LASTCALL_SAVE_TOTAL_LIMIT",  # noqa: E501
                  "LASTCALL_DIRECTORY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
 
@@ -35,7 +35,10 @@ def _settings_and_signals_as_before(monkeypatch: pytest.MonkeyPatch, leaving: No
 def fresh(monkeypatch: pytest.MonkeyPatch) -> type:
     """Trainer as Hugging Face wrote it, to be patched at will: a class of its own, since patches stay."""
     monkeypatch.setattr(patch, "_everywhere", False)
-    originals = {name: getattr(getattr(Trainer, name), "_lastcall_original", getattr(Trainer, name)) for name in ("train", "__init__")}
+    originals = {
+        name: getattr(getattr(Trainer, name), "_lastcall_original", getattr(Trainer, name))
+        for name in ("train", "__init__")
+    }
     return type("Fresh", (Trainer,), originals)
 
 
@@ -44,11 +47,19 @@ def make(fresh: type, tmp_path: Path) -> Make:
     """Makes a trainer; what is said is an argument of TrainingArguments."""
 
     def made(kind: type | None = None, callbacks: list[Any] | None = None, **said: Any) -> Any:
-        said = {"output_dir": str(tmp_path / "out"), "max_steps": 2, "save_strategy": "no", "report_to": "none", **said}
+        said = {
+            "output_dir": str(tmp_path / "out"),
+            "max_steps": 2,
+            "save_strategy": "no",
+            "report_to": "none",
+            **said,
+        }
         said.setdefault("logging_strategy", "steps" if "logging_steps" in said else "no")
         arguments = TrainingArguments(use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, **said)
         torch.manual_seed(0)
         data = [{"x": torch.ones(2) * number, "labels": torch.zeros(1)} for number in range(8)]
-        return (kind or fresh)(model=Tiny(), args=arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+        return (kind or fresh)(
+            model=Tiny(), args=arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks
+        )
 
     return made

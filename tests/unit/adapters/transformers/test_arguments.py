@@ -12,7 +12,9 @@ from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 
 
 def script(**said: Any) -> Any:
-    return SimpleNamespace(**{"save_strategy": SaveStrategy.EPOCH, "save_steps": 20, "save_total_limit": None, **said})
+    return SimpleNamespace(
+        **{"save_strategy": SaveStrategy.EPOCH, "save_steps": 20, "save_total_limit": None, **said}
+    )
 
 
 def saves(args: Any) -> tuple[Any, ...]:
@@ -44,13 +46,16 @@ def test_a_configuration_goes_before_the_script(caplog: pytest.LogCaptureFixture
     ("environ", "expected"),
     [
         ({"LASTCALL_SAVE_STRATEGY": "no"}, (SaveStrategy.NO, 20, None)),
-        ({"LASTCALL_SAVE_STRATEGY": "steps"}, (SaveStrategy.STEPS, 20, None)),  # how often is still the script's to say
+        # how often is still the script's to say
+        ({"LASTCALL_SAVE_STRATEGY": "steps"}, (SaveStrategy.STEPS, 20, None)),
         ({"LASTCALL_SAVE_STEPS": "3"}, (SaveStrategy.STEPS, 3, None)),
         ({"LASTCALL_SAVE_TOTAL_LIMIT": "2"}, (SaveStrategy.EPOCH, 20, 2)),
         ({"LASTCALL_SAVE_STRATEGY": "epoch", "LASTCALL_SAVE_STEPS": "3"}, (SaveStrategy.EPOCH, 3, None)),
     ],
 )
-def test_so_does_the_environment(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: tuple[Any, ...]) -> None:
+def test_so_does_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: tuple[Any, ...]
+) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     args = script()
@@ -87,4 +92,6 @@ def test_a_directory_that_was_named_outside_goes_before_the_scripts(caplog: pyte
         for _ in range(2):
             arguments.redirect(args, JITCheckpointConfig(environ={"LASTCALL_DIRECTORY": "/mnt/x"}))
     assert args.output_dir == "/mnt/x"
-    assert [record.getMessage() for record in caplog.records] == ["output_dir=/mnt/x instead of the script's out"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "output_dir=/mnt/x instead of the script's out"
+    ]

@@ -54,21 +54,31 @@ def train(make: Make, kind: type, folder: Path, stop: int | None, **said: Any) -
 
 
 def gathering(base: type) -> type:
-    """TRL's way: metrics wait in lists, by whether the model trains, and are logged with whatever is logged next."""
+    """TRL's way: metrics wait in lists, by whether the model trains, and are logged with whatever is logged
+    next."""
 
     class Gathering(base):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+            self._metrics: dict[str, dict[str, list[float]]] = {
+                "train": defaultdict(list),
+                "eval": defaultdict(list),
+            }
             super().__init__(*args, **kwargs)
             self.model.eval()  # as from_pretrained() leaves it
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._metrics["train" if self.model.training else "eval"]["tokens"].append(float(self.state.global_step))
+            self._metrics["train" if self.model.training else "eval"]["tokens"].append(
+                float(self.state.global_step)
+            )
             return super().compute_loss(model, inputs, *args, **kwargs)
 
         def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
             waiting = self._metrics["train" if self.model.training else "eval"]
-            super().log({**logs, **{name: sum(values) / len(values) for name, values in waiting.items()}}, *args, **kwargs)
+            super().log(
+                {**logs, **{name: sum(values) / len(values) for name, values in waiting.items()}},
+                *args,
+                **kwargs,
+            )
             waiting.clear()
 
     return Gathering
@@ -85,7 +95,11 @@ def test_e3_metrics_that_wait_for_a_log_line_stand_in_the_line_they_belong_to(
     found = train(make, kind, tmp_path / "struck", 0, **said)
 
     def lines(trainer: Any) -> list[dict[str, float]]:
-        return [{name: line[name] for name in ("step", "loss", "tokens")} for line in trainer.state.log_history if "loss" in line]
+        return [
+            {name: line[name] for name in ("step", "loss", "tokens")}
+            for line in trainer.state.log_history
+            if "loss" in line
+        ]
 
     assert lines(found) == lines(wanted) and len(lines(found)) == 4
 
@@ -109,11 +123,18 @@ def evaluating(base: type) -> type:
 def test_e4_as_many_checkpoints_are_left_as_without_lastcall(
     make: Make, protected: type, tmp_path: Path, strategy: str, limit: int | None
 ) -> None:
-    """E4: `save_strategy="best"` asks for the best and for nothing else, interrupted or not. With "steps" the last one always stays."""
+    """E4: `save_strategy="best"` asks for the best and for nothing else, interrupted or not. With "steps" the
+    last one always stays."""
     said = {
-        "max_steps": 10, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": strategy, "save_steps": 2,
-        "save_total_limit": limit, "metric_for_best_model": "eval_loss", "greater_is_better": False,
-    }  # fmt: skip
+        "max_steps": 10,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": strategy,
+        "save_steps": 2,
+        "save_total_limit": limit,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
+    }
     kind = evaluating(protected)
 
     def left(folder: Path) -> list[str]:
@@ -125,5 +146,6 @@ def test_e4_as_many_checkpoints_are_left_as_without_lastcall(
     train(make, kind, tmp_path / "struck", 0, **said)
     wanted = left(tmp_path / "without")
     if strategy == "steps" and limit == 1:
-        wanted = sorted({*wanted, "checkpoint-10"})  # Transformers leaves the best alone; a restart after the end would train again
+        # Transformers leaves the best alone; a restart after the end would train again
+        wanted = sorted({*wanted, "checkpoint-10"})
     assert (left(tmp_path / "with"), left(tmp_path / "struck")) == (wanted, wanted)

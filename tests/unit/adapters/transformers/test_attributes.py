@@ -15,10 +15,18 @@ def trainer(**own: Any) -> Any:
 
 def test_what_a_subclass_counts_is_copied() -> None:
     own = {
-        "tokens": 5, "rate": 0.5, "title": "x", "on": True, "nothing": None, "pair": (1, 2.0), "seen": [1, [2, 3]],
-        "sums": {"a": {"b": [1]}, 3: "three"}, "recent": collections.deque([1, 2], maxlen=2),
-        "lists": collections.defaultdict(list, loss=[1.0]), "ordered": collections.OrderedDict(a=1),
-    }  # fmt: skip
+        "tokens": 5,
+        "rate": 0.5,
+        "title": "x",
+        "on": True,
+        "nothing": None,
+        "pair": (1, 2.0),
+        "seen": [1, [2, 3]],
+        "sums": {"a": {"b": [1]}, 3: "three"},
+        "recent": collections.deque([1, 2], maxlen=2),
+        "lists": collections.defaultdict(list, loss=[1.0]),
+        "ordered": collections.OrderedDict(a=1),
+    }
     copied = Attributes(trainer(**own)).copy()
     assert copied == {**own, "recent": [1, 2], "lists": {"loss": [1.0]}, "ordered": {"a": 1}}
     assert {type(copied[name]) for name in ("sums", "lists", "ordered")} == {dict}
@@ -38,14 +46,30 @@ def test_what_is_no_count_is_left_out() -> None:
     loop: list[Any] = []
     loop.append(loop)
     own = {
-        "tensor": torch.ones(1), "object": object(), "function": print, "in_list": [1, torch.ones(1)], "keys": {(1, 2): 3},
-        "special": Special(a=1), "large": list(range(3000)), "nested": [[0] * 50] * 50, "loop": loop, "bytes": b"x", "set": {1},
-    }  # fmt: skip
+        "tensor": torch.ones(1),
+        "object": object(),
+        "function": print,
+        "in_list": [1, torch.ones(1)],
+        "keys": {(1, 2): 3},
+        "special": Special(a=1),
+        "large": list(range(3000)),
+        "nested": [[0] * 50] * 50,
+        "loop": loop,
+        "bytes": b"x",
+        "set": {1},
+    }
     assert Attributes(trainer(**own, kept=1)).copy() == {"kept": 1}
 
 
 def test_what_is_the_trainers_own_or_ours_is_left_out() -> None:
-    own = {"state": 1, "args": 2, "current_flos": 3, "_globalstep_last_logged": 4, "is_in_train": True, "_lastcall_took_over": True}
+    own = {
+        "state": 1,
+        "args": 2,
+        "current_flos": 3,
+        "_globalstep_last_logged": 4,
+        "is_in_train": True,
+        "_lastcall_took_over": True,
+    }
     assert Attributes(trainer(**own, mine=1)).copy() == {"mine": 1}
 
 
@@ -55,7 +79,13 @@ def test_containers_keep_their_identity_and_their_kind() -> None:
     inner = {"x": 0}
     live = trainer(recent=recent, lists=lists, nested={"inner": inner}, count=0, said=None)
     Attributes(live).restore(
-        {"recent": [1, 2, 3], "lists": {"loss": [1.0]}, "nested": {"inner": {"x": 5}, "new": [1]}, "count": 7, "said": "x"}
+        {
+            "recent": [1, 2, 3],
+            "lists": {"loss": [1.0]},
+            "nested": {"inner": {"x": 5}, "new": [1]},
+            "count": 7,
+            "said": "x",
+        }
     )
     assert live.recent is recent and list(recent) == [2, 3]
     assert live.lists is lists and lists == {"loss": [1.0]} and lists["new"] == []

@@ -18,13 +18,16 @@ from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Entry
 from lastcall.types import Kind
 
-# ---- which run it is -------------------------------------------------------------------------------------------------------
+# ---- which run it is ---------------------------------------------------------------------------------------
 
 Make = Callable[..., Any]
 
 
 def test_equal_scripts_are_the_same_run_wherever_they_write(make: Make, tmp_path: Path) -> None:
-    one, other = make(seed=3), make(seed=3, output_dir=str(tmp_path / "elsewhere"), save_steps=7, logging_steps=3)
+    one, other = (
+        make(seed=3),
+        make(seed=3, output_dir=str(tmp_path / "elsewhere"), save_steps=7, logging_steps=3),
+    )
     with torch.no_grad():
         other.model.linear.weight.fill_(7.0)  # other values: it may have been trained already
     assert choosing.identity(one) == choosing.identity(other)
@@ -33,8 +36,8 @@ def test_equal_scripts_are_the_same_run_wherever_they_write(make: Make, tmp_path
 @pytest.mark.parametrize(
     "said",
     [
-        {"seed": 4}, {"learning_rate": 1e-3}, {"max_steps": 3}, {"num_train_epochs": 9}, {"per_device_train_batch_size": 2},
-        {"gradient_accumulation_steps": 2}, {"lr_scheduler_type": "cosine"}, {"optim": "sgd"}, {"weight_decay": 0.5}, {"data_seed": 1},
+        {"seed": 4}, {"learning_rate": 1e-3}, {"max_steps": 3}, {"num_train_epochs": 9}, {"per_device_train_batch_size": 2},  # noqa: E501
+        {"gradient_accumulation_steps": 2}, {"lr_scheduler_type": "cosine"}, {"optim": "sgd"}, {"weight_decay": 0.5}, {"data_seed": 1},  # noqa: E501
     ],
     ids=repr,
 )  # fmt: skip
@@ -53,23 +56,37 @@ def test_another_model_or_other_data_are_another_run() -> None:
 
     linear = torch.nn.Linear
     runs = [
-        pretend(linear(2, 1), [1, 2]), pretend(linear(2, 2), [1, 2]), pretend(linear(2, 1, bias=False), [1, 2]),
-        pretend(linear(2, 1, dtype=torch.bfloat16), [1, 2]), pretend(torch.nn.Sequential(linear(2, 1)), [1, 2]),
-        pretend(linear(2, 1), [1]), pretend(linear(2, 1), Endless()), pretend(None, [1]),
-    ]  # fmt: skip
+        pretend(linear(2, 1), [1, 2]),
+        pretend(linear(2, 2), [1, 2]),
+        pretend(linear(2, 1, bias=False), [1, 2]),
+        pretend(linear(2, 1, dtype=torch.bfloat16), [1, 2]),
+        pretend(torch.nn.Sequential(linear(2, 1)), [1, 2]),
+        pretend(linear(2, 1), [1]),
+        pretend(linear(2, 1), Endless()),
+        pretend(None, [1]),
+    ]
     names = [choosing.identity(run) for run in runs]
     assert len(set(names)) == len(names)
-    assert choosing.identity(pretend(linear(2, 1), None)) == choosing.identity(pretend(linear(2, 1), iter([])))
+    assert choosing.identity(pretend(linear(2, 1), None)) == choosing.identity(
+        pretend(linear(2, 1), iter([]))
+    )
     assert choosing.identity(pretend(linear(2, 1), [3, 4])) == names[0]
 
 
 def test_a_name_that_was_given_decides_alone() -> None:
     one, other = pretend(torch.nn.Linear(2, 1), [1]), pretend(None, None)
-    assert choosing.identity(one, "exp1") == choosing.identity(other, "exp1") != choosing.identity(one, "exp2")
-    assert choosing.identity(one, "") == choosing.identity(one, None) == choosing.identity(one) != choosing.identity(one, "exp1")
+    assert (
+        choosing.identity(one, "exp1") == choosing.identity(other, "exp1") != choosing.identity(one, "exp2")
+    )
+    assert (
+        choosing.identity(one, "")
+        == choosing.identity(one, None)
+        == choosing.identity(one)
+        != choosing.identity(one, "exp1")
+    )
 
 
-# ---- where it goes on ------------------------------------------------------------------------------------------------------
+# ---- where it goes on --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -102,10 +119,14 @@ def choose(root: Path, found: Entry | None, wanted: Any, origin: str = "") -> Ch
 
 
 @pytest.mark.parametrize("wanted", [None, True, False])
-def test_the_newest_of_this_run_is_gone_on_from_whether_or_not_the_script_says_so(root: Path, wanted: bool | None) -> None:
+def test_the_newest_of_this_run_is_gone_on_from_whether_or_not_the_script_says_so(
+    root: Path, wanted: bool | None
+) -> None:
     ours = entry(root)
     assert choose(root, ours, wanted) == Chosen(str(ours.path), True, "")
-    assert choose(root, ours, wanted, origin="a/checkpoint-1") == Chosen(str(ours.path), True, "a/checkpoint-1")
+    assert choose(root, ours, wanted, origin="a/checkpoint-1") == Chosen(
+        str(ours.path), True, "a/checkpoint-1"
+    )
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -121,7 +142,9 @@ def test_a_path_that_the_script_names_is_taken_at_first(
 
 def test_a_run_that_began_there_goes_on_from_its_own(root: Path) -> None:
     ours = entry(root)
-    assert choose(root, ours, "base/checkpoint-3", origin="base/checkpoint-3") == Chosen(str(ours.path), True, "base/checkpoint-3")
+    assert choose(root, ours, "base/checkpoint-3", origin="base/checkpoint-3") == Chosen(
+        str(ours.path), True, "base/checkpoint-3"
+    )
     assert not choose(root, ours, "base/checkpoint-4", origin="base/checkpoint-3").ours
 
 
@@ -137,7 +160,9 @@ def test_where_nothing_is_nothing_is_resumed(root: Path) -> None:
     assert choose(root / "not there", None, True) == Chosen(None)
 
 
-def test_what_others_wrote_is_gone_on_from_only_where_the_script_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_others_wrote_is_gone_on_from_only_where_the_script_says_so(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     theirs(root, 9)
     newest = theirs(root, 10)
     with caplog.at_level(logging.INFO, "lastcall"):
@@ -154,8 +179,14 @@ def _cut(path: Path) -> None:
 TORN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "sentinel": (lambda path: (path / records.SENTINEL).touch(), "it was never completed"),
     "no state": (lambda path: (path / "trainer_state.json").unlink(), "trainer_state.json cannot be read"),
-    "torn state": (lambda path: (path / "trainer_state.json").write_text('{"global'), "trainer_state.json cannot be read"),
-    "empty state": (lambda path: (path / "trainer_state.json").write_text(""), "trainer_state.json cannot be read"),
+    "torn state": (
+        lambda path: (path / "trainer_state.json").write_text('{"global'),
+        "trainer_state.json cannot be read",
+    ),
+    "empty state": (
+        lambda path: (path / "trainer_state.json").write_text(""),
+        "trainer_state.json cannot be read",
+    ),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "it has no weights"),
     "torn weights": (lambda path: _cut(path / "model.safetensors"), "a file is damaged"),
     "empty weights": (lambda path: (path / "model.safetensors").write_bytes(b""), "a file is damaged"),
@@ -165,7 +196,9 @@ TORN: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_a_torn_one_is_passed_over_and_the_one_before_is_taken(root: Path, torn: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_one_is_passed_over_and_the_one_before_is_taken(
+    root: Path, torn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tear, why = TORN[torn]
     good = theirs(root, 9)
     tear(theirs(root, 10))
@@ -179,7 +212,9 @@ def test_where_all_are_torn_nothing_is_resumed(root: Path) -> None:
     assert choose(root, None, True) == Chosen(None)
 
 
-def test_what_only_looks_like_a_checkpoint_is_not_looked_at(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_only_looks_like_a_checkpoint_is_not_looked_at(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     entry(root, 50)  # of another run of ours
     (root / "checkpoint-60").touch()
     for name in ("checkpoint-x", "checkpoint-", "checkpoint-²", "checkpoint-70.replaced-0"):

@@ -1,7 +1,8 @@
-"""A Trainer that is told to stop at every kind of moment, in this process, and goes on in a second one: what it trains on, and the
-randomness that it leaves, are those of one that was never told.
+"""A Trainer that is told to stop at every kind of moment, in this process, and goes on in a second one: what
+it trains on, and the randomness that it leaves, are those of one that was never told.
 
-The data draws now and then, and not from all generators: what is noted at a batch is copied only where one has moved."""
+The data draws now and then, and not from all generators: what is noted at a batch is copied only where one
+has moved."""
 
 from __future__ import annotations
 
@@ -89,7 +90,10 @@ class Stopping(TrainerCallback):
         if state.global_step == self._step and not self.stopped:
             self.stopped = True
             os.kill(os.getpid(), signal.SIGTERM)
-            until(lambda: RUNS[-1].driver.notified, "a thread to hear it: the steps that are left take milliseconds")
+            until(
+                lambda: RUNS[-1].driver.notified,
+                "a thread to hear it: the steps that are left take milliseconds",
+            )
 
 
 @pytest.fixture
@@ -104,22 +108,44 @@ def seed() -> None:
     torch.manual_seed(3)
 
 
-def train(kind: type, folder: Path, data: Any, callbacks: list[Any], said: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """The samples of each micro-batch that was trained on, and what is left: weights, and one more number of each generator."""
+def train(
+    kind: type, folder: Path, data: Any, callbacks: list[Any], said: dict[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    """The samples of each micro-batch that was trained on, and what is left: weights, and one more number of
+    each generator."""
     seed()
     arguments = TrainingArguments(
-        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, save_strategy="no", report_to="none", use_cpu=True,
-        disable_tqdm=True, dataloader_pin_memory=False, logging_strategy="no", remove_unused_columns=False, **said,
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        remove_unused_columns=False,
+        **said,
+    )
     model = Dropping()
     trainer: Trainer = kind(
-        model=model, args=arguments, data_collator=collated, train_dataset=data, eval_dataset=Rows(""), callbacks=callbacks
+        model=model,
+        args=arguments,
+        data_collator=collated,
+        train_dataset=data,
+        eval_dataset=Rows(""),
+        callbacks=callbacks,
     )
     try:
         trainer.train()
     except errors.Preempted as left:
         return model.seen, [left.code]
-    return model.seen, [*(p.tolist() for p in model.parameters()), random.random(), np.random.rand(), torch.rand(()).item()]
+    return model.seen, [
+        *(p.tolist() for p in model.parameters()),
+        random.random(),
+        np.random.rand(),
+        torch.rand(()).item(),
+    ]
 
 
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -138,11 +164,17 @@ QUICK = ("numpy now and then", "normal numbers that were kept", "accumulation", 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_no_moment_leaves_a_trace_where(protected: type, tmp_path: Path, case: str) -> None:
     source, how, said = CASES[case]
     wanted, left = train(protected, tmp_path / "peace", source(how), [], said)
-    moments = [*MOMENTS, ("on_prediction_step", 8)] if "eval_steps" in said else [*MOMENTS, ("on_optimizer_step", 7)]
+    moments = (
+        [*MOMENTS, ("on_prediction_step", 8)]
+        if "eval_steps" in said
+        else [*MOMENTS, ("on_optimizer_step", 7)]
+    )
     for number, (event, step) in enumerate(moments):
         folder = tmp_path / f"struck-{number}"
         stopping = Stopping(event, step)

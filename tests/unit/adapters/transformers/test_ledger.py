@@ -33,20 +33,32 @@ def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-# ---- state -----------------------------------------------------------------------------------------------------------------
+# ---- state -------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_plain_and_knows_the_history_by_its_length() -> None:
-    live = trainer(global_step=7, epoch=np.float64(1.5), best_metric=torch.tensor(0.25), log_history=[{"loss": 1.0}, {"loss": 0.5}])
+    live = trainer(
+        global_step=7,
+        epoch=np.float64(1.5),
+        best_metric=torch.tensor(0.25),
+        log_history=[{"loss": 1.0}, {"loss": 0.5}],
+    )
     ledger = Ledger(live)
     ledger.pending = Pending("step", log=True, grad_norm=2.0)
     ledger.origin, ledger.first = "from/here", 3
     copied = ledger.state_dict()
     assert through_json(copied) == through_json(through_json(copied))
-    assert (copied["state"]["global_step"], copied["state"]["epoch"], copied["state"]["best_metric"]) == (7, 1.5, 0.25)
+    assert (copied["state"]["global_step"], copied["state"]["epoch"], copied["state"]["best_metric"]) == (
+        7,
+        1.5,
+        0.25,
+    )
     assert (copied["history"], copied["origin"], copied["first"]) == (2, "from/here", 3)
     assert copied["pending"]["grad_norm"] == 2.0
-    assert not {"log_history", "stateful_callbacks", "is_world_process_zero", "is_local_process_zero"} & copied["state"].keys()
+    assert (
+        not {"log_history", "stateful_callbacks", "is_world_process_zero", "is_local_process_zero"}
+        & copied["state"].keys()
+    )
 
 
 def test_trainer_state_json_is_what_it_was_at_the_copy_and_hugging_face_reads_it(tmp_path: Path) -> None:
@@ -66,8 +78,12 @@ def test_trainer_state_json_is_what_it_was_at_the_copy_and_hugging_face_reads_it
 def test_it_is_the_file_that_hugging_face_writes(tmp_path: Path) -> None:
     handler = CallbackHandler([EarlyStoppingCallback(2), Counting(1), Counting(2)], None, None, None, None)
     live = SimpleNamespace(control=TrainerControl(), callback_handler=handler)
-    exportable = [callback for callback in [*handler.callbacks, live.control] if isinstance(callback, ExportableState)]
-    live.state = TrainerState(global_step=3, log_history=[{"loss": 1.0, "step": 1}], stateful_callbacks=exportable)
+    exportable = [
+        callback for callback in [*handler.callbacks, live.control] if isinstance(callback, ExportableState)
+    ]
+    live.state = TrainerState(
+        global_step=3, log_history=[{"loss": 1.0, "step": 1}], stateful_callbacks=exportable
+    )
     live.state.save_to_json(str(tmp_path / "theirs"))
     ledger = Ledger(live)
     assert json.loads(ledger.to_json(ledger.state_dict())) == json.loads((tmp_path / "theirs").read_text())
@@ -76,8 +92,8 @@ def test_it_is_the_file_that_hugging_face_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), (torch.tensor(2), 2), (torch.tensor([1, 2]), [1, 2]),
-        ((1, (2,)), [1, [2]]), ({1: np.float64(1.0)}, {"1": 1.0}), (enum.IntEnum("E", "A").A, 1), (Path("x"), "x"), (None, None),
+        (np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), (torch.tensor(2), 2), (torch.tensor([1, 2]), [1, 2]),  # noqa: E501
+        ((1, (2,)), [1, [2]]), ({1: np.float64(1.0)}, {"1": 1.0}), (enum.IntEnum("E", "A").A, 1), (Path("x"), "x"), (None, None),  # noqa: E501
     ],
     ids=repr,
 )  # fmt: skip
@@ -86,7 +102,7 @@ def test_numbers_of_libraries_become_plain_ones(value: object, plain: object) ->
     assert found == plain and type(found) is type(plain)
 
 
-# ---- callbacks -------------------------------------------------------------------------------------------------------------
+# ---- callbacks ---------------------------------------------------------------------------------------------
 
 
 def test_callbacks_are_restored_in_place() -> None:
@@ -120,19 +136,31 @@ def test_a_callback_that_is_gone_or_new_is_no_trouble() -> None:
     assert early.early_stopping_patience_counter == 0
 
 
-# ---- what this rank has counted --------------------------------------------------------------------------------------------
+# ---- what this rank has counted ----------------------------------------------------------------------------
 
 
 def test_a_tally_comes_back() -> None:
     one = SimpleNamespace(
-        _tr_loss=torch.tensor(0.75), _total_loss_scalar=2.5, _globalstep_last_logged=4, current_flos=10.0, tokens=5, recent=[1]
+        _tr_loss=torch.tensor(0.75),
+        _total_loss_scalar=2.5,
+        _globalstep_last_logged=4,
+        current_flos=10.0,
+        tokens=5,
+        recent=[1],
     )
     tally = Tally(one)
     tally.before, tally.began = 100.0, tally.began - 5.0
     saved = through_json(tally.state_dict())
     assert 105.0 <= saved["seconds"] < 115.0
     loss, recent = torch.tensor(0.0), [9, 9]
-    other = SimpleNamespace(_tr_loss=loss, _total_loss_scalar=0.0, _globalstep_last_logged=0, current_flos=0.0, tokens=0, recent=recent)
+    other = SimpleNamespace(
+        _tr_loss=loss,
+        _total_loss_scalar=0.0,
+        _globalstep_last_logged=0,
+        current_flos=0.0,
+        tokens=0,
+        recent=recent,
+    )
     again = Tally(other)
     again.load_state_dict(saved)
     assert other._tr_loss is loss and other.recent is recent

@@ -19,14 +19,21 @@ from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 from lastcall.shield import listening
 
 Make = Callable[..., Any]
-HUNG = ("_maybe_log_save_evaluate", "_evaluate", "_run_epoch", "_init_training_state", "_finalize_training", "_save_checkpoint")
+HUNG = (
+    "_maybe_log_save_evaluate",
+    "_evaluate",
+    "_run_epoch",
+    "_init_training_state",
+    "_finalize_training",
+    "_save_checkpoint",
+)
 
 
 def kinds(trainer: Any) -> list[type]:
     return [type(callback) for callback in trainer.callback_handler.callbacks]
 
 
-# ---- the class -------------------------------------------------------------------------------------------------------------
+# ---- the class ---------------------------------------------------------------------------------------------
 
 
 def test_a_class_is_patched_once_and_looks_as_before(fresh: Any) -> None:
@@ -46,7 +53,9 @@ def test_who_asked_for_all_is_not_overruled_by_who_asks_for_one(fresh: Any) -> N
     assert patch._everywhere
 
 
-def test_in_a_train_worker_of_ray_a_trainer_is_left_to_rays_adapter(fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_train_worker_of_ray_a_trainer_is_left_to_rays_adapter(
+    fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patch.apply(fresh, everywhere=True)
     monkeypatch.setattr(listening, "taken", "Ray Train")
     trainer = make()
@@ -57,7 +66,7 @@ def test_in_a_train_worker_of_ray_a_trainer_is_left_to_rays_adapter(fresh: Any, 
     assert (Path(trainer.args.output_dir) / ".lastcall").exists()
 
 
-# ---- Transformers' own callback --------------------------------------------------------------------------------------------
+# ---- Transformers' own callback ----------------------------------------------------------------------------
 
 
 def handler(number: int, frame: object) -> None: ...
@@ -84,7 +93,9 @@ def test_without_us_theirs_is_left_alone(fresh: Any, make: Make) -> None:
 
 
 @pytest.mark.parametrize("by", ["variable", "configuration"])
-def test_switched_off_theirs_is_left_alone_too(fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_switched_off_theirs_is_left_alone_too(
+    fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     """Nobody would protect the run otherwise."""
     patch.apply(fresh, everywhere=False)
     config = JITCheckpointConfig(enabled=False) if by == "configuration" else None
@@ -110,7 +121,9 @@ def test_a_constructor_that_raises_leaves_the_arguments_as_they_were(fresh: Any)
     assert seen[0] is False and arguments.enable_jit_checkpoint is True
 
 
-def test_theirs_stands_down_where_ours_was_added_later(fresh: Any, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_theirs_stands_down_where_ours_was_added_later(
+    fresh: Any, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     signal.signal(signal.SIGTERM, handler)
     patch.apply(fresh, everywhere=False)
     trainer = make(enable_jit_checkpoint=True)
@@ -121,17 +134,23 @@ def test_theirs_stands_down_where_ours_was_added_later(fresh: Any, make: Make, c
     assert caplog.text.count("Transformers' own callback is disabled") == 1
 
 
-# ---- switched off ----------------------------------------------------------------------------------------------------------
+# ---- switched off ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["variable", "configuration", "no callback"])
-def test_switched_off_trainer_is_left_alone(fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str) -> None:
+def test_switched_off_trainer_is_left_alone(
+    fresh: Any, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+) -> None:
     patch.apply(fresh, everywhere=by == "variable")
     monkeypatch.setattr(patch, "TrainerRun", None)  # whoever makes one fails
     if by == "variable":
         monkeypatch.setenv("LASTCALL_ENABLED", "0")
     signal.signal(signal.SIGTERM, handler)
-    trainer = make(callbacks=[JITCheckpointCallback(JITCheckpointConfig(enabled=False))] if by == "configuration" else None)
+    trainer = make(
+        callbacks=[JITCheckpointCallback(JITCheckpointConfig(enabled=False))]
+        if by == "configuration"
+        else None
+    )
     before = kinds(trainer)
     assert trainer.train().global_step == 2
     assert kinds(trainer) == before and not set(HUNG) & set(vars(trainer))
@@ -139,7 +158,7 @@ def test_switched_off_trainer_is_left_alone(fresh: Any, make: Make, monkeypatch:
     assert not (tmp_path / "out" / ".lastcall").exists()
 
 
-# ---- one call --------------------------------------------------------------------------------------------------------------
+# ---- one call ----------------------------------------------------------------------------------------------
 
 
 class Handler:
@@ -203,7 +222,9 @@ class Run:
         self.said: list[Any] = []
         self.over = False
         self.former: dict[str, Any] = {}
-        position = SimpleNamespace(steps_per_epoch=0, start=None, epoch=lambda *args, **kwargs: contextlib.nullcontext())
+        position = SimpleNamespace(
+            steps_per_epoch=0, start=None, epoch=lambda *args, **kwargs: contextlib.nullcontext()
+        )
         self.subject = SimpleNamespace(position=position)
         self.made.append(self)
 
@@ -235,7 +256,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The class, patched for all, with a run that only takes notes."""
     monkeypatch.setattr(patch, "_everywhere", False)
     monkeypatch.setattr(patch, "TrainerRun", type("Noting", (Run,), {"made": []}))
-    monkeypatch.setattr(patch.exits, "insist", lambda code: Run.insisted.append(code))  # not on the exit code of the tests
+    # not on the exit code of the tests
+    monkeypatch.setattr(patch.exits, "insist", lambda code: Run.insisted.append(code))
     Run.insisted.clear()
     kind = type("Patched", (Pretend,), {})
     patch.apply(kind, everywhere=True)
@@ -252,7 +274,13 @@ def test_a_call_goes_on_from_what_was_chosen_and_leaves_nothing_behind(pretend: 
     seen: list[Any] = []
 
     def inside(resume: Any) -> str:
-        seen.append((resume, set(HUNG) <= set(vars(trainer)), [callback.run for callback in trainer.callback_handler.callbacks]))
+        seen.append(
+            (
+                resume,
+                set(HUNG) <= set(vars(trainer)),
+                [callback.run for callback in trainer.callback_handler.callbacks],
+            )
+        )
         return "output"
 
     trainer.inside = inside
@@ -264,12 +292,17 @@ def test_a_call_goes_on_from_what_was_chosen_and_leaves_nothing_behind(pretend: 
     assert not set(HUNG) & set(vars(trainer)) and "on_save" not in vars(trainer.callback_handler)
 
 
-def test_theirs_stands_down_before_our_own_handler_is_installed(pretend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """trainer.add_callback(ours), after the constructor has installed theirs: to put back what they found must not undo ours."""
+def test_theirs_stands_down_before_our_own_handler_is_installed(
+    pretend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trainer.add_callback(ours), after the constructor has installed theirs: to put back what they found
+    must not undo ours."""
 
     def ours(number: int, frame: object) -> None: ...
 
-    monkeypatch.setattr(patch.TrainerRun, "begin", lambda self, wanted: signal.signal(signal.SIGTERM, ours) and None)
+    monkeypatch.setattr(
+        patch.TrainerRun, "begin", lambda self, wanted: signal.signal(signal.SIGTERM, ours) and None
+    )
     signal.signal(signal.SIGTERM, handler)
     theirs, trainer = Theirs(), pretend(callbacks=[JITCheckpointCallback()])
     theirs.set_trainer(SimpleNamespace(args=SimpleNamespace(enable_jit_checkpoint=True)))
@@ -296,7 +329,9 @@ def test_without_callback_nothing_is_protected_unless_all_are(pretend: Any) -> N
 
 
 @pytest.mark.parametrize("error", [ValueError("theirs"), KeyboardInterrupt(), errors.Preempted(75, "saved")])
-def test_what_training_raises_comes_out_and_nothing_is_left_behind(pretend: Any, error: BaseException) -> None:
+def test_what_training_raises_comes_out_and_nothing_is_left_behind(
+    pretend: Any, error: BaseException
+) -> None:
     trainer = pretend()
 
     def inside(resume: Any) -> None:
@@ -374,11 +409,23 @@ def test_what_is_hung_in_does_its_part_and_then_the_classs_own(pretend: Any) -> 
     trainer.train()
     (run,) = made()
     assert found["log"] == ("log", 1.0, 2.0, ("model",), {"learning_rate": 0.5})
-    assert (found["evaluate"], found["epoch"], found["over"], found["save"]) == ("evaluated", "epoch", None, None)
+    assert (found["evaluate"], found["epoch"], found["over"], found["save"]) == (
+        "evaluated",
+        "epoch",
+        None,
+        None,
+    )
     assert (found["state"], run.subject.position.steps_per_epoch) == (("state", 10, 4.0), 4)
     assert found["on_save"] is control and control.should_save is False
-    assert found["final"] == ("final", 99.0, None) and trainer.args.save_total_limit == 1  # HF would delete what is to be resumed from
-    assert run.said[1:-1] == [("after step", 2.0, 0.5), "followed_up", "before_evaluation", "save", ("saved", "the state")]
+    # HF would delete what is to be resumed from
+    assert found["final"] == ("final", 99.0, None) and trainer.args.save_total_limit == 1
+    assert run.said[1:-1] == [
+        ("after step", 2.0, 0.5),
+        "followed_up",
+        "before_evaluation",
+        "save",
+        ("saved", "the state"),
+    ]
 
 
 def test_a_resumed_run_keeps_its_callbacks_and_does_not_evaluate_at_the_start_again(
@@ -386,7 +433,9 @@ def test_a_resumed_run_keeps_its_callbacks_and_does_not_evaluate_at_the_start_ag
 ) -> None:
     trainer = pretend()
     found: list[Any] = []
-    trainer.inside = lambda resume: found.append((trainer._evaluate(skip_scheduler=True), "_load_callback_state" in vars(trainer)))
+    trainer.inside = lambda resume: found.append(
+        (trainer._evaluate(skip_scheduler=True), "_load_callback_state" in vars(trainer))
+    )
     trainer.train()
     monkeypatch.setattr(patch.TrainerRun, "resumed", 5)
     trainer.train()

@@ -1,4 +1,5 @@
-"""Saved work is never silently dropped: what a train() call in a folder with checkpoints goes on from, says, or refuses."""
+"""Saved work is never silently dropped: what a train() call in a folder with checkpoints goes on from, says,
+or refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from lastcall.core.checkpoint import record as records
 from lastcall.settings import JITCheckpointConfig
 
 Make = Callable[..., Any]
-PLATFORM = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "RAY_JOB_CONFIG_JSON_ENV_VAR", "KUBERNETES_SERVICE_HOST", "TORCHELASTIC_RUN_ID")
+PLATFORM = (
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "KUBERNETES_SERVICE_HOST",
+    "TORCHELASTIC_RUN_ID",
+)
 RUNS: list[TrainerRun] = []
 
 
@@ -63,13 +70,15 @@ class Folder:
         self._make = make
 
     def train(
-        self, stop: int = 0, wanted: Any = None, fingerprint: str = "", drop: int = 0, signum: int = signal.SIGTERM,
+        self, stop: int = 0, wanted: Any = None, fingerprint: str = "", drop: int = 0, signum: int = signal.SIGTERM,  # noqa: E501
         again: bool = False, **said: Any,
     ) -> list[int]:  # fmt: skip
         """The steps that this life trains. `again`: in the process of the life before."""
         if not again:
             calls._counted.clear()
-        config = JITCheckpointConfig(kill_wait=0.0, signals=["SIGTERM", "SIGINT"], run_id=said.pop("run_id", None))
+        config = JITCheckpointConfig(
+            kill_wait=0.0, signals=["SIGTERM", "SIGINT"], run_id=said.pop("run_id", None)
+        )
         steps = Steps()
         trainer = self._make(
             callbacks=[steps, Stopping(stop, signum), JITCheckpointCallback(config)],
@@ -96,7 +105,8 @@ def folder(fresh: Any, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_b1_the_fingerprint_of_a_data_set_is_not_what_a_run_is_known_by(folder: Folder) -> None:
-    """B1: the same data under another path, or prepared by what cannot be pickled, has another fingerprint each time."""
+    """B1: the same data under another path, or prepared by what cannot be pickled, has another fingerprint
+    each time."""
     assert folder.train(stop=3, fingerprint="of a path") == [1, 2, 3]
     assert folder.train(stop=5, fingerprint="of another path") == [4, 5]
     assert folder.train(fingerprint="of a third one") == [6, 7, 8]
@@ -104,8 +114,11 @@ def test_b1_the_fingerprint_of_a_data_set_is_not_what_a_run_is_known_by(folder: 
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
-def test_b2_a_finished_run_is_lengthened(folder: Folder, strategy: str, caplog: pytest.LogCaptureFixture) -> None:
-    """B2: resume_from_checkpoint=True is the last checkpoint in the folder, also where max_steps has changed since."""
+def test_b2_a_finished_run_is_lengthened(
+    folder: Folder, strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B2: resume_from_checkpoint=True is the last checkpoint in the folder, also where max_steps has changed
+    since."""
     caplog.set_level(logging.INFO, "lastcall")
     said = {"save_strategy": strategy, "save_steps": 2}
     first = folder.train(max_steps=4, stop=3 if strategy == "no" else 0, **said)
@@ -119,11 +132,15 @@ def test_b2_a_second_train_in_one_process_goes_on_where_it_is_told_to(folder: Fo
     """B2"""
     said = {"save_strategy": "steps", "save_steps": 2}
     assert folder.train(max_steps=4, **said) == [1, 2, 3, 4]
-    assert folder.train(max_steps=4, again=True, **said) == [1, 2, 3, 4], "a call of its own, as Transformers has it"
+    assert folder.train(max_steps=4, again=True, **said) == [1, 2, 3, 4], (
+        "a call of its own, as Transformers has it"
+    )
     assert folder.train(max_steps=6, again=True, wanted=True, **said) == [5, 6]
 
 
-def test_b2_a_damaged_one_is_passed_over_for_the_one_before_it(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_b2_a_damaged_one_is_passed_over_for_the_one_before_it(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
     """B2"""
     said = {"save_strategy": "steps", "save_steps": 2}
     folder.train(max_steps=6, **said)
@@ -152,7 +169,10 @@ def test_a_run_that_begins_beside_saved_work_says_so_in_one_line_with_what_to_ty
     assert folder.train(stop=2, max_steps=12, **said) == [1, 2]
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     name = records.read(folder.root / "checkpoint-4").run[:8]
-    assert "checkpoint-4 (step 4) is of another training (max_steps is 12, was 4): it is NOT resumed from" in line
+    assert (
+        "checkpoint-4 (step 4) is of another training (max_steps is 12, was 4): it is NOT resumed from"
+        in line
+    )
     assert f"export LASTCALL_RUN_ID={name}, or pass resume_from_checkpoint=True" in line
     assert folder.train(max_steps=6, run_id=name, **said) == [5, 6], "what the line says works"
 
@@ -166,7 +186,9 @@ def test_after_an_exit_with_75_another_training_is_refused_and_not_started_over(
         folder.train(learning_rate=1e-3)
     assert refused.value.code == 78
     name = records.read(folder.root / "checkpoint-3").run[:8]
-    assert "learning_rate is 0.001, was 5e-05" in str(refused.value) and f"LASTCALL_RUN_ID={name}" in str(refused.value)
+    assert "learning_rate is 0.001, was 5e-05" in str(refused.value) and f"LASTCALL_RUN_ID={name}" in str(
+        refused.value
+    )
     with pytest.raises(errors.ConfigError):
         folder.train(learning_rate=1e-3)  # and again: to be refused is no end of anything
     assert folder.train(learning_rate=1e-3, run_id="new", stop=1) == [1]  # a person says so
@@ -215,7 +237,9 @@ def test_another_job_is_another_run_and_only_says_what_is_left(
     assert "checkpoint-3 (step 3) is of another training (learning_rate is 0.001, was 5e-05)" in caplog.text
 
 
-def test_two_stages_of_one_script_are_restarted_without_a_word(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_stages_of_one_script_are_restarted_without_a_word(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
     said = {"save_strategy": "steps", "save_steps": 2}
     folder.train(max_steps=4, **said)
     assert folder.train(max_steps=4, learning_rate=1e-3, again=True, stop=3, **said) == [1, 2, 3]

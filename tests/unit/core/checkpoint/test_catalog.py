@@ -44,7 +44,7 @@ def names(root: Path) -> set[str]:
     return {name for name in os.listdir(root) if name != ".lastcall"}
 
 
-# ---- which there are ----------------------------------------------------------------------------------------------------
+# ---- which there are ---------------------------------------------------------------------------------------
 
 
 def test_the_newest_is_the_one_committed_last_whatever_its_step(cat: Catalog, root: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert Catalog(tmp_path / "none", storage.Files()).entries() == []
 
 
-# ---- house-keeping on start ---------------------------------------------------------------------------------------------
+# ---- house-keeping on start --------------------------------------------------------------------------------
 
 
 def test_an_incomplete_checkpoint_is_removed_and_said_so(cat: Catalog, root: Path) -> None:
@@ -98,7 +98,9 @@ def test_a_checkpoint_whose_digests_cannot_be_computed_here_is_no_damaged_one(
     folder(root / "checkpoint-4", 2)
     monkeypatch.delitem(digest._KNOWN, "xxh3-128")  # as where the xxhash package is missing
     for look in (cat.clean, cat.entries):
-        with pytest.raises(errors.UncheckedError, match="checkpoint-4: digests of the kind 'xxh3-128'.*pip install xxhash"):
+        with pytest.raises(
+            errors.UncheckedError, match="checkpoint-4: digests of the kind 'xxh3-128'.*pip install xxhash"
+        ):
             look()
     assert names(root) == {"checkpoint-4"}
 
@@ -117,7 +119,9 @@ def test_a_damaged_checkpoint_is_set_aside_under_the_next_free_number(cat: Catal
         folder(root / "checkpoint-4", 1)
         (root / "checkpoint-4" / records.NAME).write_bytes(b"broken %d" % number)
         (said,) = cat.clean()
-        assert said.startswith(f"set checkpoint-4 aside as checkpoint-4.damaged-{number}: lastcall.json cannot be read")
+        assert said.startswith(
+            f"set checkpoint-4 aside as checkpoint-4.damaged-{number}: lastcall.json cannot be read"
+        )
     assert names(root) == {f"checkpoint-4.damaged-{n}" for n in range(3)}
     assert (root / "checkpoint-4.damaged-1" / records.NAME).read_bytes() == b"broken 1"
     assert cat.clean() == []
@@ -132,7 +136,9 @@ def test_a_damaged_one_that_was_stepping_aside_is_set_aside_once(cat: Catalog, r
 
 
 @pytest.mark.parametrize("trick", ["link", "pipe", "folder"])
-def test_a_record_that_is_no_plain_file_is_set_aside(cat: Catalog, root: Path, tmp_path: Path, trick: str) -> None:
+def test_a_record_that_is_no_plain_file_is_set_aside(
+    cat: Catalog, root: Path, tmp_path: Path, trick: str
+) -> None:
     name = folder(root / "checkpoint-4", 1) / records.NAME
     name.unlink()
     if trick == "link":
@@ -145,7 +151,9 @@ def test_a_record_that_is_no_plain_file_is_set_aside(cat: Catalog, root: Path, t
     assert names(root) == {"checkpoint-4.damaged-0"}
 
 
-def test_links_to_checkpoints_are_ignored_and_their_targets_untouched(cat: Catalog, root: Path, tmp_path: Path) -> None:
+def test_links_to_checkpoints_are_ignored_and_their_targets_untouched(
+    cat: Catalog, root: Path, tmp_path: Path
+) -> None:
     target = folder(tmp_path / "elsewhere", 1)
     (target / records.SENTINEL).touch()
     (root / "checkpoint-1").symlink_to(target)
@@ -163,7 +171,9 @@ def test_leftovers_of_a_killed_run_are_cleared_and_become_spare_space(cat: Catal
     assert cat.spares.sizes() == [100, 100]
 
 
-def test_a_staging_folder_that_is_a_link_is_removed_and_not_followed(cat: Catalog, root: Path, tmp_path: Path) -> None:
+def test_a_staging_folder_that_is_a_link_is_removed_and_not_followed(
+    cat: Catalog, root: Path, tmp_path: Path
+) -> None:
     precious = folder(tmp_path / "precious" / "checkpoint-1", 1)
     cat.staging.symlink_to(tmp_path / "precious")
     cat.clean()
@@ -171,7 +181,7 @@ def test_a_staging_folder_that_is_a_link_is_removed_and_not_followed(cat: Catalo
     assert (precious / "model.safetensors").exists()
 
 
-# ---- publishing ---------------------------------------------------------------------------------------------------------
+# ---- publishing --------------------------------------------------------------------------------------------
 
 
 def built(cat: Catalog, sequence: int, step: int) -> Path:
@@ -221,18 +231,24 @@ def test_without_a_swap_a_valid_checkpoint_is_there_after_every_failure(root: Pa
     assert not published or entries[0].record.sequence == 2
 
 
-def test_somebody_elses_checkpoint_of_that_step_is_kept(cat: Catalog, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_somebody_elses_checkpoint_of_that_step_is_kept(
+    cat: Catalog, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (root / "checkpoint-7").mkdir()
     (root / "checkpoint-7" / "pytorch_model.bin").touch()
     cat.publish(built(cat, 1, 7), 7)
     assert [entry.path.name for entry in cat.entries()] == ["checkpoint-7"]
     assert (root / "checkpoint-7.replaced-0" / "pytorch_model.bin").exists()
-    assert "checkpoint-7 is not a checkpoint of this run: it is kept as checkpoint-7.replaced-0" in caplog.text
+    assert (
+        "checkpoint-7 is not a checkpoint of this run: it is kept as checkpoint-7.replaced-0" in caplog.text
+    )
     assert cat.clean() == []
     assert (root / "checkpoint-7.replaced-0" / "pytorch_model.bin").exists()
 
 
-def test_a_link_with_that_name_is_kept_and_its_target_untouched(cat: Catalog, root: Path, tmp_path: Path) -> None:
+def test_a_link_with_that_name_is_kept_and_its_target_untouched(
+    cat: Catalog, root: Path, tmp_path: Path
+) -> None:
     target = folder(tmp_path / "backup", 1, 7)
     (root / "checkpoint-7").symlink_to(target)
     cat.publish(built(cat, 2, 7), 7)
@@ -249,7 +265,7 @@ def test_a_damaged_one_with_that_name_is_kept(cat: Catalog, root: Path) -> None:
     assert [entry.record.sequence for entry in cat.entries()] == [2]
 
 
-# ---- rotation -----------------------------------------------------------------------------------------------------------
+# ---- rotation ----------------------------------------------------------------------------------------------
 
 
 def entry(sequence: int, kind: Kind = Kind.PERIODIC, **more: object) -> Entry:
@@ -263,7 +279,8 @@ def left(entries: list[Entry], keep: Keep) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept"), [(None, [1, 2, 3, 4, 5]), (4, [2, 3, 4, 5]), (2, [4, 5]), (1, [4, 5]), (9, [1, 2, 3, 4, 5])]
+    ("limit", "kept"),
+    [(None, [1, 2, 3, 4, 5]), (4, [2, 3, 4, 5]), (2, [4, 5]), (1, [4, 5]), (9, [1, 2, 3, 4, 5])],
 )
 def test_a_limit_never_removes_the_last_two(limit: int | None, kept: list[int]) -> None:
     assert left([entry(n) for n in range(1, 6)], Keep(limit)) == kept
@@ -328,7 +345,9 @@ def test_spares_beyond_what_the_next_checkpoint_needs_are_given_back(cat: Catalo
 
 
 @pytest.mark.parametrize("number", range(1, 13))
-def test_a_prune_that_fails_anywhere_leaves_what_has_to_stay(root: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prune_that_fails_anywhere_leaves_what_has_to_stay(
+    root: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     for n in range(1, 4):
         folder(root / f"checkpoint-{n}", n, n)
@@ -339,7 +358,7 @@ def test_a_prune_that_fails_anywhere_leaves_what_has_to_stay(root: Path, number:
     assert "staging" not in os.listdir(root / ".lastcall") and "trash" not in os.listdir(root / ".lastcall")
 
 
-# ---- the lock -----------------------------------------------------------------------------------------------------------
+# ---- the lock ----------------------------------------------------------------------------------------------
 
 OWNER = """
     import os, signal, sys
@@ -383,7 +402,10 @@ def opened(root: Path) -> Iterator[Catalog]:
 def test_opening_makes_the_directory(tmp_path: Path) -> None:
     cat = Catalog(tmp_path / "a" / "b", storage.Files())
     cat.open(clock.Clock())
-    assert (tmp_path / "a" / "b" / ".lastcall" / "lock").read_text().split()[:2] == [str(os.getpid()), os.uname().nodename]
+    assert (tmp_path / "a" / "b" / ".lastcall" / "lock").read_text().split()[:2] == [
+        str(os.getpid()),
+        os.uname().nodename,
+    ]
     assert cat.entries() == []
     cat.close()
     cat.close()
@@ -414,7 +436,9 @@ def test_a_predecessor_on_its_way_out_is_waited_for(opened: Catalog, root: Path,
         opened.open(Waiting(), patience=5.0)
 
 
-def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(opened: Catalog, root: Path, tmp_path: Path) -> None:
+def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(
+    opened: Catalog, root: Path, tmp_path: Path
+) -> None:
     with Script(tmp_path, OWNER.format(root=str(root), fork=True)) as owner:
         child = int(owner.expect("child"))
         owner.expect("locked")
@@ -427,7 +451,9 @@ def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(opened: Cat
         assert eventually(lambda: gone(child))
 
 
-def test_two_runs_of_one_process_cannot_share_a_directory(opened: Catalog, root: Path, tmp_path: Path) -> None:
+def test_two_runs_of_one_process_cannot_share_a_directory(
+    opened: Catalog, root: Path, tmp_path: Path
+) -> None:
     opened.open(clock.Clock())
     second = Catalog(root.parent / "." / root.name, storage.Files())
     with pytest.raises(errors.BusyError, match="already in use by this process"):

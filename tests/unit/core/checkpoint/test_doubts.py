@@ -1,4 +1,5 @@
-"""What lastcall found that it does not save: warned of once, in every record from then on, and back with the checkpoint."""
+"""What lastcall found that it does not save: warned of once, in every record from then on, and back with the
+checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def test_a_doubt_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lastcall"):
         doubts.add("`best` was not handed over", "Use run.carry(best=best).")
         doubts.add("`best` was not handed over", "Use run.carry(best=best).")
-    assert caplog.messages == ["A resumed run will differ: `best` was not handed over. Use run.carry(best=best)."]
+    assert caplog.messages == [
+        "A resumed run will differ: `best` was not handed over. Use run.carry(best=best)."
+    ]
     assert doubts and doubts.because == "`best` was not handed over"
 
 
@@ -43,7 +46,9 @@ def test_a_checkpoint_of_a_doubtful_run_is_whole_and_not_exact(tmp_path: Path) -
                 if incarnation == 0 and step == 0:
                     run._subject.doubts.add("`best` was not handed over", "Use run.carry().")
         found = records.read(tmp_path / "run" / f"checkpoint-{3 + incarnation}")
-        assert not found.exact and found.whole and found.because == found.doubt == "`best` was not handed over"
+        assert (
+            not found.exact and found.whole and found.because == found.doubt == "`best` was not handed over"
+        )
 
 
 def test_a_record_without_doubt_reads_as_before() -> None:

@@ -18,7 +18,9 @@ def test_the_rank_is_read_from_every_name_that_it_gave(rank: int) -> None:
         assert filenames.rank_of(name) == rank
 
 
-@pytest.mark.parametrize("name", ["state.json", "model.safetensors", "manifest.json", "model-1.safetensors", "model-00001.pt", ""])
+@pytest.mark.parametrize(
+    "name", ["state.json", "model.safetensors", "manifest.json", "model-1.safetensors", "model-00001.pt", ""]
+)
 def test_names_without_a_rank_are_rank_0s(name: str) -> None:
     assert filenames.rank_of(name) == 0
 

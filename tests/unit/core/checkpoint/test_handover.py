@@ -48,7 +48,9 @@ def test_what_somebody_has_gone_on_from_waits_no_more_and_is_still_whole(tmp_pat
     handover.taken(tmp_path)
     assert handover.waiting([tmp_path]) is None
     record = records.read(path)
-    assert record == dataclasses.replace(record, save=handover.TAKEN) and {file.name for file in path.iterdir()} == {
+    assert record == dataclasses.replace(record, save=handover.TAKEN) and {
+        file.name for file in path.iterdir()
+    } == {
         STATE,
         records.NAME,
     }

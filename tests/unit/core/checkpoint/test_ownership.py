@@ -21,7 +21,9 @@ def test_a_later_incarnation_shuts_the_earlier_one_out(tmp_path: Path) -> None:
     earlier = Fence.take(tmp_path, 1)
     later = Fence.take(tmp_path, 2)
     assert later.holds() and not earlier.holds()
-    with pytest.raises(errors.SaveError, match="nothing is committed: a later incarnation of this run owns the directory"):
+    with pytest.raises(
+        errors.SaveError, match="nothing is committed: a later incarnation of this run owns the directory"
+    ):
         earlier.check()
     with pytest.raises(errors.SaveError, match="a later incarnation of this run owns the directory"):
         earlier.check_alone()

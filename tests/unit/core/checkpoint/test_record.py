@@ -103,10 +103,17 @@ def test_every_single_byte_of_the_record_counts() -> None:
 
 
 WRONG = [
-    *((name, value) for name in ("sequence", "step", "incarnation", "world", "written") for value in (-1, 1.5, True, "1", None)),
+    *(
+        (name, value)
+        for name in ("sequence", "step", "incarnation", "world", "written")
+        for value in (-1, 1.5, True, "1", None)
+    ),
     *((name, value) for name in ("reason", "because", "run") for value in (1, None, ["x"], {"x": 1})),
     *((name, value) for name in ("created", "seconds") for value in ("1", None, True, [1])),
-    *(("metrics", value) for value in (None, [], "x", {"loss": "low"}, {"loss": None}, {"loss": [1]}, {"loss": {"a": 1}})),
+    *(
+        ("metrics", value)
+        for value in (None, [], "x", {"loss": "low"}, {"loss": None}, {"loss": [1]}, {"loss": {"a": 1}})
+    ),
     *(("exact", value) for value in (1, 0, None, "yes")),
     *(("kind", value) for value in ("other", None, 1, [], {})),
     *(("files", value) for value in (None, 1, "x", [1], [None], ["x"], [[]], [{}], {"a": 1})),
@@ -124,11 +131,50 @@ def test_a_wrong_value_is_refused_though_the_digest_is_right(field: str, value: 
 
 
 NAMES = [
-    "../x", "a/../b", "a/..", "a//b", "/a", "a/", "/", "a/./b", "a/..b", "a/.-b", "a/-b", "a/ b", "a/b ",
-    f"{records.NAME}/x", f"{records.SENTINEL}/x", "/".join("abcdefghi"), "a/" + "x" * 201,
-    "", ".", "..", "/etc/passwd", "a\x00b", records.NAME, records.SENTINEL, "..x", "x..", "a\\b", "-rf", ".-x",
-    " a", "a ", "a\n", "a\tb", "é" * 101, "\ud800", "x" * 201, "C:x", "~", "*", None, 1, ["x"], {"x": 1},
-]  # fmt: skip
+    "../x",
+    "a/../b",
+    "a/..",
+    "a//b",
+    "/a",
+    "a/",
+    "/",
+    "a/./b",
+    "a/..b",
+    "a/.-b",
+    "a/-b",
+    "a/ b",
+    "a/b ",
+    f"{records.NAME}/x",
+    f"{records.SENTINEL}/x",
+    "/".join("abcdefghi"),
+    "a/" + "x" * 201,
+    "",
+    ".",
+    "..",
+    "/etc/passwd",
+    "a\x00b",
+    records.NAME,
+    records.SENTINEL,
+    "..x",
+    "x..",
+    "a\\b",
+    "-rf",
+    ".-x",
+    " a",
+    "a ",
+    "a\n",
+    "a\tb",
+    "é" * 101,
+    "\ud800",
+    "x" * 201,
+    "C:x",
+    "~",
+    "*",
+    None,
+    1,
+    ["x"],
+    {"x": 1},
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -169,9 +215,9 @@ def test_a_file_named_twice_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"size": -1}, {"size": 1.0}, {"size": True}, {"size": "10000"}, {"size": 20_000}, {"size": 0}, {"size": None},
-        {"size": 1 << 80}, {"chunk": 0}, {"chunk": -4096}, {"chunk": 1}, {"chunk": 4096.0}, {"chunk": None}, {"chunk": True},
-        {"chunks": []}, {"chunks": ["a", "b", "c"]}, {"chunks": "abc"}, {"chunks": [1, 2, 3]}, {"chunks": None}, {"chunks": 3},
+        {"size": -1}, {"size": 1.0}, {"size": True}, {"size": "10000"}, {"size": 20_000}, {"size": 0}, {"size": None},  # noqa: E501
+        {"size": 1 << 80}, {"chunk": 0}, {"chunk": -4096}, {"chunk": 1}, {"chunk": 4096.0}, {"chunk": None}, {"chunk": True},  # noqa: E501
+        {"chunks": []}, {"chunks": ["a", "b", "c"]}, {"chunks": "abc"}, {"chunks": [1, 2, 3]}, {"chunks": None}, {"chunks": 3},  # noqa: E501
         {"digest": "0" * 32}, {"digest": None}, {"digest": 1}, {"surprise": 1},
     ],
     ids=repr,
@@ -186,8 +232,9 @@ def test_wrong_counts_of_a_file_are_refused(change: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"null", b"[]", b"1", b'"x"', b"\x00" * 64, b"\xff\xfe\x00", b"PK\x03\x04", b"{}", b'{"format": 1}',
-        b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b'{"format": 1, "digest": {}, "algorithm": "xxh3-128"}',
+        b"", b"{", b"null", b"[]", b"1", b'"x"', b"\x00" * 64, b"\xff\xfe\x00", b"PK\x03\x04", b"{}", b'{"format": 1}',  # noqa: E501
+        b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b'{"format": 1, "digest": {}, "algorithm": '
+                                                           b'"xxh3-128"}',
     ],
     ids=lambda data: ascii(data[:12]),
 )  # fmt: skip
@@ -197,7 +244,12 @@ def test_what_is_no_record_is_refused(data: bytes) -> None:
 
 
 def test_deep_nesting_inside_a_field_is_refused() -> None:
-    deep = b'{"format": 1, "digest": "", "algorithm": "xxh3-128", "metrics": ' + b"[" * 90_000 + b"]" * 90_000 + b"}"
+    deep = (
+        b'{"format": 1, "digest": "", "algorithm": "xxh3-128", "metrics": '
+        + b"[" * 90_000
+        + b"]" * 90_000
+        + b"}"
+    )
     with pytest.raises(errors.CheckpointError):
         records.parse(deep)
 

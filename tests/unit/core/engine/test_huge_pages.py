@@ -52,7 +52,8 @@ def small() -> SmallPages:
 
 
 def test_whole_blocks_are_moved_and_keep_their_bytes(small: SmallPages) -> None:
-    before, huge = bytes(small.map), huge_kilobytes(small.region.address)  # the kernel may have joined it with a neighbour
+    # the kernel may have joined it with a neighbour
+    before, huge = bytes(small.map), huge_kilobytes(small.region.address)
     moved = huge_pages.gather([small.region], never)
     gained = (huge_kilobytes(small.region.address) - huge) * 1024
     assert moved >= gained >= 3 * memory.HUGE  # a block at the edge may have been huge before
@@ -93,7 +94,9 @@ def test_memory_that_a_child_shares_is_left_alone(small: SmallPages) -> None:
 
 
 @pytest.mark.parametrize(
-    "switch", [lambda folder: _written(folder, "always madvise [never]\n"), lambda folder: folder / "missing"], ids=["never", "absent"]
+    "switch",
+    [lambda folder: _written(folder, "always madvise [never]\n"), lambda folder: folder / "missing"],
+    ids=["never", "absent"],
 )
 def test_nothing_is_done_where_the_administrator_or_the_kernel_says_no(
     small: SmallPages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: Callable[[Path], Path]
@@ -112,7 +115,10 @@ def test_a_kernel_that_refuses_is_soon_left_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_a_block_that_holds_several_tensors_is_moved_once(small: SmallPages) -> None:
     start, size = small.region.address, 700_000
-    pieces = [memory.HostMemory(start + n * size, size, small.map) for n in reversed(range(small.region.nbytes // size))]
+    pieces = [
+        memory.HostMemory(start + n * size, size, small.map)
+        for n in reversed(range(small.region.nbytes // size))
+    ]
     huge = huge_kilobytes(start)
     moved = huge_pages.gather(pieces, never)
     assert moved >= (huge_kilobytes(start) - huge) * 1024 >= 3 * memory.HUGE

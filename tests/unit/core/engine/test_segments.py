@@ -1,4 +1,5 @@
-"""Pieces written from where they lie: the same bytes as through the buffer, on sectors, whatever the alignment."""
+"""Pieces written from where they lie: the same bytes as through the buffer, on sectors, whatever the
+alignment."""
 
 from __future__ import annotations
 
@@ -41,21 +42,32 @@ def laid(sources: Sequence[memory.HostMemory], begin: int = 0) -> tuple[FileLayo
     return FileLayout("f", offset, tuple(extents)), content
 
 
-SIZES = [[1 << 20], [200 * KB, 100, 300 * KB], [512 * KB, 512 * KB], [70 * KB - 1, 90 * KB, 0, 130 * KB + 13], [1], [0, 4096, 64 * KB]]
+SIZES = [
+    [1 << 20],
+    [200 * KB, 100, 300 * KB],
+    [512 * KB, 512 * KB],
+    [70 * KB - 1, 90 * KB, 0, 130 * KB + 13],
+    [1],
+    [0, 4096, 64 * KB],
+]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("phase", [0, 16, 64, 512])
 @pytest.mark.parametrize("begin", [0, 64, 4096 + 64])
 @pytest.mark.parametrize("sectors", [False, True])
-def test_pieces_are_the_bytes_in_order_and_lie_on_sectors(sizes: list[int], phase: int, begin: int, sectors: bool) -> None:
+def test_pieces_are_the_bytes_in_order_and_lie_on_sectors(
+    sizes: list[int], phase: int, begin: int, sectors: bool
+) -> None:
     layout, content = laid([source(size, phase, n) for n, size in enumerate(sizes)], begin)
     starts = [extent.offset for extent in layout.extents]
     chunk = 128 * KB
     buffer = memory.PageBuffer(chunk)
     for position in range(0, layout.size, chunk):
         count = min(chunk, layout.size - position)
-        views = segments.gather(layout.extents, starts, position, count, buffer, in_place=True, sectors=sectors)
+        views = segments.gather(
+            layout.extents, starts, position, count, buffer, in_place=True, sectors=sectors
+        )
         assert b"".join(views) == content[position : position + count]
         if sectors:
             padded = segments.pad(views, position, count, buffer)
@@ -71,7 +83,9 @@ def test_large_tensors_as_torch_allocates_them_are_not_copied() -> None:
     layout = safetensors.layout("f", entries)
     starts = [extent.offset for extent in layout.extents]
     buffer = memory.PageBuffer(writer.CHUNK)
-    views = segments.gather(layout.extents, starts, 0, min(writer.CHUNK, layout.size), buffer, in_place=True, sectors=True)
+    views = segments.gather(
+        layout.extents, starts, 0, min(writer.CHUNK, layout.size), buffer, in_place=True, sectors=True
+    )
     copied = sum(len(view) for view in views if view.obj is buffer.view.obj)
     assert copied <= 4096 + 5 * segments.SECTOR
 
@@ -80,7 +94,9 @@ class WholePages(storage.Files):
     """A disk that takes pages only, as one with sectors of 4096 bytes does."""
 
     def pwrite(self, fd: int, views: Sequence[memoryview], offset: int, flags: int = 0) -> int:
-        if any(len(view) % 4096 or ctypes.addressof(ctypes.c_char.from_buffer(view)) % 4096 for view in views):
+        if any(
+            len(view) % 4096 or ctypes.addressof(ctypes.c_char.from_buffer(view)) % 4096 for view in views
+        ):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return super().pwrite(fd, views, offset, flags)
 

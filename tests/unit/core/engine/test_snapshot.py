@@ -39,11 +39,15 @@ def test_a_staged_copy_does_not_follow_later_changes(engine: writer.Engine) -> N
     assert held(live) != before
     assert held(staged) == before
     assert (staged.step, staged.metrics, staged.exact, staged.because) == (5, {"loss": 1.0}, False, "why")
-    assert [(g.name, g.frozen, g.rank) for g in staged.groups] == [(g.name, g.frozen, g.rank) for g in live.groups]
+    assert [(g.name, g.frozen, g.rank) for g in staged.groups] == [
+        (g.name, g.frozen, g.rank) for g in live.groups
+    ]
 
 
 @pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
-def test_tensors_are_whole_in_pieces_and_in_bundles(engine: writer.Engine, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+def test_tensors_are_whole_in_pieces_and_in_bundles(
+    engine: writer.Engine, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
     monkeypatch.setattr(snapshot, "_PIECE", piece)
     state = State(seed=1, sizes={"a": {"x": 5000, "y": 0, "z": 1}, "b": {f"t{n}": n for n in range(100)}})
     staged = snapshot.Arena().stage(state.capture(1), engine)
@@ -63,7 +67,9 @@ def test_a_source_that_several_tensors_share_is_copied_once(engine: writer.Engin
     live = block(noise(1000, 1))
     source = Counting(live.address, live.nbytes, live)
     entries = tuple(TensorEntry(name, "U8", (1000,), source) for name in ("tied", "embedding"))
-    staged = snapshot.Arena().stage(Capture(1, {}, (Group("a", entries[:1]), Group("b", entries[1:]))), engine)
+    staged = snapshot.Arena().stage(
+        Capture(1, {}, (Group("a", entries[:1]), Group("b", entries[1:]))), engine
+    )
     assert staged is not None
     assert source.reads == 1
     assert set(held(staged).values()) == {noise(1000, 1)}
@@ -104,7 +110,9 @@ def test_a_state_without_tensors_is_staged_too(engine: writer.Engine) -> None:
     assert staged == Capture(1, {"n": 1}, ())
 
 
-def test_memory_that_is_not_there_is_not_asked_for(engine: writer.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_not_asked_for(
+    engine: writer.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(nbytes: int) -> memory.Buffer:
         raise AssertionError("asked for")
 
@@ -115,7 +123,9 @@ def test_memory_that_is_not_there_is_not_asked_for(engine: writer.Engine, monkey
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(12, "no"), RuntimeError("CUDA error")])
-def test_an_allocation_that_fails_is_a_no_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_allocation_that_fails_is_a_no_and_can_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     monkeypatch.setattr(snapshot, "available_memory", lambda: None)
     failures = [error]
 
@@ -183,7 +193,7 @@ def test_groups_are_left_out_by_name() -> None:
     assert [g.name for g in snapshot.without(groups, {"base", "other"})] == ["model", "optimizer"]
 
 
-# ---- files of a framework --------------------------------------------------------------------------------------------------
+# ---- files of a framework ----------------------------------------------------------------------------------
 
 
 def in_files(capture: Capture) -> list[tuple[str, bool, list[tuple[int, bytes]]]]:
@@ -198,9 +208,14 @@ def in_files(capture: Capture) -> list[tuple[str, bool, list[tuple[int, bytes]]]
     return found
 
 
-def test_the_files_of_a_framework_are_copied_and_what_cannot_change_is_kept_as_it_is(engine: writer.Engine) -> None:
+def test_the_files_of_a_framework_are_copied_and_what_cannot_change_is_kept_as_it_is(
+    engine: writer.Engine,
+) -> None:
     live, header = block(noise(5000, 1)), memory.BytesSource(b"header")
-    files = File(FileLayout("a/model.bin", 5006, (Extent(0, header), Extent(6, live))), shared=True), File(FileLayout("empty", 0, ()))
+    files = (
+        File(FileLayout("a/model.bin", 5006, (Extent(0, header), Extent(6, live))), shared=True),
+        File(FileLayout("empty", 0, ())),
+    )
     capture = Capture(3, {}, (), files=files)
     before = in_files(capture)
     staged = snapshot.Arena().stage(capture, engine)
@@ -218,7 +233,9 @@ def test_a_tensor_that_is_in_a_group_and_in_a_file_is_copied_once(engine: writer
     live = block(noise(1000, 1))
     source = Counting(live.address, live.nbytes, live)
     groups = (Group("a", (TensorEntry("w", "U8", (1000,), source),)),)
-    staged = snapshot.Arena().stage(Capture(1, {}, groups, files=(File(FileLayout("w.bin", 1000, (Extent(0, source),))),)), engine)
+    staged = snapshot.Arena().stage(
+        Capture(1, {}, groups, files=(File(FileLayout("w.bin", 1000, (Extent(0, source),))),)), engine
+    )
     assert staged is not None
     assert source.reads == 1
     assert staged.files[0].layout.extents[0].source.nbytes == 1000

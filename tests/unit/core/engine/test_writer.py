@@ -41,7 +41,9 @@ def layout(name: str, pieces: list[bytes]) -> FileLayout:
 
 def write(engine: writer.Engine, path: Path, pieces: list[bytes], direct: bool = False) -> FileRecord:
     flags = os.O_RDWR | os.O_CREAT
-    fd, is_direct = writer.open_direct(storage.Files(), path, flags) if direct else (os.open(path, flags), False)
+    fd, is_direct = (
+        writer.open_direct(storage.Files(), path, flags) if direct else (os.open(path, flags), False)
+    )
     output = writer.Output(layout(path.name, pieces), fd, is_direct)
     try:
         engine.write([output])
@@ -52,12 +54,18 @@ def write(engine: writer.Engine, path: Path, pieces: list[bytes], direct: bool =
     return output.record
 
 
-def read(engine: writer.Engine, path: Path, record: FileRecord, sizes: list[int], direct: bool = False) -> list[bytes]:
+def read(
+    engine: writer.Engine, path: Path, record: FileRecord, sizes: list[int], direct: bool = False
+) -> list[bytes]:
     targets, pieces, offset = [block(bytes(size)) for size in sizes], [], 0
     for target in targets:
         pieces.append(writer.Piece(offset, target))
         offset += target.nbytes
-    fd, is_direct = writer.open_direct(storage.Files(), path, os.O_RDONLY) if direct else (os.open(path, os.O_RDONLY), False)
+    fd, is_direct = (
+        writer.open_direct(storage.Files(), path, os.O_RDONLY)
+        if direct
+        else (os.open(path, os.O_RDONLY), False)
+    )
     try:
         engine.read([writer.Input(fd, record, pieces, is_direct)])
     finally:
@@ -81,7 +89,9 @@ def test_bytes_come_back_for_sizes_around_the_borders_of_a_chunk(
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_bytes_come_back_with_chunks_of_the_real_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
+def test_bytes_come_back_with_chunks_of_the_real_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
     monkeypatch.undo()
     assert writer.CHUNK % memory.ALIGNMENT == 0
     sizes = [writer.CHUNK - 1, writer.CHUNK + 2, 5]
@@ -103,7 +113,9 @@ def test_digests_are_those_of_the_pieces_of_the_file(engine: writer.Engine, tmp_
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_many_small_extents_share_a_chunk_and_one_spans_many(engine: writer.Engine, tmp_path: Path, direct: bool) -> None:
+def test_many_small_extents_share_a_chunk_and_one_spans_many(
+    engine: writer.Engine, tmp_path: Path, direct: bool
+) -> None:
     sizes = [1, 2, 3, 0, 700, 0, 4 * SMALL + 9, 0, 5, 64, 0]
     pieces = [noise(size, number) for number, size in enumerate(sizes)]
     record = write(engine, tmp_path / "f", pieces, direct)
@@ -120,7 +132,10 @@ def test_five_hundred_tensors_over_chunk_borders_come_back(engine: writer.Engine
 
 def test_several_files_are_written_at_once(engine: writer.Engine, tmp_path: Path) -> None:
     pieces = {f"f{n}": noise(n * 5000, n) for n in range(6)}
-    outputs = [writer.Output(layout(n, [data]), os.open(tmp_path / n, os.O_RDWR | os.O_CREAT)) for n, data in pieces.items()]
+    outputs = [
+        writer.Output(layout(n, [data]), os.open(tmp_path / n, os.O_RDWR | os.O_CREAT))
+        for n, data in pieces.items()
+    ]
     engine.write(outputs)
     for output in outputs:
         assert output.fd is not None and output.record is not None
@@ -134,7 +149,9 @@ def test_a_file_without_a_descriptor_is_only_digested(engine: writer.Engine, tmp
     assert output.record == write(engine, tmp_path / "f", [noise(20_000, 1)])
 
 
-def test_an_empty_target_beside_a_large_one_takes_nothing_from_it(engine: writer.Engine, tmp_path: Path) -> None:
+def test_an_empty_target_beside_a_large_one_takes_nothing_from_it(
+    engine: writer.Engine, tmp_path: Path
+) -> None:
     data = noise(3 * SMALL, 1)
     record = write(engine, tmp_path / "f", [data])
     target = block(bytes(len(data)))
@@ -144,7 +161,9 @@ def test_an_empty_target_beside_a_large_one_takes_nothing_from_it(engine: writer
     assert content(target) == data
 
 
-def test_only_the_wanted_bytes_are_handed_out_but_all_are_checked(engine: writer.Engine, tmp_path: Path) -> None:
+def test_only_the_wanted_bytes_are_handed_out_but_all_are_checked(
+    engine: writer.Engine, tmp_path: Path
+) -> None:
     data = noise(4 * SMALL, 1)
     record = write(engine, tmp_path / "f", [data])
     target = block(bytes(SMALL))
@@ -159,7 +178,9 @@ def test_only_the_wanted_bytes_are_handed_out_but_all_are_checked(engine: writer
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("position", [0, 7, SMALL - 1, SMALL, 2 * SMALL + 3, 3 * SMALL, -1])
-def test_a_flipped_byte_is_found_wherever_it_is(engine: writer.Engine, tmp_path: Path, position: int, direct: bool) -> None:
+def test_a_flipped_byte_is_found_wherever_it_is(
+    engine: writer.Engine, tmp_path: Path, position: int, direct: bool
+) -> None:
     data = noise(3 * SMALL + 50, 1)
     record = write(engine, tmp_path / "f", [data])
     flip(tmp_path / "f", position)
@@ -189,13 +210,17 @@ def test_a_truncated_file_is_refused(engine: writer.Engine, tmp_path: Path, left
 
 
 @pytest.mark.parametrize("chunk", [SMALL + 4096, 1 << 40, 4095, 1])
-def test_a_record_with_chunks_that_do_not_fit_the_buffers_is_refused(engine: writer.Engine, tmp_path: Path, chunk: int) -> None:
+def test_a_record_with_chunks_that_do_not_fit_the_buffers_is_refused(
+    engine: writer.Engine, tmp_path: Path, chunk: int
+) -> None:
     (tmp_path / "f").write_bytes(b"x")
     with pytest.raises(errors.CheckpointError, match=f"chunks of {chunk} bytes"):
         read(engine, tmp_path / "f", FileRecord("f", 1, "", chunk, ("",)), [1])
 
 
-def test_smaller_chunks_of_an_earlier_version_are_read(engine: writer.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_chunks_of_an_earlier_version_are_read(
+    engine: writer.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = noise(20_000, 1)
     with monkeypatch.context() as patch:
         patch.setattr(writer, "CHUNK", 4096)
@@ -221,7 +246,9 @@ def test_short_reads_are_continued(tmp_path: Path, engine: writer.Engine, direct
     reader.close()
 
 
-def test_a_sector_that_cannot_be_read_is_damage_and_other_errors_are_not(tmp_path: Path, engine: writer.Engine) -> None:
+def test_a_sector_that_cannot_be_read_is_damage_and_other_errors_are_not(
+    tmp_path: Path, engine: writer.Engine
+) -> None:
     class Broken(storage.Files):
         code = errno.EIO
 
@@ -241,7 +268,9 @@ def test_a_sector_that_cannot_be_read_is_damage_and_other_errors_are_not(tmp_pat
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_short_writes_are_continued(tmp_path: Path, engine: writer.Engine, direct: bool) -> None:
-    files = testing.FaultyFiles(testing.Fault("pwrite", 1, short=True), testing.Fault("pwrite", 3, short=True))
+    files = testing.FaultyFiles(
+        testing.Fault("pwrite", 1, short=True), testing.Fault("pwrite", 3, short=True)
+    )
     faulty = writer.Engine(2, files)
     data = noise(3 * SMALL + 77, 1)
     record = write(faulty, tmp_path / "f", [data], direct)
@@ -360,7 +389,9 @@ def test_plain_copies_run_on_the_engines_threads(engine: writer.Engine) -> None:
 
 def test_work_of_several_callers_takes_turns(engine: writer.Engine, tmp_path: Path) -> None:
     pieces = {f"f{n}": noise(6 * SMALL + n, n) for n in range(4)}
-    threads = [threading.Thread(target=write, args=(engine, tmp_path / n, [data])) for n, data in pieces.items()]
+    threads = [
+        threading.Thread(target=write, args=(engine, tmp_path / n, [data])) for n, data in pieces.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

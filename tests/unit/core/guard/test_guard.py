@@ -1,4 +1,5 @@
-"""The guarded state: committed as a whole or not at all, grown when it must, and saved by whoever finds it."""
+"""The guarded state: committed as a whole or not at all, grown when it must, and saved by whoever finds
+it."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_a_file_that_is_no_area_is_refused(tmp_path: Path, data: bytes) -> None:
         Area.attach(tmp_path / "missing")
 
 
-def test_a_guarded_boundary_becomes_a_committed_checkpoint_of_the_same_bytes(world: World, memory_folder: Path) -> None:
+def test_a_guarded_boundary_becomes_a_committed_checkpoint_of_the_same_bytes(
+    world: World, memory_folder: Path
+) -> None:
     state = State(seed=3)
     guarded = made(world, memory_folder)
     guarded.prepare(state.capture(5))
@@ -114,7 +117,9 @@ def test_a_guarded_boundary_becomes_a_committed_checkpoint_of_the_same_bytes(wor
     assert recovery.recover_into(world.catalog, "SIGKILL", world.clock) is None
 
 
-def test_a_guarded_step_that_is_not_newer_than_the_last_checkpoint_is_not_saved(world: World, memory_folder: Path) -> None:
+def test_a_guarded_step_that_is_not_newer_than_the_last_checkpoint_is_not_saved(
+    world: World, memory_folder: Path
+) -> None:
     state = State(seed=3)
     world.save(state, 6)
     guarded = made(world, memory_folder)
@@ -125,7 +130,9 @@ def test_a_guarded_step_that_is_not_newer_than_the_last_checkpoint_is_not_saved(
     assert list(memory_folder.iterdir()) == []
 
 
-def test_the_gate_is_shut_while_the_copy_is_made_and_open_afterwards(world: World, memory_folder: Path) -> None:
+def test_the_gate_is_shut_while_the_copy_is_made_and_open_afterwards(
+    world: World, memory_folder: Path
+) -> None:
     state = State(seed=3)
     guarded = made(world, memory_folder)
     guarded.prepare(state.capture(1))
@@ -155,7 +162,9 @@ def test_a_state_that_has_grown_gets_a_larger_area(world: World, memory_folder: 
     settle()
     guarded.take(lambda: large.capture(2), 2)
     settle()
-    assert len(list(memory_folder.iterdir())) == 2, "the smaller one holds the newest copy until the larger one has one"
+    assert len(list(memory_folder.iterdir())) == 2, (
+        "the smaller one holds the newest copy until the larger one has one"
+    )
     guarded.take(lambda: large.capture(3), 3)
     settle()
     assert area_of(memory_folder).data > 3_000_000
@@ -193,7 +202,9 @@ def test_an_area_that_is_gone_with_the_machine_is_forgotten(world: World, tmp_pa
     assert not pointer.exists()
 
 
-def test_a_damaged_area_is_left_alone_with_a_warning(world: World, memory_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_area_is_left_alone_with_a_warning(
+    world: World, memory_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     guarded = made(world, memory_folder)
     guarded.prepare(State(seed=1).capture(1))
     guarded.stage(State(seed=1).capture(1), None)
@@ -253,12 +264,16 @@ def test_a_boundary_that_is_not_exact_is_not_copied_and_the_reason_is_said_once(
     guarded.prepare(State(seed=1).capture(1))
     with caplog.at_level(logging.INFO):
         for step in (1, 2):
-            guarded.stage(State(seed=1).capture(step, exact=False, because="gradients were being accumulated"), None)
+            guarded.stage(
+                State(seed=1).capture(step, exact=False, because="gradients were being accumulated"), None
+            )
     assert caplog.text.count("gradients were being accumulated") == 1
     assert area_of(memory_folder).newest() is None
 
 
-def test_what_cannot_be_saved_now_is_kept_until_it_can(world: World, memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_saved_now_is_kept_until_it_can(
+    world: World, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk on start: the next incarnation guards its own steps, and the older state is not lost."""
     guarded = made(world, memory_folder)
     guarded.prepare(State(seed=1).capture(4))
@@ -293,7 +308,9 @@ def test_an_older_area_goes_once_the_new_one_holds_something(world: World, memor
     assert rescued.step == 9
 
 
-def test_a_run_that_ends_while_its_area_is_being_made_leaves_nothing(world: World, memory_folder: Path) -> None:
+def test_a_run_that_ends_while_its_area_is_being_made_leaves_nothing(
+    world: World, memory_folder: Path
+) -> None:
     guarded = made(world, memory_folder)
     guarded.close()
     guarded.prepare(State(seed=1).capture(1))
@@ -336,7 +353,9 @@ def test_without_time_to_spare_a_save_is_not_held_up_by_a_copy(world: World, mem
     assert area_of(memory_folder).newest() is None
 
 
-def test_a_state_that_keeps_changing_under_the_copy_is_copied_while_training_waits(world: World, memory_folder: Path) -> None:
+def test_a_state_that_keeps_changing_under_the_copy_is_copied_while_training_waits(
+    world: World, memory_folder: Path
+) -> None:
     guarded = made(world, memory_folder)
     guarded.prepare(State(seed=1).capture(1))
     here = threading.current_thread()

@@ -1,4 +1,5 @@
-"""The mailbox of a rank: whole records whenever its writer dies, found by the survivors, swept by the next start."""
+"""The mailbox of a rank: whole records whenever its writer dies, found by the survivors, swept by the next
+start."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_the_last_four_records_are_there_for_everybody_who_opens_it(tmp_path: Pa
         assert box.write(step, "B", [b"step ", str(step).encode()])
     found = Mailbox.open(box.path).records()
     assert found == box.records()
-    assert [(record.step, record.data) for record in found] == [(step, b"step %d" % step) for step in (3, 4, 5, 6)]
+    assert [(record.step, record.data) for record in found] == [
+        (step, b"step %d" % step) for step in (3, 4, 5, 6)
+    ]
 
 
 def test_pieces_may_be_bytes_views_and_addresses(tmp_path: Path) -> None:
@@ -100,7 +103,9 @@ def test_a_damaged_slot_is_not_read_and_the_others_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"y" * 8192, mailbox.MAGIC + b"\xff" * 8176])
-def test_a_file_that_is_no_mailbox_is_refused(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_no_mailbox_is_refused(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     box = made(tmp_path)
     box.path.write_bytes(data)
     with pytest.raises(errors.CheckpointError, match="lastcall-"):
@@ -150,7 +155,9 @@ def test_a_forked_child_does_not_take_the_mailbox_away(tmp_path: Path) -> None:
     assert box.path.exists()
 
 
-def test_without_a_folder_there_is_no_mailbox_and_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_folder_there_is_no_mailbox_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "lastcall"):
         assert Mailbox.create(tmp_path / "missing", "abc", 1, 0) is None
     assert "LASTCALL_GUARD_FOLDER" in caplog.text
@@ -174,7 +181,11 @@ def test_a_full_folder_ends_the_mail_with_one_warning_and_no_exception(
 
 
 def test_a_sweep_removes_earlier_incarnations_and_dead_runs_only(tmp_path: Path) -> None:
-    kept = [made(tmp_path, incarnation=4), made(tmp_path, incarnation=4, rank=2), made(tmp_path, "other", 1, 0)]
+    kept = [
+        made(tmp_path, incarnation=4),
+        made(tmp_path, incarnation=4, rank=2),
+        made(tmp_path, "other", 1, 0),
+    ]
     left = made(tmp_path, incarnation=3)
     dead_of_living = tmp_path / mailbox._name("other", 1, 1)  # its survivors may be about to read it
     dead, unfinished = tmp_path / mailbox._name("dead", 9, 0), tmp_path / f"{mailbox._name('dead', 9, 1)}.tmp"

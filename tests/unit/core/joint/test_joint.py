@@ -36,7 +36,8 @@ def _nobody_leaves_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newest(root: Path, kind: Kind = Kind.JIT) -> Entry:
-    """The newest checkpoint: whole, exact, and loaded by all ranks of a new incarnation, each byte as it was."""
+    """The newest checkpoint: whole, exact, and loaded by all ranks of a new incarnation, each byte as it
+    was."""
     entry = testing.assert_resumable(root, exact=True)
     assert entry.record.kind is kind
     again = Crew(root, entry.record.world)
@@ -50,7 +51,9 @@ def newest(root: Path, kind: Kind = Kind.JIT) -> Entry:
 
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("told", [{0}, {2}, {0, 1, 2}])
-def test_a_notice_to_any_ranks_leads_all_to_save_one_step(tmp_path: Path, told: set[int], lockstep: bool) -> None:
+def test_a_notice_to_any_ranks_leads_all_to_save_one_step(
+    tmp_path: Path, told: set[int], lockstep: bool
+) -> None:
     def hook(rank: int, step: int) -> None:
         if step == 5 and rank in told:
             crew.notify(rank)
@@ -86,7 +89,9 @@ def test_a_notice_before_all_ranks_are_there_leaves_nothing_and_loses_nothing(tm
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_nothing(tmp_path: Path) -> None:
+def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_nothing(
+    tmp_path: Path,
+) -> None:
     """E5: nothing of the agreement is left behind either."""
     crew = Crew(tmp_path, 3)
     assert crew.train(4) == [4, 4, 4]
@@ -97,11 +102,16 @@ def test_training_that_finishes_leaves_one_final_checkpoint_and_a_restart_does_n
     assert not (tmp_path / ".lastcall" / "agreement").exists()  # E5: no decision is left behind
 
 
-def test_f13_an_early_stop_of_many_ranks_is_not_called_finished(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f13_an_early_stop_of_many_ranks_is_not_called_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     assert Crew(tmp_path, 3, ending="the loop was left at step 4 of 9").train(4) == [4, 4, 4]
     assert newest(tmp_path, Kind.FINAL).record.reason == "the loop was left at step 4 of 9"
-    assert "The loop was left at step 4 of 9; saved checkpoint-4" in caplog.text and "Training finished at step" not in caplog.text
+    assert (
+        "The loop was left at step 4 of 9; saved checkpoint-4" in caplog.text
+        and "Training finished at step" not in caplog.text
+    )
 
 
 def test_a_notice_when_all_have_finished_does_not_interrupt_the_last_save(tmp_path: Path) -> None:
@@ -217,7 +227,9 @@ def test_a_step_that_does_not_end_is_saved_around(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_step_that_is_saved_without_a_notice_is_not_written_again_for_one(tmp_path: Path, slow: bool) -> None:
+def test_a_step_that_is_saved_without_a_notice_is_not_written_again_for_one(
+    tmp_path: Path, slow: bool
+) -> None:
     """The rescue finds its step committed, or being written."""
     written = threading.Event()
 
@@ -279,7 +291,8 @@ def test_a_notice_finds_the_rank_that_has_finished_before_the_others(tmp_path: P
     entry = testing.assert_resumable(tmp_path)
     assert entry.record.kind is Kind.JIT and entry.record.step > 5
     again = Crew(tmp_path, 2, lockstep=False)
-    assert again.train([3, entry.record.step]) == [3, entry.record.step]  # each is where it was; what they share is of one step
+    # each is where it was; what they share is of one step
+    assert again.train([3, entry.record.step]) == [3, entry.record.step]
     assert all(content(subject.live) == noise(NBYTES, entry.record.step) for subject in again.subjects)
 
 
@@ -292,7 +305,9 @@ def test_a_boundary_can_be_saved_again(tmp_path: Path, first_fails: bool) -> Non
         for _ in range(2 if step == 2 else 0):
             with session.no_other_save():
                 try:
-                    outcomes[rank].append(session.save(subject.capture(), Kind.MANUAL, "run.save()").record.sequence)
+                    outcomes[rank].append(
+                        session.save(subject.capture(), Kind.MANUAL, "run.save()").record.sequence
+                    )
                 except errors.SaveError:
                     outcomes[rank].append("not saved")
 
@@ -302,7 +317,7 @@ def test_a_boundary_can_be_saved_again(tmp_path: Path, first_fails: bool) -> Non
     assert outcomes == ([["not saved", 1]] * 2 if first_fails else [[1, 2]] * 2)
 
 
-# ---- one after the other ------------------------------------------------------------------------------------------------------
+# ---- one after the other -----------------------------------------------------------------------------------
 
 
 def test_every_rank_that_leaves_has_said_so_and_nobody_has_to_wait_for_it_afterwards(tmp_path: Path) -> None:
@@ -319,7 +334,9 @@ def test_every_rank_that_leaves_has_said_so_and_nobody_has_to_wait_for_it_afterw
     assert departure.found(tmp_path / ".lastcall") == []
 
 
-def test_all_ranks_wait_for_a_rank_of_the_one_before_that_may_still_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_ranks_wait_for_a_rank_of_the_one_before_that_may_still_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     Crew(tmp_path, 2).train(3)
     told = departure.DepartureNote(tmp_path / ".lastcall", 1)
     told.say("SIGTERM", PATIENCE)
@@ -336,7 +353,9 @@ def test_all_ranks_wait_for_a_rank_of_the_one_before_that_may_still_save(tmp_pat
     assert results == [6, 6]
 
 
-def test_ranks_that_are_told_to_stop_while_the_first_waits_have_lost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_are_told_to_stop_while_the_first_waits_have_lost_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     Crew(tmp_path, 2).train(3)
     departure.DepartureNote(tmp_path / ".lastcall", 0).say("SIGTERM", PATIENCE)
     path = tmp_path / ".lastcall" / "leaving-0.json"

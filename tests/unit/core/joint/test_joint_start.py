@@ -100,7 +100,7 @@ def joined(results: list[Joined | BaseException]) -> list[Joined]:
     return [result for result in results if isinstance(result, Joined)]
 
 
-# ---- meet --------------------------------------------------------------------------------------------------------------------------
+# ---- meet --------------------------------------------------------------------------------------------------
 
 
 def test_all_ranks_know_what_rank_0_has_opened(tmp_path: Path) -> None:
@@ -143,13 +143,16 @@ def test_a_mount_with_another_name_on_another_machine_is_the_same_directory(two:
     assert two.joining(1).follow().start.token == fence.token
 
 
-def test_a_directory_that_the_machines_do_not_share_is_refused(two: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_the_machines_do_not_share_is_refused(
+    two: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(joint_start, "_SEEN", 0.0)
     root = str(two.catalogs[1].root.resolve())
     said = {"run": "r", "incarnation": 1, "token": "written on another disk", "store": "", "root": root}
     two.store.claim("start", json.dumps(said).encode())
     with pytest.raises(
-        errors.RanksError, match="rank 1 cannot see the files that rank 0 has written .* file system that all machines share"
+        errors.RanksError,
+        match="rank 1 cannot see the files that rank 0 has written .* file system that all machines share",
     ):
         two.joining(1).follow()
 
@@ -172,7 +175,7 @@ def test_a_leader_that_never_comes_is_given_up(two: Start, monkeypatch: pytest.M
         two.joining(1).follow()
 
 
-# ---- the store of the launcher -----------------------------------------------------------------------------------------------------
+# ---- the store of the launcher -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -216,17 +219,22 @@ def test_where_one_rank_cannot_reach_the_launchers_store_nobody_uses_it(
     assert not (two.catalogs[0].private / joint_start.AGREEMENT).exists()
 
 
-# ---- load --------------------------------------------------------------------------------------------------------------------------
+# ---- load --------------------------------------------------------------------------------------------------
 
 
 def tensors(seed: int = 1, shape: tuple[int, ...] = SHAPE) -> dict[str, Whole]:
-    return {"w": Whole("F32", shape, rows(shape, 2), seed), "b": Whole("BF16", (512,), grid((512,), {}), seed + 1)}
+    return {
+        "w": Whole("F32", shape, rows(shape, 2), seed),
+        "b": Whole("BF16", (512,), grid((512,), {}), seed + 1),
+    }
 
 
 def write(begun: Start, step: int) -> Entry:
     """A checkpoint of two ranks; the number of its step is the seed of its contents."""
     path = begun.catalogs[0].root / f"checkpoint-{step}"
-    made = states.write(path, begun.engine, {rank: states.state(tensors(10 * step), rank, 2) for rank in range(2)})
+    made = states.write(
+        path, begun.engine, {rank: states.state(tensors(10 * step), rank, 2) for rank in range(2)}
+    )
     changed = dataclasses.replace(made.record, step=step, sequence=step)
     (path / records.NAME).write_bytes(changed.to_json())
     return Entry(path, changed)
@@ -273,10 +281,14 @@ def test_the_last_one_is_checked_by_all_before_anybody_loads_it(two: Start) -> N
     live = lives(1)
     assert names(two.load(live)) == [None, None]
     for one in live:
-        assert not any(any(memory.owner.raw) for found in one.memory.values() for memory in found), "written to before all had checked"
+        assert not any(any(memory.owner.raw) for found in one.memory.values() for memory in found), (
+            "written to before all had checked"
+        )
 
 
-def test_a_checkpoint_that_one_machine_does_not_see_is_not_loaded(two: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_one_machine_does_not_see_is_not_loaded(
+    two: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(two, 1)
     monkeypatch.setattr(two.catalogs[1], "entries", list)
     assert names(two.load(lives(1))) == [None, None]

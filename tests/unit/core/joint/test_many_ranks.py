@@ -1,4 +1,5 @@
-"""What one rank of many does about a notice, both of its threads played by the test. The others: test_joint.py."""
+"""What one rank of many does about a notice, both of its threads played by the test. The others:
+test_joint.py."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Rank(Solo):
         super().__init__(root)
         self.save_together: Callable[[], Any] = fail
         ranks: Any = SimpleNamespace(rank=0, size=2, token="t" * 8)
-        joint_save: Any = SimpleNamespace(portion=lambda capture, writers: capture, save=lambda capture, order: self.save_together())
+        joint_save: Any = SimpleNamespace(
+            portion=lambda capture, writers: capture, save=lambda capture, order: self.save_together()
+        )
         common = self.context, self.answer, self.checkpointer, self.periodic, self.started.saver
         self.strategy: ManyRanks = ManyRanks(*common, Inbox(self.context), ranks, joint_save)
         self.strategy.decision = Decision("boundary", step=3, writers=(0, 1), because="the next boundary")
@@ -55,7 +58,7 @@ def leaves(rank: Rank, code: int) -> None:
     assert left.value.code == code and rank.phases.phase is P.LEAVING
 
 
-# ---- a fault in lastcall -------------------------------------------------------------------------------------------------------
+# ---- a fault in lastcall -----------------------------------------------------------------------------------
 
 
 def test_a_boundary_whose_save_fails_after_a_fault_of_the_agent_is_not_held_for_ever(rank: Rank) -> None:
@@ -85,7 +88,9 @@ def test_a_fault_of_the_agent_right_after_a_save_has_failed_lets_go_of_the_bound
     leaves(rank, 143)
 
 
-def test_a_boundary_that_is_saved_in_spite_of_a_fault_is_saved(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boundary_that_is_saved_in_spite_of_a_fault_is_saved(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def save() -> Any:
         rank.strategy.fault()
         return SimpleNamespace(path=Path("checkpoint-3"))
@@ -98,7 +103,9 @@ def test_a_boundary_that_is_saved_in_spite_of_a_fault_is_saved(rank: Rank, monke
 
 @pytest.mark.parametrize("phase", [P.HOLDING, P.BOUNDARY, P.INSTANT, P.SAVING_ASIDE])
 @pytest.mark.parametrize("passing", [False, True])
-def test_a_fault_of_the_agent_lets_go_of_the_training_thread_also_during_a_hang(rank: Rank, phase: Phase, passing: bool) -> None:
+def test_a_fault_of_the_agent_lets_go_of_the_training_thread_also_during_a_hang(
+    rank: Rank, phase: Phase, passing: bool
+) -> None:
     rank.notify(phase)
     if passing:
         rank.answer.begin(Notice("hang", "rank 1 hangs", NOW, NOW + 30.0, 15), passing=True)
@@ -107,7 +114,7 @@ def test_a_fault_of_the_agent_lets_go_of_the_training_thread_also_during_a_hang(
     leaves(rank, 143)
 
 
-# ---- two savers ----------------------------------------------------------------------------------------------------------------
+# ---- two savers --------------------------------------------------------------------------------------------
 
 
 def test_a_boundary_that_was_committed_after_all_still_gives_the_others_its_part_from_the_side(
@@ -124,7 +131,9 @@ def test_a_boundary_that_was_committed_after_all_still_gives_the_others_its_part
     monkeypatch.setattr(rank.strategy, "_save_together", together)
     rank.notify(P.INSTANT)
     rank.answer.saved("saved checkpoint-3 together")
-    rank.strategy._save_aside(Decision("instant", step=3, writers=(0, 1), because="no boundary in time"), Kind.RESCUE)
+    rank.strategy._save_aside(
+        Decision("instant", step=3, writers=(0, 1), because="no boundary in time"), Kind.RESCUE
+    )
     assert taken == [Kind.RESCUE] and rank.phases.phase is P.COMMITTED and rank.context.outcome.saved
 
 
@@ -135,7 +144,9 @@ def test_a_boundary_that_fails_is_handed_to_the_agents_and_waited_at(rank: Rank)
 
     def waits(phases: Any, timeout: float | None = None) -> Phase:
         if rank.phases.phase is P.INSTANT:
-            assert rank.phases.because == "the save at the agreed boundary failed (the disk of rank 1 is full)"
+            assert (
+                rank.phases.because == "the save at the agreed boundary failed (the disk of rank 1 is full)"
+            )
             rank.phases.enter(P.SAVING_ASIDE)
             rank.answer.saved("saved checkpoint-3 together")
         return wait_while(phases, timeout)
@@ -145,7 +156,7 @@ def test_a_boundary_that_fails_is_handed_to_the_agents_and_waited_at(rank: Rank)
     assert rank.answer.arrived
 
 
-# ---- stuck ---------------------------------------------------------------------------------------------------------------------
+# ---- stuck -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", [None, Outcome.NOT_SAVED, Outcome.FAILED])
@@ -168,7 +179,7 @@ def test_a_rank_is_not_left_behind_before_it_is_known_that_nothing_is_saved(rank
     assert rank.phases.phase is phase and not rank.context.outcome.decided
 
 
-# ---- a rank that is let through ------------------------------------------------------------------------------------------------
+# ---- a rank that is let through ----------------------------------------------------------------------------
 
 
 def test_a_rank_that_is_let_through_to_the_others_step_has_not_arrived(rank: Rank) -> None:
@@ -180,7 +191,9 @@ def test_a_rank_that_is_let_through_to_the_others_step_has_not_arrived(rank: Ran
 
 
 def test_a_rank_that_is_not_at_the_agreed_boundary_yet_trains_on(rank: Rank) -> None:
-    rank.strategy.decision = Decision("boundary", step=4, writers=(0, 1), because="rank 1 has passed the next one")
+    rank.strategy.decision = Decision(
+        "boundary", step=4, writers=(0, 1), because="rank 1 has passed the next one"
+    )
     rank.notify(P.BOUNDARY)
     rank.strategy.at_boundary()
     assert rank.phases.phase is P.BOUNDARY

@@ -52,12 +52,18 @@ def check(run: Company, entry: Entry, wrote: list[int] | None = None) -> None:
 def test_all_ranks_save_one_checkpoint_that_each_can_load(tmp_path: Path) -> None:
     with company(tmp_path, 4) as run:
         entry = committed(run.save(run.order(), step=7, metrics={"loss": 0.5}))
-        assert (entry.path.name, entry.record.step, entry.record.world, entry.record.save) == ("checkpoint-7", 7, 4, "jit-1")
+        assert (entry.path.name, entry.record.step, entry.record.world, entry.record.save) == (
+            "checkpoint-7",
+            7,
+            4,
+            "jit-1",
+        )
         assert entry.record.exact and entry.record.metrics == {"loss": 0.5}
         check(run, entry)
         restore.verify(entry, run.members[0].engine)
         on_disk = {path.name for path in entry.path.iterdir()}
-        assert on_disk == {file.name for file in entry.record.files} | {records.NAME}  # no receipt is left in it
+        # no receipt is left in it
+        assert on_disk == {file.name for file in entry.record.files} | {records.NAME}
         assert run.staged() == []
 
 
@@ -73,9 +79,12 @@ def test_nothing_is_committed_before_the_last_receipt(tmp_path: Path) -> None:
 
 def test_checkpoints_follow_each_other_in_one_sequence(tmp_path: Path) -> None:
     with company(tmp_path, 2) as run:
-        numbers = [committed(run.save(run.order(f"jit-{step}"), step=step)).record.sequence for step in (1, 2)]
+        numbers = [
+            committed(run.save(run.order(f"jit-{step}"), step=step)).record.sequence for step in (1, 2)
+        ]
         assert numbers == [1, 2]
-        assert [member.saver.next_sequence() for member in run.members] == [3, 3]  # whoever commits the next one
+        # whoever commits the next one
+        assert [member.saver.next_sequence() for member in run.members] == [3, 3]
 
 
 def test_the_same_step_is_saved_twice(tmp_path: Path) -> None:
@@ -90,14 +99,20 @@ def test_the_same_step_is_saved_twice(tmp_path: Path) -> None:
 def test_a_part_that_cannot_be_written_aborts_on_all_ranks(tmp_path: Path, failing: int) -> None:
     files = {failing: FaultyFiles(Fault("pwrite", 1, errno.EIO, lasting=True))}
     with company(tmp_path, 3, files=files) as run:
-        refused(run.save(run.order()), f"rank {failing} could not write its part: checkpoint-1 could not be saved (Input/output error)")
+        refused(
+            run.save(run.order()),
+            f"rank {failing} could not write its part: checkpoint-1 could not be saved (Input/output error)",
+        )
         assert run.entries() == []
 
 
 def test_a_disk_that_is_full_on_one_rank_is_named_on_all(tmp_path: Path) -> None:
     files = {1: FaultyFiles(Fault("pwrite", 1, errno.ENOSPC, lasting=True))}
     with company(tmp_path, 2, files=files) as run:
-        refused(run.save(run.order()), "rank 1 could not write its part: checkpoint-1 could not be saved (No space left on device)")
+        refused(
+            run.save(run.order()),
+            "rank 1 could not write its part: checkpoint-1 could not be saved (No space left on device)",
+        )
         assert run.entries() == []
 
 
@@ -117,10 +132,21 @@ def test_a_file_that_two_ranks_have_written_is_nobodys(tmp_path: Path) -> None:
 
 def test_ranks_may_have_files_in_the_same_folders(tmp_path: Path) -> None:
     with company(tmp_path, 4) as run:
-        layouts = [FileLayout(f"a/b/{rank}.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)) for rank in range(4)]
+        layouts = [
+            FileLayout(f"a/b/{rank}.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)) for rank in range(4)
+        ]
         order = run.order()
-        entry = committed(at_once(*(partial(member.save, order, 1, files=(File(layouts[member.rank]),)) for member in run.members)))
-        assert {path.name for path in (entry.path / "a" / "b").iterdir()} == {f"{rank}.bin" for rank in range(4)}
+        entry = committed(
+            at_once(
+                *(
+                    partial(member.save, order, 1, files=(File(layouts[member.rank]),))
+                    for member in run.members
+                )
+            )
+        )
+        assert {path.name for path in (entry.path / "a" / "b").iterdir()} == {
+            f"{rank}.bin" for rank in range(4)
+        }
         assert records.read(entry.path) == entry.record
 
 
@@ -213,7 +239,10 @@ def test_helpers_write_what_is_their_own_and_nothing_that_others_hold(tmp_path: 
 def test_a_helper_is_waited_for(tmp_path: Path) -> None:
     with company(tmp_path, 2, tensors=replicated) as run:
         run.dead.add(1)
-        refused(run.save(run.order(writers=(0,), helpers=(1,)), ranks=[0]), "rank 1 died before it had written its part")
+        refused(
+            run.save(run.order(writers=(0,), helpers=(1,)), ranks=[0]),
+            "rank 1 died before it had written its part",
+        )
 
 
 def test_missing_ranks_are_spoken_for(tmp_path: Path) -> None:
@@ -231,7 +260,9 @@ def test_missing_ranks_are_spoken_for(tmp_path: Path) -> None:
 
 def test_what_is_known_in_part_of_a_missing_rank_is_saved_as_not_exact(tmp_path: Path) -> None:
     with company(tmp_path, 2, tensors=replicated) as run:
-        known = Capture(4, {"rank": 1}, states.state({}, 1, 2), exact=False, because="its data position is that of step 4")
+        known = Capture(
+            4, {"rank": 1}, states.state({}, 1, 2), exact=False, because="its data position is that of step 4"
+        )
         run.members[0].ranks.part_of = lambda rank, step, mine: known
         entry = committed(run.save(run.order(writers=(0,), missing=(1,)), ranks=[0], step=5))
         assert (entry.record.exact, entry.record.step) == (False, 5)
@@ -242,7 +273,9 @@ def test_what_is_known_in_part_of_a_missing_rank_is_saved_as_not_exact(tmp_path:
 def test_a_missing_rank_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
     with company(tmp_path, 3, tensors=replicated) as run:
         entry = committed(run.save(run.order(writers=(1,), missing=(0, 2)), ranks=[1]))
-        assert entry.record.because == "nothing is known about the randomness and the data position of rank 0, 2"
+        assert (
+            entry.record.because == "nothing is known about the randomness and the data position of rank 0, 2"
+        )
         assert not entry.record.exact and entry.record.world == 3
 
 
@@ -288,7 +321,9 @@ def test_a_committer_that_is_silent_is_not_waited_for_beyond_the_deadline(tmp_pa
     clock = testing.FakeClock()
     with company(tmp_path, 2, clock=clock) as run:
         run.store.lose()
-        with pytest.raises(errors.SaveError, match="rank 0, which was to commit jit-1, has not committed it in time"):
+        with pytest.raises(
+            errors.SaveError, match="rank 0, which was to commit jit-1, has not committed it in time"
+        ):
             run.members[1].save(run.order(deadline=clock.now() + 5))
 
 

@@ -1,4 +1,5 @@
-"""What an incarnation takes from the place of a mirror: the newest that is whole, if it is newer, and nothing that does harm."""
+"""What an incarnation takes from the place of a mirror: the newest that is whole, if it is newer, and nothing
+that does harm."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def test_a_damaged_copy_is_passed_over_and_the_next_older_one_serves(
     assert [path.name for path in other.root.glob("checkpoint-*")] == ["checkpoint-4"]
 
 
-def test_what_is_cut_or_missing_is_known_before_anything_is_fetched_of_it(life: Life, other: Life, place: Watched) -> None:
+def test_what_is_cut_or_missing_is_known_before_anything_is_fetched_of_it(
+    life: Life, other: Life, place: Watched
+) -> None:
     lose_a_file(place.root / "checkpoint-5")
     assert other.start()
     assert not any(name.startswith("checkpoint-5/") for name in place.done("fetch"))
@@ -130,13 +133,17 @@ def test_a_record_with_digests_of_other_bytes_is_refused(life: Life, other: Life
     assert other.start() and other.resumed == 4
 
 
-def test_a_folder_whose_record_is_of_another_step_is_what_its_record_says(life: Life, other: Life, place: Watched) -> None:
+def test_a_folder_whose_record_is_of_another_step_is_what_its_record_says(
+    life: Life, other: Life, place: Watched
+) -> None:
     (place.root / "checkpoint-5").rename(place.root / "checkpoint-77")
     assert other.start() and other.resumed == 5
     assert [entry.path.name for entry in other.catalog.entries()] == ["checkpoint-5"]
 
 
-def test_a_notice_while_fetching_ends_it_and_leaves_the_directory_as_it_was(life: Life, other: Life, place: Watched) -> None:
+def test_a_notice_while_fetching_ends_it_and_leaves_the_directory_as_it_was(
+    life: Life, other: Life, place: Watched
+) -> None:
     told: list[str] = []
     place.hook = lambda operation, name: told.append(name) if operation == "fetch" else None
     assert not other.start(lambda: bool(told))
@@ -145,7 +152,9 @@ def test_a_notice_while_fetching_ends_it_and_leaves_the_directory_as_it_was(life
     assert other.start() and other.resumed == 5
 
 
-def test_a_notice_is_heard_although_the_store_does_not_answer(life: Life, other: Life, place: Watched) -> None:
+def test_a_notice_is_heard_although_the_store_does_not_answer(
+    life: Life, other: Life, place: Watched
+) -> None:
     place.hook = held = mirrors.Held("fetch", "model")
     assert not other.start(held.there.is_set)
     held.let_go()
@@ -159,7 +168,9 @@ def test_a_place_that_fails_is_an_error_and_no_fresh_start(life: Life, other: Li
     assert other.start() and other.resumed == 5
 
 
-def test_a_directory_without_room_is_an_error_and_no_fresh_start(life: Life, other: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_room_is_an_error_and_no_fresh_start(
+    life: Life, other: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage.Files, "free_bytes", lambda self, path: 1000)
     with pytest.raises(errors.NoSpaceError, match="has no room for checkpoint-5"):
         other.start()
@@ -185,14 +196,18 @@ def test_checkpoints_of_other_runs_are_left_alone(tmp_path: Path, place: Watched
         assert again.state.value == 9 and again.catalog.entries()[0].record.run == "one"
 
 
-def test_a_partial_one_is_taken_only_where_no_complete_one_is(life: Life, other: Life, place: Watched) -> None:
+def test_a_partial_one_is_taken_only_where_no_complete_one_is(
+    life: Life, other: Life, place: Watched
+) -> None:
     record = records.parse((place.root / "checkpoint-5" / records.NAME).read_bytes())
     partial = dataclasses.replace(record, missing=("optimizer.safetensors",), exact=False, because="no time")
     (place.root / "checkpoint-5" / records.NAME).write_bytes(partial.to_json())
     assert other.start() and other.resumed == 4
 
 
-def test_an_older_one_that_somebody_refers_to_is_brought(life: Life, other: Life, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_one_that_somebody_refers_to_is_brought(
+    life: Life, other: Life, caplog: pytest.LogCaptureFixture
+) -> None:
     assert other.start()
     other.mirror.bring("checkpoint-3")
     assert [entry.record.step for entry in other.catalog.entries()] == [5, 3]
@@ -200,7 +215,9 @@ def test_an_older_one_that_somebody_refers_to_is_brought(life: Life, other: Life
     assert not caplog.records
 
 
-def test_what_cannot_be_brought_is_said_and_no_more(life: Life, other: Life, place: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_brought_is_said_and_no_more(
+    life: Life, other: Life, place: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     assert other.start()
     place.hook = Failing("fetch")
     other.mirror.bring("checkpoint-3")

@@ -1,4 +1,5 @@
-"""How an incarnation begins and ends with a mirror: which run it is, whom it refuses, what it takes along at the very end."""
+"""How an incarnation begins and ends with a mirror: which run it is, whom it refuses, what it takes along at
+the very end."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def identity(life: Life) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("operation", "name"), [("names", ""), ("read", "leaving"), ("read", "run.json")])
-def test_a_place_that_refuses_is_a_wrong_setting(life: Life, place: Watched, operation: str, name: str) -> None:
+def test_a_place_that_refuses_is_a_wrong_setting(
+    life: Life, place: Watched, operation: str, name: str
+) -> None:
     place.hook = Failing(operation, name, error=errors.StorageRefused)
     with pytest.raises(errors.ConfigError, match="LASTCALL_MIRROR: .*the network is down") as raised:
         life.start()
@@ -44,7 +47,9 @@ def test_a_place_that_cannot_be_written_to_is_a_wrong_setting(life: Life, place:
 
 
 @pytest.mark.parametrize("operation", ["names", "read"])
-def test_a_place_that_cannot_be_reached_is_an_error_and_no_fresh_start(life: Life, place: Watched, operation: str) -> None:
+def test_a_place_that_cannot_be_reached_is_an_error_and_no_fresh_start(
+    life: Life, place: Watched, operation: str
+) -> None:
     place.hook = Failing(operation)
     with pytest.raises(errors.StorageError):
         life.start()
@@ -58,7 +63,9 @@ def test_a_file_where_the_folder_should_be_is_a_wrong_setting(tmp_path: Path) ->
             life.mirror.note("r", 1)
 
 
-def test_a_disk_that_is_gone_does_not_look_like_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_gone_does_not_look_like_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(path: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
@@ -75,7 +82,9 @@ def test_a_place_in_the_directory_itself_is_refused(tmp_path: Path, below: str) 
             life.start()
 
 
-def test_a_new_directory_takes_up_the_run_and_counts_its_incarnations_on(tmp_path: Path, life: Life, place: Watched) -> None:
+def test_a_new_directory_takes_up_the_run_and_counts_its_incarnations_on(
+    tmp_path: Path, life: Life, place: Watched
+) -> None:
     assert life.start()
     life.mirror.note("abc", 4)
     with Life(tmp_path / "elsewhere", place) as other:
@@ -93,7 +102,9 @@ def test_a_directory_that_was_left_for_a_while_counts_those_that_were_elsewhere(
     assert identity(life)["incarnations"] == counted
 
 
-def test_a_place_of_another_run_is_refused_before_anything_is_fetched(tmp_path: Path, life: Life, place: Watched) -> None:
+def test_a_place_of_another_run_is_refused_before_anything_is_fetched(
+    tmp_path: Path, life: Life, place: Watched
+) -> None:
     assert life.start()
     life.copied(9)
     life.mirror.note("abc", 1)
@@ -111,7 +122,9 @@ def test_runs_that_have_names_may_share_a_place(tmp_path: Path, life: Life, plac
         assert other.start()
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[1]", b'{"run": 3, "incarnations": 1}', b'{"run": "a", "incarnations": "many"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[1]", b'{"run": 3, "incarnations": 1}', b'{"run": "a", "incarnations": "many"}']
+)
 def test_what_says_nothing_about_the_run_is_ignored(life: Life, place: Watched, data: bytes) -> None:
     place.write(".lastcall/run.json", data)
     assert life.start()
@@ -143,7 +156,9 @@ def test_what_lies_beside_the_checkpoints_goes_there_at_the_end(life: Life, plac
     assert (place.root / "final" / "model.safetensors").read_text() == "weights"
 
 
-def test_what_cannot_be_taken_along_is_said(life: Life, place: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_taken_along_is_said(
+    life: Life, place: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     (life.root / "results.json").write_text("{}")
     place.hook = Failing("send")
     life.mirror.copy_rest()

@@ -53,7 +53,9 @@ def word(tmp_path: Path, place: Watched, clock: Clock) -> RemoteDepartureNote:
 
 
 def says(place: Watched, process: Process = FAR, seconds: float = 60.0) -> None:
-    place.write(remote_departure.NAME, json.dumps(asdict(Departure(0, "SIGTERM", seconds, process, "far"))).encode())
+    place.write(
+        remote_departure.NAME, json.dumps(asdict(Departure(0, "SIGTERM", seconds, process, "far"))).encode()
+    )
 
 
 def there(place: Watched) -> bool:
@@ -72,7 +74,12 @@ def test_one_that_copies_is_waited_for_until_it_takes_its_word_back(
     clock.at, clock.event = 33.0, lambda: place.remove([remote_departure.NAME])
     assert word.wait_for_the_one_before(lambda: False)
     assert 33.0 <= clock.waited < 35.0
-    assert caplog.text.count("Waiting for process 12 on far, which was asked to stop (SIGTERM) and may still be uploading to") == 1
+    assert (
+        caplog.text.count(
+            "Waiting for process 12 on far, which was asked to stop (SIGTERM) and may still be uploading to"
+        )
+        == 1
+    )
     assert "for at most 70 s" in caplog.text
 
 
@@ -101,7 +108,9 @@ def test_what_was_written_longer_ago_than_it_could_live_is_not_waited_for(
     assert clock.waited == 0.0 and not caplog.records and not there(place)
 
 
-def test_a_process_that_is_known_to_be_gone_is_not_waited_for(word: RemoteDepartureNote, place: Watched, clock: Clock) -> None:
+def test_a_process_that_is_known_to_be_gone_is_not_waited_for(
+    word: RemoteDepartureNote, place: Watched, clock: Clock
+) -> None:
     says(place, Process(Process.own().host, 2**22 + 1, 1))
     assert word.wait_for_the_one_before(lambda: False)
     assert clock.waited == 0.0 and not there(place)
@@ -122,7 +131,9 @@ def test_who_is_told_to_stop_while_it_waits_leaves_the_word_for_the_next(
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b'{"seconds": 1}', b"[" * 60_000])
-def test_what_is_no_word_is_not_waited_for(word: RemoteDepartureNote, place: Watched, clock: Clock, data: bytes) -> None:
+def test_what_is_no_word_is_not_waited_for(
+    word: RemoteDepartureNote, place: Watched, clock: Clock, data: bytes
+) -> None:
     place.write(remote_departure.NAME, data)
     assert word.wait_for_the_one_before(lambda: False)
     assert clock.waited == 0.0 and not there(place)
@@ -143,7 +154,9 @@ def test_it_is_said_and_taken_back(word: RemoteDepartureNote, place: Watched) ->
     assert place.calls == []
 
 
-def test_a_store_that_does_not_answer_keeps_nobody_who_says_it_or_takes_it_back(word: RemoteDepartureNote, place: Watched) -> None:
+def test_a_store_that_does_not_answer_keeps_nobody_who_says_it_or_takes_it_back(
+    word: RemoteDepartureNote, place: Watched
+) -> None:
     place.hook = held = Held("write", remote_departure.NAME)
     word.say("SIGTERM", 30.0)
     held.wait()

@@ -1,4 +1,5 @@
-"""How checkpoints get into the place of a mirror: whole or not at all, the newest first, and no byte twice."""
+"""How checkpoints get into the place of a mirror: whole or not at all, the newest first, and no byte
+twice."""
 
 from __future__ import annotations
 
@@ -47,11 +48,15 @@ def test_the_record_goes_last_and_the_sentinel_first(life: Life, place: Watched)
     writes = [call for call in place.calls if call[0] in ("write", "send", "copy", "remove")]
     assert writes[0] == ("write", f"checkpoint-3/{SENTINEL}")
     assert writes[-2:] == [("remove", f"checkpoint-3/{SENTINEL}"), ("write", f"checkpoint-3/{RECORD}")]
-    assert set(place.names()) == {f"checkpoint-3/{name}" for name in (*(file.name for file in entry.record.files), RECORD)}
+    assert set(place.names()) == {
+        f"checkpoint-3/{name}" for name in (*(file.name for file in entry.record.files), RECORD)
+    }
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_a_copy_that_ends_anywhere_is_whole_or_no_checkpoint(life: Life, place: Watched, tmp_path: Path, number: int) -> None:
+def test_a_copy_that_ends_anywhere_is_whole_or_no_checkpoint(
+    life: Life, place: Watched, tmp_path: Path, number: int
+) -> None:
     life.copied(3)
     before = life.state.contents()
     count = itertools.count()
@@ -66,10 +71,14 @@ def test_a_copy_that_ends_anywhere_is_whole_or_no_checkpoint(life: Life, place: 
     place.hook = lambda operation, name: None
     assert resumed(tmp_path, place) == (life.state.contents() if whole else before)
     life.copied(5)
-    assert place.folders() == (["checkpoint-3", "checkpoint-4", "checkpoint-5"] if whole else ["checkpoint-3", "checkpoint-5"])
+    assert place.folders() == (
+        ["checkpoint-3", "checkpoint-4", "checkpoint-5"] if whole else ["checkpoint-3", "checkpoint-5"]
+    )
 
 
-def test_what_one_that_was_killed_has_left_is_removed_by_the_next(life: Life, place: Watched, tmp_path: Path) -> None:
+def test_what_one_that_was_killed_has_left_is_removed_by_the_next(
+    life: Life, place: Watched, tmp_path: Path
+) -> None:
     life.copied(3)
     place.hook = Failing("send", "optimizer", error=errors.StorageRefused)
     life.mirror.push(life.save(4))
@@ -84,7 +93,9 @@ def test_what_one_that_was_killed_has_left_is_removed_by_the_next(life: Life, pl
     assert place.folders() == ["checkpoint-3", "checkpoint-5", "checkpoint-9"]
 
 
-def test_one_on_its_way_gives_way_to_an_urgent_one_even_where_the_store_does_not_answer(life: Life, place: Watched) -> None:
+def test_one_on_its_way_gives_way_to_an_urgent_one_even_where_the_store_does_not_answer(
+    life: Life, place: Watched
+) -> None:
     place.hook = held = Held("send", "checkpoint-3/model")
     life.mirror.push(life.save(3))
     held.wait()
@@ -108,7 +119,9 @@ def test_one_that_is_given_up_stays_given_up(life: Life, place: Watched) -> None
     assert place.checkpoints() == ["checkpoint-5"]
 
 
-def test_one_that_waits_gives_way_to_a_newer_one_and_one_on_its_way_does_not(life: Life, place: Watched) -> None:
+def test_one_that_waits_gives_way_to_a_newer_one_and_one_on_its_way_does_not(
+    life: Life, place: Watched
+) -> None:
     place.hook = held = Held("send", "checkpoint-3/model")
     for step in (3, 4, 5):
         life.mirror.push(life.save(step))
@@ -118,7 +131,9 @@ def test_one_that_waits_gives_way_to_a_newer_one_and_one_on_its_way_does_not(lif
     assert place.checkpoints() == ["checkpoint-3", "checkpoint-5"]
 
 
-def test_what_is_pruned_here_while_it_waits_is_copied_all_the_same(life: Life, place: Watched, tmp_path: Path) -> None:
+def test_what_is_pruned_here_while_it_waits_is_copied_all_the_same(
+    life: Life, place: Watched, tmp_path: Path
+) -> None:
     place.hook = held = Held("send", "checkpoint-3/model")
     life.mirror.push(life.save(3))
     held.wait()
@@ -135,7 +150,9 @@ def test_what_is_pruned_here_while_it_waits_is_copied_all_the_same(life: Life, p
     assert list((life.catalog.private / MIRRORING).iterdir()) == []
 
 
-def test_links_that_a_killed_one_has_left_are_removed_and_what_they_link_to_is_whole(life: Life, place: Watched) -> None:
+def test_links_that_a_killed_one_has_left_are_removed_and_what_they_link_to_is_whole(
+    life: Life, place: Watched
+) -> None:
     place.hook = held = Held("send", "checkpoint-3/model")
     life.mirror.push(life.save(3))
     held.wait()
@@ -148,7 +165,9 @@ def test_links_that_a_killed_one_has_left_are_removed_and_what_they_link_to_is_w
     held.let_go()
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(1, [5, 6]), (2, [5, 6]), (3, [4, 5, 6]), (None, [1, 2, 3, 4, 5, 6])])
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(1, [5, 6]), (2, [5, 6]), (3, [4, 5, 6]), (None, [1, 2, 3, 4, 5, 6])]
+)
 def test_rotation_over_there_follows_the_limit_and_keeps_the_last_two(
     tmp_path: Path, place: Watched, limit: int | None, kept: list[int]
 ) -> None:
@@ -174,7 +193,9 @@ def test_superseded_just_in_time_checkpoints_go_over_there_too(life: Life, place
     assert place.folders() == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_one_that_is_told_to_stop_again_and_again_leaves_no_more_behind_than_one_that_is_not(tmp_path: Path, place: Watched) -> None:
+def test_one_that_is_told_to_stop_again_and_again_leaves_no_more_behind_than_one_that_is_not(
+    tmp_path: Path, place: Watched
+) -> None:
     for step in range(1, 6):
         with Life(tmp_path / f"life-{step}", place) as life:
             assert life.start()
@@ -207,7 +228,9 @@ def test_nothing_is_rotated_before_it_is_known_what_must_stay(tmp_path: Path, pl
     assert len(place.folders()) == 5
 
 
-def test_a_removal_that_is_cut_off_leaves_no_checkpoint_and_is_done_later(life: Life, place: Watched, tmp_path: Path) -> None:
+def test_a_removal_that_is_cut_off_leaves_no_checkpoint_and_is_done_later(
+    life: Life, place: Watched, tmp_path: Path
+) -> None:
     for step in (1, 2):
         life.copied(step)
     life.keep = Keep(1)
@@ -221,12 +244,16 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint_and_is_done_later(life: 
     assert place.folders() == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
 
 
-def test_what_has_not_changed_is_copied_over_there_and_not_sent(life: Life, place: Watched, tmp_path: Path) -> None:
+def test_what_has_not_changed_is_copied_over_there_and_not_sent(
+    life: Life, place: Watched, tmp_path: Path
+) -> None:
     life.copied(3)
     place.calls.clear()
     life.copied(4)
     assert place.done("copy") == ["checkpoint-4/base.safetensors"]
-    assert "checkpoint-4/base.safetensors" not in place.done("send") and "checkpoint-4/model.safetensors" in place.done("send")
+    assert "checkpoint-4/base.safetensors" not in place.done(
+        "send"
+    ) and "checkpoint-4/model.safetensors" in place.done("send")
     assert resumed(tmp_path, place) == life.state.contents()
 
 
@@ -254,7 +281,9 @@ def test_a_step_that_is_saved_twice_never_overwrites_the_first_and_the_second_is
         assert [entry.path.name for entry in other.catalog.entries()] == ["checkpoint-3"]
 
 
-def test_a_checkpoint_that_is_there_is_known_although_its_loss_is_not_a_number(life: Life, place: Watched, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_there_is_known_although_its_loss_is_not_a_number(
+    life: Life, place: Watched, tmp_path: Path
+) -> None:
     life.copied(3, metrics={"loss": math.nan})
     with Life(life.root.with_name("elsewhere"), place) as other:
         assert other.start()
@@ -280,7 +309,10 @@ def test_where_no_attempt_helps_it_is_said_and_the_next_checkpoint_is_tried(
     life.mirror.push(life.save(3))
     assert not life.mirror.settle()
     assert caplog.text.count("; retrying") == upload._TRIES - 1
-    assert f"The newest checkpoint is only in {life.root}; it was not uploaded to {place.url}: checkpoint-3/" in caplog.text
+    assert (
+        f"The newest checkpoint is only in {life.root}; it was not uploaded to {place.url}: checkpoint-3/"
+        in caplog.text
+    )
     life.copied(4)
     assert place.checkpoints() == ["checkpoint-4"]
 
@@ -309,13 +341,18 @@ def test_whoever_was_told_to_stop_tries_for_as_long_as_it_may_live(life: Life, p
     assert place.checkpoints() == ["checkpoint-3"]
 
 
-def test_at_the_deadline_nobody_waits_any_longer_and_it_is_said(life: Life, place: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_at_the_deadline_nobody_waits_any_longer_and_it_is_said(
+    life: Life, place: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     place.hook = held = Held("send", "checkpoint-3/model")
     life.mirror.push(life.save(3))
     held.wait()
     began = life.world.clock.now()
     assert not life.mirror.settle(lambda: began)
-    assert f"The newest checkpoint is only in {life.root}; it was not uploaded to {place.url}: there was no time left" in caplog.text
+    assert (
+        f"The newest checkpoint is only in {life.root}; it was not uploaded to {place.url}: there was no "
+        "time left" in caplog.text
+    )
     held.let_go()
     life.copied(4)
     assert place.checkpoints() == ["checkpoint-4"]
@@ -340,7 +377,9 @@ def test_what_a_copy_takes_is_learned_from_those_that_were_large_enough(
     assert life.mirror.seconds(10**9) > 0.0
 
 
-def test_a_fault_in_a_copy_is_said_and_ends_nothing(life: Life, place: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_in_a_copy_is_said_and_ends_nothing(
+    life: Life, place: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     def fault(operation: str, name: str) -> None:
         if "checkpoint-3" in name:
             raise ZeroDivisionError

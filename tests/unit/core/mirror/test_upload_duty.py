@@ -1,4 +1,5 @@
-"""Nobody leaves before the checkpoint is in the mirror: neither the rank that copies nor those that would be taken for failed."""
+"""Nobody leaves before the checkpoint is in the mirror: neither the rank that copies nor those that would be
+taken for failed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     return found
 
 
-def crew(tmp_path: Path, place: Watched, size: int, hook: Callable[[int, int], None] = lambda rank, step: None, **jit: object) -> Crew:
+def crew(
+    tmp_path: Path,
+    place: Watched,
+    size: int,
+    hook: Callable[[int, int], None] = lambda rank, step: None,
+    **jit: object,
+) -> Crew:
     return Crew(tmp_path / "run", size, hook, mirror=place.url, **jit)
 
 
@@ -70,7 +77,8 @@ def test_a_rank_that_does_not_copy_waits_no_longer_than_its_deadline(tmp_path: P
 
 
 def apart(tmp_path: Path, place: Watched) -> tuple[Crew, Held, threading.Thread]:
-    """Two machines. Training fails on the first inside a step, and the second has committed and copies. Returns while it does."""
+    """Two machines. Training fails on the first inside a step, and the second has committed and copies.
+    Returns while it does."""
 
     def hook(rank: int, step: int) -> None:
         if (rank, step) == (0, 4):
@@ -85,13 +93,18 @@ def apart(tmp_path: Path, place: Watched) -> tuple[Crew, Held, threading.Thread]
     return made, held, training
 
 
-def test_no_rank_leaves_before_the_one_that_has_committed_elsewhere_has_copied(tmp_path: Path, place: Watched) -> None:
+def test_no_rank_leaves_before_the_one_that_has_committed_elsewhere_has_copied(
+    tmp_path: Path, place: Watched
+) -> None:
     made, held, training = apart(tmp_path, place)
     for session in made.sessions.values():
         assert not session._stopping.wait(0.3)
     held.let_go()
     training.join(mirrors.PATIENCE)
-    assert all(session._stopping.is_set() for session in made.sessions.values()) and len(place.checkpoints()) == 1
+    assert (
+        all(session._stopping.is_set() for session in made.sessions.values())
+        and len(place.checkpoints()) == 1
+    )
 
 
 def test_nobody_waits_for_a_copy_of_one_that_is_gone(tmp_path: Path, place: Watched) -> None:
@@ -111,14 +124,17 @@ def test_ranks_that_begin_with_an_empty_directory_go_on_from_the_copy(
     shutil.rmtree(tmp_path / "run")
     second = crew(tmp_path, place, 2)
     assert second.train(first.subjects[0].step + 3) == [first.subjects[0].step + 3] * 2
-    assert [subject.resumed for subject in second.subjects] == [{"rank": rank, "step": first.subjects[0].step} for rank in (0, 1)]
+    assert [subject.resumed for subject in second.subjects] == [
+        {"rank": rank, "step": first.subjects[0].step} for rank in (0, 1)
+    ]
     assert len(at_exit) == 1  # only one of them takes the rest along
 
 
 def test_who_has_finished_and_is_told_to_stop_before_its_end_is_copied_asks_to_be_started_again(
     tmp_path: Path, place: Watched, at_exit: list[Callable[[], object]]
 ) -> None:
-    """It waited for a place that does not answer until it was killed; as finished nobody would have started it again."""
+    """It waited for a place that does not answer until it was killed; as finished nobody would have started
+    it again."""
     place.hook = held = Held("send", "checkpoint-")
     made = Crew([tmp_path / "a", tmp_path / "b"], 2, mirror=place.url)
     results: list[object] = []

@@ -35,7 +35,9 @@ class Desk:
         self.on: dict[str, Callable[[], object]] = {}
         self._changed = threading.Condition()
         responder: Any = self
-        self.agent = Agent(self.context, self.inbox, responder, self.stopping, self._on_notice, self._look_around)
+        self.agent = Agent(
+            self.context, self.inbox, responder, self.stopping, self._on_notice, self._look_around
+        )
 
     def said(self, *words: Any) -> None:
         """Waits until this was written down."""
@@ -102,7 +104,10 @@ def test_without_a_notice_the_agent_looks_around_and_answers_nothing(desk: Desk)
 def test_a_notice_is_announced_and_then_answered(desk: Desk) -> None:
     desk.inbox.notify(a_notice())
     desk.said("run", "SIGTERM", False)
-    assert [words for words in desk.log if words[0] != "look"] == [("on notice", "SIGTERM"), ("run", "SIGTERM", False)]
+    assert [words for words in desk.log if words[0] != "look"] == [
+        ("on notice", "SIGTERM"),
+        ("run", "SIGTERM", False),
+    ]
 
 
 def test_a_notice_that_came_before_the_agent_is_answered_when_it_starts(tmp_path: Path) -> None:
@@ -139,7 +144,9 @@ def test_the_loss_of_a_rank_that_comes_with_a_notice_is_what_is_answered(tmp_pat
     assert desk.count("on notice") == 1  # the next incarnation is told of the notice all the same
 
 
-@pytest.mark.parametrize(("source", "on_hang", "passing"), [(HANG, "save", True), (HANG, "exit", False), (LOST, "save", False)])
+@pytest.mark.parametrize(
+    ("source", "on_hang", "passing"), [(HANG, "save", True), (HANG, "exit", False), (LOST, "save", False)]
+)
 def test_training_continues_only_after_a_hang_and_only_where_that_is_wanted(
     tmp_path: Path, source: str, on_hang: str, passing: bool
 ) -> None:
@@ -164,15 +171,20 @@ def test_a_notice_that_came_during_a_hang_is_answered_after_it(desk: Desk) -> No
     assert desk.count("run") == 2
 
 
-# ---- faults ------------------------------------------------------------------------------------------------------------------------
+# ---- faults ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moment", ["run", "on notice"])
-def test_a_fault_in_the_answer_is_logged_and_told_to_the_responder(desk: Desk, caplog: pytest.LogCaptureFixture, moment: str) -> None:
+def test_a_fault_in_the_answer_is_logged_and_told_to_the_responder(
+    desk: Desk, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
     desk.on[moment] = raising(ZeroDivisionError("out of the blue"))
     desk.inbox.notify(a_notice())
     desk.said("fault")
-    assert "Internal error in lastcall; will try to save at the next step" in caplog.text and "out of the blue" in caplog.text
+    assert (
+        "Internal error in lastcall; will try to save at the next step" in caplog.text
+        and "out of the blue" in caplog.text
+    )
     desk.looked(desk.count("look") + 2)  # it is still there
 
 
@@ -186,10 +198,12 @@ def test_a_fault_while_it_looks_around_is_logged_and_does_not_keep_it_from_heari
     desk.said("run", "SIGTERM", False)
 
 
-# ---- the end -----------------------------------------------------------------------------------------------------------------------
+# ---- the end -----------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_the_session_wakes_the_agent_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_session_wakes_the_agent_and_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timing, "LOOK", PATIENCE)
     desk = Desk(tmp_path)
     desk.agent.start()

@@ -49,7 +49,7 @@ def lost(grace: float = 30.0) -> Notice:
     return Notice("lost", "rank 1 is gone", NOW, NOW + grace)
 
 
-# ---- the notice ------------------------------------------------------------------------------------------------------------------
+# ---- the notice --------------------------------------------------------------------------------------------
 
 
 def test_without_a_beginning_the_notice_is_that_of_the_latch(stage: Stage, answer: Answer) -> None:
@@ -72,7 +72,9 @@ def test_the_loss_of_a_rank_is_answered_also_where_a_notice_has_come_and_the_ear
     assert answer.deadline == NOW + 5.0
 
 
-def test_a_later_notice_shortens_the_deadline_of_the_one_that_is_answered_and_never_extends_it(stage: Stage, answer: Answer) -> None:
+def test_a_later_notice_shortens_the_deadline_of_the_one_that_is_answered_and_never_extends_it(
+    stage: Stage, answer: Answer
+) -> None:
     answer.begin(told(stage))
     told(stage, a_notice(60.0, at=NOW + 1))
     assert answer.deadline == NOW + 30.0
@@ -88,8 +90,11 @@ def test_without_a_deadline_the_grace_counts_from_the_notice(stage: Stage, answe
     assert (answer.deadline, answer.left) == (NOW + 30.0, 23.0)
 
 
-def test_a_signal_that_comes_while_a_request_is_answered_is_what_a_run_that_cannot_save_dies_of(stage: Stage, answer: Answer) -> None:
-    """A cloud's word first, SIGTERM half a minute later: without a checkpoint the exit code is the signal's."""
+def test_a_signal_that_comes_while_a_request_is_answered_is_what_a_run_that_cannot_save_dies_of(
+    stage: Stage, answer: Answer
+) -> None:
+    """A cloud's word first, SIGTERM half a minute later: without a checkpoint the exit code is the
+    signal's."""
     answer.begin(told(stage, a_notice(source="cloud", signum=None)))
     assert answer.exit_code == 1
     told(stage, a_notice(at=NOW + 5, signum=15))
@@ -109,13 +114,19 @@ def test_after_a_reset_nothing_of_the_last_notice_is_left(stage: Stage, answer: 
     assert answer.notice is notice
 
 
-# ---- how it ends -----------------------------------------------------------------------------------------------------------------
+# ---- how it ends -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", [P.SAVING, P.INSTANT, P.BOUNDARY])
-def test_an_exact_checkpoint_answers_the_notice(stage: Stage, answer: Answer, caplog: pytest.LogCaptureFixture, phase: Phase) -> None:
+def test_an_exact_checkpoint_answers_the_notice(
+    stage: Stage, answer: Answer, caplog: pytest.LogCaptureFixture, phase: Phase
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
-    for step in {P.SAVING: [P.SAVING], P.BOUNDARY: [P.HOLDING, P.BOUNDARY], P.INSTANT: [P.HOLDING, P.INSTANT]}[phase]:
+    for step in {
+        P.SAVING: [P.SAVING],
+        P.BOUNDARY: [P.HOLDING, P.BOUNDARY],
+        P.INSTANT: [P.HOLDING, P.INSTANT],
+    }[phase]:
         stage.phases.enter(step)
     answer.begin(told(stage))
     answer.saved("saved checkpoint-5")
@@ -174,7 +185,7 @@ def test_the_exit_code_is_the_configured_one(tmp_path: Path) -> None:
     assert stage.answer.exit_code == 85
 
 
-# ---- leaving ---------------------------------------------------------------------------------------------------------------------
+# ---- leaving -----------------------------------------------------------------------------------------------
 
 
 def test_training_is_left_alone_until_a_whole_checkpoint_is_committed(stage: Stage, answer: Answer) -> None:
@@ -233,7 +244,9 @@ def test_a_training_thread_that_leaves_while_the_agent_still_says_what_it_has_sa
 
 
 @pytest.mark.usefixtures("outside_of_a_test")
-def test_a_training_thread_that_comes_while_the_agent_leaves_by_force_is_not_blamed(stage: Stage, answer: Answer) -> None:
+def test_a_training_thread_that_comes_while_the_agent_leaves_by_force_is_not_blamed(
+    stage: Stage, answer: Answer
+) -> None:
     told(stage)
     stage.phases.enter(P.SAVING)
     answer.saved("rescued step 5")
@@ -254,7 +267,10 @@ def test_a_loop_that_catches_preempted_and_continues_is_not_asked_twice(
         answer.leave()
     with pytest.raises(Left, match="75"):
         answer.leave()
-    assert "The training loop caught Preempted and continued: leaving with exit code 75" in caplog.text and stage.wound_up == 1
+    assert (
+        "The training loop caught Preempted and continued: leaving with exit code 75" in caplog.text
+        and stage.wound_up == 1
+    )
 
 
 def test_in_a_test_a_loop_may_catch_preempted(stage: Stage, answer: Answer) -> None:

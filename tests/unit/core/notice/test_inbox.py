@@ -58,11 +58,15 @@ def test_a_notice_wakes_the_agent_once_and_stays(box: Box) -> None:
     assert box.inbox.pending and box.context.latch.notice == a_notice()
 
 
-def test_a_notice_is_an_event_with_the_time_that_is_left_and_keeps_the_copy_of_the_boundary_current(box: Box) -> None:
+def test_a_notice_is_an_event_with_the_time_that_is_left_and_keeps_the_copy_of_the_boundary_current(
+    box: Box,
+) -> None:
     box.clock.advance(4.5)
     box.subject.step = 7
     box.inbox.notify(a_notice())
-    assert box.events == [("notice", {"source": "signal", "reason": "SIGTERM", "deadline_in": 25.5, "step": 7})]
+    assert box.events == [
+        ("notice", {"source": "signal", "reason": "SIGTERM", "deadline_in": 25.5, "step": 7})
+    ]
     assert box.hurried == 1
 
 
@@ -71,7 +75,9 @@ def test_a_notice_without_a_deadline_does_not_invent_one(box: Box) -> None:
     assert box.events[0][1]["deadline_in"] is None
 
 
-def test_a_second_notice_is_an_event_only_where_it_changes_something_and_wakes_the_agent_all_the_same(box: Box) -> None:
+def test_a_second_notice_is_an_event_only_where_it_changes_something_and_wakes_the_agent_all_the_same(
+    box: Box,
+) -> None:
     box.inbox.notify(a_notice(20.0))
     box.inbox.wait(0.0)
     box.inbox.notify(a_notice(60.0))
@@ -89,7 +95,7 @@ def test_a_notice_comes_from_any_thread(box: Box) -> None:
     assert heard == [True]
 
 
-# ---- the loss of a rank ------------------------------------------------------------------------------------------------------------
+# ---- the loss of a rank ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", [LOST, HANG])
@@ -110,7 +116,9 @@ def test_of_several_losses_the_first_is_answered(box: Box) -> None:
 def test_a_loss_while_a_notice_is_answered_is_left_to_the_answer(box: Box, phase: Phase) -> None:
     box.inbox.phases.enter(phase)
     box.inbox.notify(loss())
-    assert box.inbox.rank_loss is None and [kind for kind, _ in box.events] == ["phase"] and box.inbox.wait(0.0)
+    assert (
+        box.inbox.rank_loss is None and [kind for kind, _ in box.events] == ["phase"] and box.inbox.wait(0.0)
+    )
 
 
 def test_a_loss_that_was_answered_is_forgotten_and_the_next_one_is_news(box: Box) -> None:
@@ -131,7 +139,7 @@ def test_a_notice_that_waited_for_a_hang_to_be_answered_is_answered_next(box: Bo
     assert box.inbox.wait(0.0) is notified and box.inbox.pending is notified
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------------------------
+# ---- files -------------------------------------------------------------------------------------------------
 
 
 def pause(box: Box) -> None:
@@ -146,13 +154,17 @@ def test_a_pause_is_found_by_a_look(box: Box) -> None:
     assert box.context.latch.notice == Notice("pause", "pause", NOW, NOW + 30.0)
 
 
-def test_nobody_looks_for_files_after_a_notice_where_no_launcher_could_say_more(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_looks_for_files_after_a_notice_where_no_launcher_could_say_more(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box.inbox.notify(a_notice())
     monkeypatch.setattr(box.inbox.link, "notice", lambda: pytest.fail("looked"))
     box.inbox.look()
 
 
-def test_a_launcher_may_bring_the_deadline_forward_while_a_notice_is_answered(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_may_bring_the_deadline_forward_while_a_notice_is_answered(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box.inbox.notify(a_notice(20.0))
     box.inbox.link.launched = True
     monkeypatch.setattr(box.inbox.link, "notice", lambda: a_notice(5.0))

@@ -40,7 +40,9 @@ def nobody_above(monkeypatch: pytest.MonkeyPatch) -> None:
 def running(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """A process that waits for the end of its input."""
     words = command or (sys.executable, "-c", ELDER)
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
+    )
     with process:
         yield process
         process.kill()
@@ -72,7 +74,7 @@ def check_orphan(notice: Notice | None, reason: str) -> None:
     assert notice.deadline - notice.at == GRACE
 
 
-# ---- lastcall run ----------------------------------------------------------------------------------------------------------------
+# ---- lastcall run ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cleaned", [False, True], ids=["its folder is there", "its folder is gone"])
@@ -90,13 +92,17 @@ def test_the_end_of_the_launcher_is_told_once(tmp_path: Path, book: registry.Reg
         assert outside.notice() is None
 
 
-def test_a_launcher_that_was_killed_before_the_training_began_is_gone(tmp_path: Path, book: registry.Registry) -> None:
+def test_a_launcher_that_was_killed_before_the_training_began_is_gone(
+    tmp_path: Path, book: registry.Registry
+) -> None:
     with running() as launcher:
         book.sign(dataclasses.asdict(as_process(launcher.pid)))
     check_orphan(joined(tmp_path).notice(), f"the launcher (process {launcher.pid}) is gone")
 
 
-def test_a_launcher_that_left_as_it_should_before_the_training_joined_is_no_loss(tmp_path: Path, book: registry.Registry) -> None:
+def test_a_launcher_that_left_as_it_should_before_the_training_joined_is_no_loss(
+    tmp_path: Path, book: registry.Registry
+) -> None:
     """It takes its folder along. What it leaves is a daemon, and was meant to be left."""
     with running() as launcher:
         book.sign(dataclasses.asdict(as_process(launcher.pid)))
@@ -116,7 +122,9 @@ def test_the_launchers_own_notice_comes_before_its_end(tmp_path: Path, book: reg
     check_orphan(outside.notice(), f"the launcher (process {launcher.pid}) is gone")
 
 
-def test_a_number_that_another_process_has_now_is_not_the_launcher(tmp_path: Path, book: registry.Registry) -> None:
+def test_a_number_that_another_process_has_now_is_not_the_launcher(
+    tmp_path: Path, book: registry.Registry
+) -> None:
     with running() as other:
         before = dataclasses.replace(as_process(other.pid), started=1)
         book.sign(dataclasses.asdict(before))
@@ -156,13 +164,14 @@ def test_a_launcher_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.Mon
         assert elders.gone() == ""
 
 
-# ---- torchrun --------------------------------------------------------------------------------------------------------------------
+# ---- torchrun ----------------------------------------------------------------------------------------------
 
 AGENT = """
 import os, subprocess, sys
 subprocess.run(sys.argv[1:], env={**os.environ, "TORCHELASTIC_RUN_ID": "seven"})
 """
-SCRIPT_BETWEEN = ("sh", "-c", '"$@"; true', "sh")  # the last command is not the only one, so it stays in between
+# the last command is not the only one, so it stays in between
+SCRIPT_BETWEEN = ("sh", "-c", '"$@"; true', "sh")
 
 
 @pytest.mark.parametrize("between", [(), SCRIPT_BETWEEN], ids=["directly", "through a script"])
@@ -186,7 +195,7 @@ def test_a_shell_above_is_nobody_to_be_outlived_by(tmp_path: Path) -> None:
         assert shell.stdout.readline().strip() == "[]"
 
 
-# ---- multiprocessing ---------------------------------------------------------------------------------------------------------------
+# ---- multiprocessing ---------------------------------------------------------------------------------------
 
 
 def _child(ours: Connection, root: str) -> None:
@@ -213,7 +222,7 @@ def test_a_multiprocessing_child_is_told_of_the_end_of_its_parent(tmp_path: Path
     parent.join()
 
 
-# ---- the pause ---------------------------------------------------------------------------------------------------------------------
+# ---- the pause ---------------------------------------------------------------------------------------------
 
 
 def test_a_pause_is_news_for_as_long_as_it_lasts(tmp_path: Path) -> None:

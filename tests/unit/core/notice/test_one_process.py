@@ -1,4 +1,5 @@
-"""How one process answers a notice: at its boundary, from the side, after an error and at the end. A test plays both threads."""
+"""How one process answers a notice: at its boundary, from the side, after an error and at the end. A test
+plays both threads."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def leaves(solo: Solo, code: int = 75) -> None:
     assert left.value.code == code and solo.phases.phase is P.LEAVING
 
 
-# ---- what the agent asks -------------------------------------------------------------------------------------------------------
+# ---- what the agent asks -----------------------------------------------------------------------------------
 
 
 def test_one_process_has_nobody_to_tell_and_nobody_to_agree_with(solo: Solo) -> None:
@@ -67,7 +68,9 @@ def test_one_process_has_nobody_to_tell_and_nobody_to_agree_with(solo: Solo) -> 
     assert solo.phases.phase is P.QUIET and not solo.context.outcome.decided
 
 
-def test_held_training_is_stopped_at_its_next_boundary_and_let_go_at_the_gate_once_it_is_saved(solo: Solo) -> None:
+def test_held_training_is_stopped_at_its_next_boundary_and_let_go_at_the_gate_once_it_is_saved(
+    solo: Solo,
+) -> None:
     solo.notify(P.HOLDING)
     solo.strategy.hold()
     assert solo.subject.stops == 1
@@ -79,13 +82,17 @@ def test_held_training_is_stopped_at_its_next_boundary_and_let_go_at_the_gate_on
 
 
 @pytest.mark.parametrize(("usual", "seconds"), [(0.0, 1.0), (0.01, 1.0), (0.5, 1.5), (2.0, 6.0)])
-def test_a_boundary_is_waited_for_as_long_as_three_usual_steps_and_a_second_at_least(solo: Solo, usual: float, seconds: float) -> None:
+def test_a_boundary_is_waited_for_as_long_as_three_usual_steps_and_a_second_at_least(
+    solo: Solo, usual: float, seconds: float
+) -> None:
     solo.notify()
     solo.subject.step_seconds = usual
     assert solo.strategy.boundary_until() == pytest.approx(NOW + seconds)
 
 
-@pytest.mark.parametrize(("usual", "barred"), [(None, ""), (60.0, ""), (0.01, "the state of the optimizer is not known")])
+@pytest.mark.parametrize(
+    ("usual", "barred"), [(None, ""), (60.0, ""), (0.01, "the state of the optimizer is not known")]
+)
 def test_a_boundary_is_waited_for_until_its_save_would_be_late_where_nothing_else_is_to_be_hoped_for(
     solo: Solo, usual: float | None, barred: str
 ) -> None:
@@ -103,10 +110,12 @@ def test_a_boundary_is_hardly_waited_for_where_a_checkpoint_of_this_state_is_the
     assert solo.strategy.boundary_until() == NOW + 1.0
 
 
-# ---- from the side -------------------------------------------------------------------------------------------------------------
+# ---- from the side -----------------------------------------------------------------------------------------
 
 
-def test_a_rescue_saves_the_last_completed_step_behind_the_gate_and_opens_it_again(solo: Solo, tmp_path: Path) -> None:
+def test_a_rescue_saves_the_last_completed_step_behind_the_gate_and_opens_it_again(
+    solo: Solo, tmp_path: Path
+) -> None:
     solo.notify(P.INSTANT)
     shut: list[int] = []
     solo.subject.before_capture = lambda: shut.append(solo.context.gate.closed)
@@ -118,7 +127,9 @@ def test_a_rescue_saves_the_last_completed_step_behind_the_gate_and_opens_it_aga
     assert len(solo.kept) == 1  # the boundary that comes late has nothing to add
 
 
-def test_a_rescue_that_is_not_whole_is_followed_by_the_boundary_that_comes_late(solo: Solo, tmp_path: Path) -> None:
+def test_a_rescue_that_is_not_whole_is_followed_by_the_boundary_that_comes_late(
+    solo: Solo, tmp_path: Path
+) -> None:
     solo.notify(P.INSTANT)
     solo.subject.inexact = "the data loader had gone on"
     solo.strategy.aside("no boundary in time")
@@ -134,7 +145,11 @@ def test_nothing_is_written_for_a_rescue_of_what_is_committed_already(solo: Solo
     solo.subject.barred = "no rescue"  # not needed
     solo.notify(P.INSTANT)
     solo.strategy.aside("no boundary in time")
-    assert solo.phases.because == "step 3 is already committed" and solo.context.outcome.saved and len(solo.kept) == 1
+    assert (
+        solo.phases.because == "step 3 is already committed"
+        and solo.context.outcome.saved
+        and len(solo.kept) == 1
+    )
 
 
 def test_what_has_changed_since_its_checkpoint_is_not_taken_for_committed(solo: Solo) -> None:
@@ -142,11 +157,13 @@ def test_what_has_changed_since_its_checkpoint_is_not_taken_for_committed(solo: 
     solo.subject.touched = True
     solo.notify(P.INSTANT)
     solo.strategy.aside("no boundary in time")
-    assert [kind for _, kind, _ in solo.kept] == ["rescue"]  # in the place of the other: it is of the same step
+    # in the place of the other: it is of the same step
+    assert [kind for _, kind, _ in solo.kept] == ["rescue"]
 
 
 @pytest.mark.parametrize(
-    ("rescue", "barred", "why"), [(True, "the model is compiled", "the model is compiled"), (False, "", "rescue is switched off")]
+    ("rescue", "barred", "why"),
+    [(True, "the model is compiled", "the model is compiled"), (False, "", "rescue is switched off")],
 )
 def test_where_a_rescue_must_not_be_tried_the_boundary_is_hoped_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, rescue: bool, barred: str, why: str
@@ -156,7 +173,10 @@ def test_where_a_rescue_must_not_be_tried_the_boundary_is_hoped_for(
         solo.notify(P.INSTANT)
         solo.strategy.aside("no boundary in time")
         assert (solo.phases.phase, solo.phases.because) == (P.BOUNDARY, why) and solo.kept == []
-        assert f"No boundary in time, and a rescue is not possible: {why}. Waiting for the boundary until the deadline" in caplog.text
+        assert (
+            f"No boundary in time, and a rescue is not possible: {why}. Waiting for the boundary until the "
+            "deadline" in caplog.text
+        )
         leaves(solo)
         assert solo.kept == [(3, "jit", "SIGTERM")]
 
@@ -165,13 +185,18 @@ def test_an_optimizer_step_that_does_not_end_is_left_to_its_boundary(solo: Solo)
     solo.notify(P.INSTANT)
     solo.context.gate.enter()
     solo.strategy.aside("no boundary in time")
-    assert (solo.phases.phase, solo.phases.because) == (P.BOUNDARY, "the optimizer step does not end") and solo.kept == []
+    assert (solo.phases.phase, solo.phases.because) == (
+        P.BOUNDARY,
+        "the optimizer step does not end",
+    ) and solo.kept == []
     assert solo.context.gate.closed == 0
     assert NOW + 29.0 < solo.clock.now() < NOW + 30.0  # as long as a save still had time
 
 
 @pytest.mark.parametrize("unexpected", [False, True])
-def test_a_rescue_that_fails_for_whatever_reason_leaves_the_boundary_to_hope_for(broken: Solo, unexpected: bool) -> None:
+def test_a_rescue_that_fails_for_whatever_reason_leaves_the_boundary_to_hope_for(
+    broken: Solo, unexpected: bool
+) -> None:
     def fail() -> None:
         raise ZeroDivisionError("out of the blue")
 
@@ -179,8 +204,14 @@ def test_a_rescue_that_fails_for_whatever_reason_leaves_the_boundary_to_hope_for
         broken.subject.before_capture = fail
     broken.notify(P.INSTANT)
     broken.strategy.aside("no boundary in time")
-    assert broken.phases.phase is P.BOUNDARY and not broken.answer.committed and not broken.context.outcome.decided
-    assert [facts["save"] for facts in broken.said("not-saved")] == ["rescue"] and broken.context.gate.closed == 0
+    assert (
+        broken.phases.phase is P.BOUNDARY
+        and not broken.answer.committed
+        and not broken.context.outcome.decided
+    )
+    assert [facts["save"] for facts in broken.said("not-saved")] == [
+        "rescue"
+    ] and broken.context.gate.closed == 0
     assert broken.checkpointer.lock.acquire(blocking=False)
 
 
@@ -192,7 +223,9 @@ def test_a_boundary_that_came_first_is_not_rescued_as_well(solo: Solo) -> None:
 
 
 @pytest.mark.parametrize("phase", [P.QUIET, P.WAITING, P.HOLDING, P.BOUNDARY, P.INSTANT, P.SAVING_ASIDE])
-def test_after_a_fault_of_the_agent_the_next_boundary_saves_whatever_it_was_at(solo: Solo, phase: Phase) -> None:
+def test_after_a_fault_of_the_agent_the_next_boundary_saves_whatever_it_was_at(
+    solo: Solo, phase: Phase
+) -> None:
     solo.notify(phase)
     solo.strategy.fault()
     assert solo.phases.phase is P.BOUNDARY and solo.subject.stops == 1
@@ -207,17 +240,22 @@ def test_a_fault_of_the_agent_takes_nothing_from_a_boundary_that_is_being_saved(
     assert solo.kept == [(3, "jit", "SIGTERM")]
 
 
-# ---- the boundary --------------------------------------------------------------------------------------------------------------
+# ---- the boundary ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", [P.HOLDING, P.BOUNDARY, P.INSTANT])
-def test_a_boundary_saves_and_leaves(solo: Solo, tmp_path: Path, caplog: pytest.LogCaptureFixture, phase: Phase) -> None:
+def test_a_boundary_saves_and_leaves(
+    solo: Solo, tmp_path: Path, caplog: pytest.LogCaptureFixture, phase: Phase
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     solo.notify(phase)
     leaves(solo)
     assert solo.kept == [(3, "jit", "SIGTERM")] and testing.assert_resumable(tmp_path, 3, exact=True)
     assert solo.context.outcome.saved and solo.answer.arrived
-    assert "Saving step 3: full, needs about" in caplog.text and "Notice answered: saved checkpoint-3" in caplog.text
+    assert (
+        "Saving step 3: full, needs about" in caplog.text
+        and "Notice answered: saved checkpoint-3" in caplog.text
+    )
 
 
 def test_a_boundary_waits_for_the_rescue_in_progress_and_finds_that_it_has_answered(solo: Solo) -> None:
@@ -265,11 +303,16 @@ def test_a_boundary_that_is_committed_already_is_not_written_again(solo: Solo) -
     assert [kind for _, kind, _ in solo.kept] == ["manual"]
 
 
-def test_a_boundary_after_the_deadline_saves_all_the_same(solo: Solo, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_boundary_after_the_deadline_saves_all_the_same(
+    solo: Solo, caplog: pytest.LogCaptureFixture
+) -> None:
     solo.notify(P.BOUNDARY)
     solo.clock.advance(60.0)
     leaves(solo)
-    assert solo.kept == [(3, "jit", "SIGTERM")] and "The deadline has passed, but this process is still alive" in caplog.text
+    assert (
+        solo.kept == [(3, "jit", "SIGTERM")]
+        and "The deadline has passed, but this process is still alive" in caplog.text
+    )
 
 
 def test_a_boundary_that_cannot_be_saved_leaves_with_the_code_of_its_signal(broken: Solo) -> None:
@@ -310,7 +353,9 @@ def raising_once(solo: Solo, error: BaseException) -> None:
     solo.subject.before_capture = fail
 
 
-def test_an_error_that_nobody_expects_at_the_boundary_is_followed_by_a_rescue(solo: Solo, tmp_path: Path) -> None:
+def test_an_error_that_nobody_expects_at_the_boundary_is_followed_by_a_rescue(
+    solo: Solo, tmp_path: Path
+) -> None:
     """A state_dict() of the user's may raise anything; it must not keep the process from leaving."""
     raising_once(solo, KeyError("momentum"))
     solo.notify(P.BOUNDARY)
@@ -344,13 +389,15 @@ def test_a_loop_that_catches_an_error_at_its_boundary_saves_at_the_next_one(solo
     assert solo.kept == [(4, "jit", "SIGTERM")]
 
 
-# ---- training raises -----------------------------------------------------------------------------------------------------------
+# ---- training raises ---------------------------------------------------------------------------------------
 
 ERROR = ValueError("a bad batch")
 
 
 @pytest.mark.parametrize("phase", BEFORE)
-def test_training_that_raises_after_a_notice_is_saved_at_once_however_far_the_answer_is(solo: Solo, phase: Phase) -> None:
+def test_training_that_raises_after_a_notice_is_saved_at_once_however_far_the_answer_is(
+    solo: Solo, phase: Phase
+) -> None:
     solo.notify(phase)
     solo.strategy.failed(ERROR)
     assert solo.phases.phase is P.COMMITTED and solo.context.outcome.saved
@@ -410,29 +457,39 @@ def test_training_that_raises_after_the_session_has_ended_waits_for_nobody(solo:
     assert solo.context.outcome.saved  # the last step is whole, and nobody else saves it any more
 
 
-# ---- it raises without a notice --------------------------------------------------------------------------------------------------
+# ---- it raises without a notice ----------------------------------------------------------------------------
 
 
-def test_an_error_without_a_notice_leaves_the_last_step_saved_and_says_so(solo: Solo, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_without_a_notice_leaves_the_last_step_saved_and_says_so(
+    solo: Solo, caplog: pytest.LogCaptureFixture
+) -> None:
     solo.strategy.failed_without_notice(ERROR)
     assert solo.kept == [(3, "rescue", "ValueError: a bad batch")] and not solo.context.outcome.decided
     assert "ValueError left the block at step 3; checkpoint-3 is saved (exact)" in caplog.text
 
 
-@pytest.mark.parametrize(("error", "reason"), [(SystemExit(3), "sys.exit()"), (KeyboardInterrupt(), "Ctrl-C")])
-def test_what_left_the_block_is_named_as_the_script_would(solo: Solo, error: BaseException, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"), [(SystemExit(3), "sys.exit()"), (KeyboardInterrupt(), "Ctrl-C")]
+)
+def test_what_left_the_block_is_named_as_the_script_would(
+    solo: Solo, error: BaseException, reason: str
+) -> None:
     solo.strategy.failed_without_notice(error)
     assert solo.kept == [(3, "rescue", reason)]
 
 
-def test_an_error_before_the_first_step_saves_nothing_and_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_before_the_first_step_saves_nothing_and_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Solo(tmp_path, steps=0) as solo:
         caplog.clear()
         solo.strategy.failed_without_notice(ERROR)
         assert solo.kept == [] and caplog.text == ""
 
 
-def test_an_error_at_a_boundary_that_is_saved_is_not_saved_again(solo: Solo, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_at_a_boundary_that_is_saved_is_not_saved_again(
+    solo: Solo, caplog: pytest.LogCaptureFixture
+) -> None:
     solo.checkpointer.save(solo.subject.capture(), Kind.MANUAL, "run.save()")
     solo.strategy.failed_without_notice(ERROR)
     assert len(solo.kept) == 1 and "checkpoint-3 is saved (exact)" in caplog.text
@@ -456,28 +513,39 @@ def test_an_error_that_leaves_the_last_step_unsaved_says_why_and_which_checkpoin
         }
         assert len(solo.kept) == 1
         assert (
-            f"ValueError left the block at step 4, which is not saved: {words[why]}; the newest checkpoint is checkpoint-3"
-            in caplog.text
+            f"ValueError left the block at step 4, which is not saved: {words[why]}; the newest checkpoint "
+            "is checkpoint-3" in caplog.text
         )
 
 
-def test_an_error_on_a_broken_disk_is_still_the_one_that_is_raised(broken: Solo, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_on_a_broken_disk_is_still_the_one_that_is_raised(
+    broken: Solo, caplog: pytest.LogCaptureFixture
+) -> None:
     broken.strategy.failed_without_notice(ERROR)
-    assert "ValueError left the block at step 3, which is not saved" in caplog.text and "there is no checkpoint" in caplog.text
+    assert (
+        "ValueError left the block at step 3, which is not saved" in caplog.text
+        and "there is no checkpoint" in caplog.text
+    )
     assert [facts["save"] for facts in broken.said("not-saved")] == ["rescue"]
 
 
-# ---- the end -----------------------------------------------------------------------------------------------------------------------
+# ---- the end -----------------------------------------------------------------------------------------------
 
 
 def finish(solo: Solo, reason: str = FINISHED, *, save: bool = True) -> None:
     solo.strategy.finish(reason, save=save, had_finished=solo.started.had_finished)
 
 
-def test_training_that_finishes_leaves_a_final_checkpoint(solo: Solo, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_that_finishes_leaves_a_final_checkpoint(
+    solo: Solo, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     finish(solo)
-    assert solo.kept == [(3, "final", FINISHED)] and solo.context.outcome.value is Outcome.FINISHED and solo.phases.closed
+    assert (
+        solo.kept == [(3, "final", FINISHED)]
+        and solo.context.outcome.value is Outcome.FINISHED
+        and solo.phases.closed
+    )
     assert "Training finished at step 3; saved checkpoint-3" in caplog.text
 
 
@@ -501,7 +569,9 @@ def test_a_restart_after_the_end_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("reason", "kind"), [(FINISHED, "manual"), ("early", "final")])
-def test_an_end_at_a_boundary_that_was_saved_is_written_again_only_where_it_says_more(solo: Solo, reason: str, kind: str) -> None:
+def test_an_end_at_a_boundary_that_was_saved_is_written_again_only_where_it_says_more(
+    solo: Solo, reason: str, kind: str
+) -> None:
     solo.checkpointer.save(solo.subject.capture(), Kind.MANUAL, "run.save()")
     finish(solo, reason)
     assert [each for _, each, _ in solo.kept] == [kind]
@@ -513,11 +583,16 @@ def test_an_end_that_cannot_be_saved_is_no_end(broken: Solo, notified: bool, out
         broken.notify()
     with pytest.raises(errors.SaveError, match=r"the end of training \(step 3\) is lost with this process"):
         finish(broken)
-    assert broken.context.outcome.value is outcome and [facts["save"] for facts in broken.said("not-saved")] == ["final"]
+    assert broken.context.outcome.value is outcome and [
+        facts["save"] for facts in broken.said("not-saved")
+    ] == ["final"]
 
 
-def test_an_end_that_cannot_be_saved_beside_a_rescue_that_was_is_still_an_error_of_the_save(broken: Solo) -> None:
-    """The rescue commits while the end waits for it: the notice is answered, the end of training is not saved."""
+def test_an_end_that_cannot_be_saved_beside_a_rescue_that_was_is_still_an_error_of_the_save(
+    broken: Solo,
+) -> None:
+    """The rescue commits while the end waits for it: the notice is answered, the end of training is not
+    saved."""
     broken.notify(P.SAVING_ASIDE)
     broken.periodic.wait = lambda: broken.answer.saved("rescued step 2")  # type: ignore[method-assign]
     with pytest.raises(errors.SaveError, match=r"the end of training \(step 3\) is lost"):

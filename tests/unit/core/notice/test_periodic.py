@@ -37,7 +37,10 @@ def every(steps: int, **more: object) -> PeriodicCheckpointConfig:
 
 
 def found(root: Path) -> list[tuple[int, Kind, int]]:
-    return [(entry.record.step, entry.record.kind, entry.record.world) for entry in Catalog(root, storage.Files()).entries()]
+    return [
+        (entry.record.step, entry.record.kind, entry.record.world)
+        for entry in Catalog(root, storage.Files()).entries()
+    ]
 
 
 def test_all_ranks_save_every_few_steps(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_rotation_is_rank_0s_business(tmp_path: Path) -> None:
     assert [step for step, _, _ in found(tmp_path)] == [6, 5]
 
 
-# ---- saves that somebody asks for ------------------------------------------------------------------------------------------
+# ---- saves that somebody asks for --------------------------------------------------------------------------
 
 
 class Held(storage.Files):
@@ -95,7 +98,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def make(saves: PeriodicCheckpointConfig | None = None, **more: object) -> Session:
         jit = JITCheckpointConfig(spare=False, huge_pages=False, threads=1, environ={})
         subject = Subject(0, 1)
-        context = RunContext.create(tmp_path, subject, jit, saves or PeriodicCheckpointConfig(environ={}), **more)  # type: ignore[arg-type]
+        context = RunContext.create(
+            tmp_path, subject, jit, saves or PeriodicCheckpointConfig(environ={}), **more
+        )  # type: ignore[arg-type]
         subject.gate = context.gate
         session = sessions.begin(context, Inbox(context))
         made.append(session)
@@ -118,7 +123,9 @@ def weights(root: Path, step: int) -> bytes:
     return path.read_bytes()[there.begin : there.end]
 
 
-def test_begin_stops_training_for_the_copy_only_and_what_is_written_is_of_that_step(tmp_path: Path, start: Start) -> None:
+def test_begin_stops_training_for_the_copy_only_and_what_is_written_is_of_that_step(
+    tmp_path: Path, start: Start
+) -> None:
     files = Held()
     session = start(files=files)
     background = periodic(session)
@@ -154,7 +161,9 @@ def test_begin_waits_for_the_one_before(tmp_path: Path, start: Start) -> None:
     assert (weights(tmp_path, 1), weights(tmp_path, 2)) == (noise(NBYTES, 1), noise(NBYTES, 2))
 
 
-def test_without_memory_for_a_copy_training_waits(tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_memory_for_a_copy_training_waits(
+    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(nbytes: int) -> memory.Buffer:
         raise MemoryError
 
@@ -168,7 +177,9 @@ def test_without_memory_for_a_copy_training_waits(tmp_path: Path, start: Start, 
     assert "training waits until this periodic checkpoint is written" in caplog.text
 
 
-def test_one_that_fails_is_said_and_the_next_is_tried(tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_is_said_and_the_next_is_tried(
+    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     session = start(files=FaultyFiles(*(Fault("fsync", number, errno.EIO) for number in (1, 2, 3))))
     train(session, 1)
     periodic(session).begin("asked")
@@ -194,9 +205,12 @@ def test_a_save_that_was_owed_is_done_by_one_that_is_asked_for(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(
-    ("strategy", "told", "reserved"), [("no", None, False), ("steps", None, True), ("epoch", None, True), ("no", True, True)]
+    ("strategy", "told", "reserved"),
+    [("no", None, False), ("steps", None, True), ("epoch", None, True), ("no", True, True)],
 )
-def test_memory_is_kept_where_copies_will_be_wanted(start: Start, strategy: str, told: bool | None, reserved: bool) -> None:
+def test_memory_is_kept_where_copies_will_be_wanted(
+    start: Start, strategy: str, told: bool | None, reserved: bool
+) -> None:
     sizes: list[int] = []
 
     def allocate(nbytes: int) -> memory.Buffer:
@@ -219,7 +233,12 @@ class Framed(Subject):
         told = memory.BytesSource(f"rank {self.rank} step {self.step}".encode())
         common = FileLayout("weights.bin", NBYTES, (Extent(0, self.live),))
         own = FileLayout(f"own/{self.rank}.txt", told.nbytes, (Extent(0, told),))
-        return Capture(self.step, {"rank": self.rank, "step": self.step}, (), files=(File(common, shared=True), File(own)))
+        return Capture(
+            self.step,
+            {"rank": self.rank, "step": self.step},
+            (),
+            files=(File(common, shared=True), File(own)),
+        )
 
     rescue = behind_gate = outline = capture
 
@@ -234,5 +253,7 @@ def test_of_many_ranks_one_writes_what_they_share_and_each_what_is_its_own(tmp_p
     assert found(tmp_path) == [(4, Kind.FINAL, 3), (2, Kind.PERIODIC, 3)]
     folder = tmp_path / "checkpoint-2"
     assert (folder / "weights.bin").read_bytes() == noise(NBYTES, 2)
-    assert [(folder / "own" / f"{rank}.txt").read_text() for rank in range(3)] == [f"rank {rank} step 2" for rank in range(3)]
+    assert [(folder / "own" / f"{rank}.txt").read_text() for rank in range(3)] == [
+        f"rank {rank} step 2" for rank in range(3)
+    ]
     testing.assert_resumable(tmp_path, step=4, exact=True)

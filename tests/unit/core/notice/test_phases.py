@@ -1,4 +1,5 @@
-"""The phases of a notice: the table of changes, the one function that makes them, and two threads that want different ones."""
+"""The phases of a notice: the table of changes, the one function that makes them, and two threads that want
+different ones."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def way_to(phase: Phase) -> tuple[Phase, ...]:
     return ways[phase]
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------------------
 
 
 def test_the_table_has_a_row_for_every_phase() -> None:
@@ -69,7 +70,8 @@ def test_nothing_follows_an_end() -> None:
 
 
 def test_only_a_save_or_the_find_of_one_is_followed_by_committed() -> None:
-    """From BOUNDARY and INSTANT: another rank has committed it. From FAILED: the ranks gave up on what was committed all the same."""
+    """From BOUNDARY and INSTANT: another rank has committed it. From FAILED: the ranks gave up on what was
+    committed all the same."""
     before = {phase for phase in Phase if P.COMMITTED in ALLOWED[phase]}
     assert before == {P.SAVING, P.SAVING_ASIDE, P.BOUNDARY, P.INSTANT, P.FAILED}
 
@@ -95,7 +97,7 @@ def test_what_is_concluded_has_been_committed_or_given_up_or_has_ended() -> None
         assert at(phase).concluded is (phase in CONCLUDED)
 
 
-# ---- one change ----------------------------------------------------------------------------------------------------------------
+# ---- one change --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("before", "after"), [pair for pair in PAIRS if pair[1] in ALLOWED[pair[0]]])
@@ -108,7 +110,9 @@ def test_an_allowed_change_is_made_and_told_once(before: Phase, after: Phase) ->
 
 
 @pytest.mark.parametrize(("before", "after"), [pair for pair in PAIRS if pair[1] not in ALLOWED[pair[0]]])
-def test_a_change_that_is_not_in_the_table_is_refused_and_leaves_everything_as_it_is(before: Phase, after: Phase) -> None:
+def test_a_change_that_is_not_in_the_table_is_refused_and_leaves_everything_as_it_is(
+    before: Phase, after: Phase
+) -> None:
     told: list[tuple[str, dict[str, object]]] = []
     phases = at(before, told)
     because = phases.because
@@ -162,7 +166,7 @@ def test_events_have_the_order_of_the_changes_whichever_thread_makes_them() -> N
     assert order == ["waiting", "holding"]
 
 
-# ---- waits ---------------------------------------------------------------------------------------------------------------------
+# ---- waits -------------------------------------------------------------------------------------------------
 
 
 def test_a_wait_ends_at_once_where_the_phase_is_another() -> None:
@@ -178,7 +182,9 @@ def test_a_wait_ends_with_its_time() -> None:
 def test_a_wait_goes_on_from_one_of_its_phases_to_the_next_and_ends_with_the_first_other() -> None:
     phases = at(P.HOLDING)
     found: list[Phase] = []
-    waits = threading.Thread(target=lambda: found.append(phases.wait_while({P.HOLDING, P.BOUNDARY}, PATIENCE)))
+    waits = threading.Thread(
+        target=lambda: found.append(phases.wait_while({P.HOLDING, P.BOUNDARY}, PATIENCE))
+    )
     waits.start()
     for phase in (P.BOUNDARY, P.HOLDING, P.BOUNDARY, P.SAVING):
         phases.enter(phase)
@@ -211,7 +217,7 @@ def test_after_the_end_of_the_session_nothing_is_waited_for() -> None:
     assert phases.try_enter(P.BOUNDARY)  # what is under way comes to its end
 
 
-# ---- two threads ---------------------------------------------------------------------------------------------------------------
+# ---- two threads -------------------------------------------------------------------------------------------
 
 AGENT, TRAINER = "agent", "trainer"
 SAVERS = {AGENT: P.SAVING_ASIDE, TRAINER: P.SAVING}
@@ -236,8 +242,8 @@ def trainer_script(end: Phase) -> list[Change]:
 
 
 def played(agent_end: Phase, trainer_end: Phase, *, whole: bool) -> Iterator[Log]:
-    """What is granted in each interleaving of both threads, as their code acts: a save that was refused has no end, and who finds a
-    whole checkpoint committed makes no other."""
+    """What is granted in each interleaving of both threads, as their code acts: a save that was refused has
+    no end, and who finds a whole checkpoint committed makes no other."""
     scripts = {AGENT: agent_script(agent_end), TRAINER: trainer_script(trainer_end)}
     for order in merges(len(scripts[AGENT]), len(scripts[TRAINER])):
         phases, log, saving = Phases(), Log(), dict.fromkeys(SAVERS, False)
@@ -270,7 +276,8 @@ def test_however_two_threads_meet_only_a_save_that_was_granted_ends_and_leaving_
             if phase in (P.COMMITTED, P.FAILED):
                 assert before == (who, SAVERS[who]), log
             assert before[1] is not P.LEAVING, log
-    assert {who for log in seen for who, phase in log if phase is SAVERS[who]} == {AGENT, TRAINER}  # both have had their turn
+    # both have had their turn
+    assert {who for log in seen for who, phase in log if phase is SAVERS[who]} == {AGENT, TRAINER}
 
 
 def test_however_two_threads_meet_exactly_one_whole_checkpoint_is_committed() -> None:
@@ -278,7 +285,9 @@ def test_however_two_threads_meet_exactly_one_whole_checkpoint_is_committed() ->
         assert [phase for _, phase in log].count(P.COMMITTED) == 1, log
 
 
-def test_a_checkpoint_that_is_not_whole_may_be_followed_by_the_boundary_that_comes_late_and_by_nothing_else() -> None:
+def test_a_checkpoint_that_is_not_whole_may_be_followed_by_the_boundary_that_comes_late_and_by_nothing_else() -> (  # noqa: E501
+    None
+):
     twice = 0
     for log in played(P.COMMITTED, P.COMMITTED, whole=False):
         commits = [who for who, phase in log if phase is P.COMMITTED]

@@ -1,4 +1,5 @@
-"""From a notice to its outcome, in the order that all adapters share: on a clock turned by hand, with a scripted strategy."""
+"""From a notice to its outcome, in the order that all adapters share: on a clock turned by hand, with a
+scripted strategy."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def later(stage: Stage, seconds: float, left: float) -> None:
     stage.at(seconds, lambda: stage.context.latch.offer(a_notice(left, at=stage.clock.now())))
 
 
-# ---- the kill wait -------------------------------------------------------------------------------------------------------------
+# ---- the kill wait -----------------------------------------------------------------------------------------
 
 
 def test_training_continues_during_the_kill_wait_and_is_held_after_it(stage: Stage) -> None:
@@ -61,7 +62,8 @@ def test_the_kill_wait_counts_from_the_notice_and_not_from_its_answer(stage: Sta
 
 
 @pytest.mark.parametrize(
-    ("grace", "seconds", "wait"), [(10.0, 8.0, 1.0), (10.0, 7.5, 1.5), (10.0, 9.5, 0.0), (5.0, 60.0, 0.0), (5.0, 1.0, 3.0)]
+    ("grace", "seconds", "wait"),
+    [(10.0, 8.0, 1.0), (10.0, 7.5, 1.5), (10.0, 9.5, 0.0), (5.0, 60.0, 0.0), (5.0, 1.0, 3.0)],
 )
 def test_the_kill_wait_is_cut_where_the_save_would_come_too_late_after_it(
     stage: Stage, caplog: pytest.LogCaptureFixture, grace: float, seconds: float, wait: float
@@ -72,7 +74,9 @@ def test_the_kill_wait_is_cut_where_the_save_would_come_too_late_after_it(
     stage.run(a_notice(grace))
     assert stage.when(P.HOLDING) == wait
     assert f"SIGTERM received, initiating JIT checkpoint in {wait:.1f}s" in caplog.text
-    assert (f"Kill wait cut from 3.0s to {wait:.1f}s: the save needs about {seconds:.1f}s" in caplog.text) is (wait < 3.0)
+    assert (
+        f"Kill wait cut from 3.0s to {wait:.1f}s: the save needs about {seconds:.1f}s" in caplog.text
+    ) is (wait < 3.0)
 
 
 def test_a_notice_without_a_deadline_has_the_configured_grace(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_the_loss_of_a_rank_is_answered_at_once_and_from_the_side(stage: Stage) 
     assert stage.clock.now() == NOW
 
 
-# ---- the boundary --------------------------------------------------------------------------------------------------------------
+# ---- the boundary ------------------------------------------------------------------------------------------
 
 
 def test_where_no_boundary_can_be_agreed_on_the_save_is_from_the_side(stage: Stage) -> None:
@@ -127,7 +131,9 @@ def test_where_no_boundary_can_be_agreed_on_the_save_is_from_the_side(stage: Sta
 def test_training_that_has_finished_everywhere_is_dismissed_and_left_alone(stage: Stage) -> None:
     stage.where = Where(finished=True, because="all have finished")
     stage.run()
-    assert stage.names == [P.WAITING, P.HOLDING, P.DISMISSED] and stage.why(P.DISMISSED) == "all have finished"
+    assert (
+        stage.names == [P.WAITING, P.HOLDING, P.DISMISSED] and stage.why(P.DISMISSED) == "all have finished"
+    )
     assert stage.called == ["announce", "hold", "decide"]
     assert stage.context.outcome.value is None
 
@@ -139,7 +145,9 @@ def test_a_boundary_in_time_saves_and_nothing_else_does(stage: Stage) -> None:
     assert stage.context.outcome.saved and not stage.wound_up
 
 
-def test_a_boundary_that_saves_while_the_ranks_still_agree_is_one_in_time(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_boundary_that_saves_while_the_ranks_still_agree_is_one_in_time(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     stage.on["decide"] = stage.save
     stage.run()
     assert stage.names[-1] is P.SAVING and stage.called == ["announce", "hold", "decide"]
@@ -160,7 +168,9 @@ def test_a_boundary_that_is_being_saved_is_not_late(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("saving", [False, True])
-def test_a_boundary_without_hope_is_given_up_at_once_also_while_it_is_saved(stage: Stage, saving: bool) -> None:
+def test_a_boundary_without_hope_is_given_up_at_once_also_while_it_is_saved(
+    stage: Stage, saving: bool
+) -> None:
     def lose() -> None:
         if saving:
             stage.phases.enter(P.SAVING)
@@ -169,7 +179,9 @@ def test_a_boundary_without_hope_is_given_up_at_once_also_while_it_is_saved(stag
     stage.at(4.0, lose)
     stage.on["aside"] = lambda: (rescue(stage), stage.phases.enter(P.LEAVING))
     stage.run()
-    assert stage.when(P.INSTANT) <= 4.25 and stage.why(P.INSTANT) == "another rank cannot come to the boundary"
+    assert (
+        stage.when(P.INSTANT) <= 4.25 and stage.why(P.INSTANT) == "another rank cannot come to the boundary"
+    )
     assert ("hopeless saving" in stage.called) is saving
 
 
@@ -206,7 +218,7 @@ def test_a_later_notice_that_leaves_less_time_is_heard_while_a_boundary_is_waite
     assert stage.when(P.INSTANT) == 8.0  # one second before the new deadline, which is what a save needs
 
 
-# ---- the end -------------------------------------------------------------------------------------------------------------------
+# ---- the end -----------------------------------------------------------------------------------------------
 
 
 def test_after_an_exact_rescue_a_training_thread_that_does_not_return_is_left_behind(
@@ -227,7 +239,9 @@ def test_after_a_rescue_in_part_the_boundary_is_hoped_for_until_the_last_moment(
     assert stage.clock.now() == NOW + 29.0 and stage.context.outcome.saved
 
 
-@pytest.mark.parametrize(("grace", "last"), [(30.0, 29.0), (10.0, 9.0), (8.0, 7.25), (5.0, 4.5), (100.0, 99.0)])
+@pytest.mark.parametrize(
+    ("grace", "last"), [(30.0, 29.0), (10.0, 9.0), (8.0, 7.25), (5.0, 4.5), (100.0, 99.0)]
+)
 def test_a_stuck_process_is_left_a_tenth_of_the_grace_before_the_deadline_at_most_a_second(
     stage: Stage, grace: float, last: float
 ) -> None:
@@ -259,8 +273,11 @@ def test_a_training_thread_that_leaves_by_itself_is_not_left_behind(stage: Stage
     assert stage.clock.now() == NOW + 9.0 and not stage.wound_up
 
 
-def test_a_boundary_that_is_committed_after_the_deadline_is_left_by_the_training_thread_alone(stage: Stage) -> None:
-    """The agent finds it committed before the training thread has raised Preempted: that thread is no stuck one."""
+def test_a_boundary_that_is_committed_after_the_deadline_is_left_by_the_training_thread_alone(
+    stage: Stage,
+) -> None:
+    """The agent finds it committed before the training thread has raised Preempted: that thread is no stuck
+    one."""
 
     def commit() -> None:
         stage.answer.saved("saved checkpoint-5")
@@ -271,7 +288,9 @@ def test_a_boundary_that_is_committed_after_the_deadline_is_left_by_the_training
     assert stage.names[-1] is P.COMMITTED and stage.context.outcome.saved and not stage.wound_up
 
 
-def test_a_training_thread_at_its_boundary_is_not_taken_for_a_stuck_one_when_a_rescue_ends_late(stage: Stage) -> None:
+def test_a_training_thread_at_its_boundary_is_not_taken_for_a_stuck_one_when_a_rescue_ends_late(
+    stage: Stage,
+) -> None:
     def late() -> None:
         stage.answer.arrived = True  # it waits at its boundary for the rescue
         stage.clock.advance(60.0)
@@ -289,7 +308,9 @@ def test_when_nothing_could_be_saved_the_strategy_says_how_it_ends(
     stage.on["aside"] = partial(stage.phases.enter, P.FAILED, "no rank holds the whole state")
     stage.answer.arrived = arrived
     stage.run()
-    assert stage.clock.now() == NOW + 29.0 and "The deadline has come and nothing could be saved" in caplog.text
+    assert (
+        stage.clock.now() == NOW + 29.0 and "The deadline has come and nothing could be saved" in caplog.text
+    )
     assert ("stuck" in stage.called) is not arrived  # one that has arrived finds the failure, and leaves
 
 
@@ -314,7 +335,7 @@ def test_training_that_is_dismissed_from_the_side_is_left_alone(stage: Stage) ->
     assert stage.names[-1] is P.DISMISSED and "stuck" not in stage.called
 
 
-# ---- a hang that is saved ------------------------------------------------------------------------------------------------------
+# ---- a hang that is saved ----------------------------------------------------------------------------------
 
 
 def hang(stage: Stage) -> Notice:
@@ -325,7 +346,9 @@ def hang(stage: Stage) -> Notice:
 def test_after_a_hang_that_is_saved_training_continues_and_nobody_leaves(stage: Stage) -> None:
     stage.on["aside"] = partial(rescue, stage)
     stage.run(hang(stage), passing=True)
-    assert stage.names[-2:] == [P.COMMITTED, P.QUIET] and stage.called[-1] == "continues" and not stage.wound_up
+    assert (
+        stage.names[-2:] == [P.COMMITTED, P.QUIET] and stage.called[-1] == "continues" and not stage.wound_up
+    )
 
 
 def test_after_a_hang_the_next_notice_is_answered_as_the_first(stage: Stage) -> None:
@@ -351,7 +374,11 @@ def test_after_a_boundary_was_saved_training_continues_where_nobody_would_restar
     stage.at(4.0, partial(stage.phases.enter, P.SAVING))
     stage.at(5.0, partial(stage.answer.saved, "saved checkpoint-5"))
     stage.run(passing=True)
-    assert stage.names[-3:] == [P.SAVING, P.COMMITTED, P.QUIET] and stage.called[-1] == "continues" and not stage.wound_up
+    assert (
+        stage.names[-3:] == [P.SAVING, P.COMMITTED, P.QUIET]
+        and stage.called[-1] == "continues"
+        and not stage.wound_up
+    )
 
 
 def test_a_save_of_the_scripts_own_that_fails_is_stuck_where_its_thread_does_not_leave(stage: Stage) -> None:
@@ -374,7 +401,7 @@ def test_a_session_that_ends_during_a_hang_is_not_continued(stage: Stage) -> Non
     assert "continues" not in stage.called and not stage.wound_up
 
 
-# ---- the session ends, or something is wrong --------------------------------------------------------------------------------------
+# ---- the session ends, or something is wrong ---------------------------------------------------------------
 
 
 def test_a_session_that_ends_during_the_kill_wait_is_not_waited_for(stage: Stage) -> None:

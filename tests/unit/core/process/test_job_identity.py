@@ -19,7 +19,8 @@ IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         ({"RAY_JOB_CONFIG_JSON_ENV_VAR": RAY}, "ray:raysubmit_17"),
         ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{"}, ""),
         ({**IN_CLUSTER, "HOSTNAME": "exp1-0"}, "kubernetes:exp1-0"),
-        ({**IN_CLUSTER, "HOSTNAME": "exp1-x7k2p"}, "kubernetes:exp1"),  # the pod of a job, whose next pod ends otherwise
+        # the pod of a job, whose next pod ends otherwise
+        ({**IN_CLUSTER, "HOSTNAME": "exp1-x7k2p"}, "kubernetes:exp1"),
         ({**IN_CLUSTER, "HOSTNAME": "exp1-train"}, "kubernetes:exp1-train"),
         ({"HOSTNAME": "laptop"}, ""),
         ({"TORCHELASTIC_RUN_ID": "none"}, ""),

@@ -47,7 +47,9 @@ def on_a_side_thread(text: str) -> threading.Thread:
 
 def test_a_side_thread_logs_while_a_handler_is_stuck(stuck: Stuck) -> None:
     with logs.Visible("INFO"):
-        holder = threading.Thread(target=lambda: stuck.handle(log.makeRecord("lastcall", logging.INFO, "", 0, "main", None, None)))
+        holder = threading.Thread(
+            target=lambda: stuck.handle(log.makeRecord("lastcall", logging.INFO, "", 0, "main", None, None))
+        )
         holder.start()  # stands for the main thread: it is inside the handler, with its lock
         assert stuck.inside.wait(30)
         side = on_a_side_thread("rescuing")
@@ -84,7 +86,9 @@ def test_arguments_are_those_of_the_time_of_the_call(stuck: Stuck) -> None:
     assert stuck.lines == ["[1]"]
 
 
-def test_a_handler_that_stays_stuck_does_not_keep_a_session_from_ending(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_stays_stuck_does_not_keep_a_session_from_ending(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "_DRAIN_SECONDS", 0.1)
     with logs.Visible("INFO"):
         on_a_side_thread("main").join()

@@ -1,4 +1,5 @@
-"""The launcher and the training processes know of each other through small files, also when one of them is gone."""
+"""The launcher and the training processes know of each other through small files, also when one of them is
+gone."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_a_process_that_has_ended_is_not_alive_even_as_a_zombie() -> None:
     assert started is not None
     member = registry.Member(child.pid, started, "/")
     assert registry.alive(member)
-    assert not registry.alive(dataclasses.replace(member, started=started + 1)), "another process with the same number"
+    assert not registry.alive(dataclasses.replace(member, started=started + 1)), (
+        "another process with the same number"
+    )
     assert child.stdin is not None
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

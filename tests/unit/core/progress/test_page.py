@@ -31,7 +31,16 @@ class Case(Reported):
         return self.event("start", incarnation=incarnation, resumed=resumed, seconds=0.1)
 
     def committed(self, step: int, save: str) -> Case:
-        return self.event("committed", save=save, step=step, exact=True, because="", seconds=0.5, written=9, path=f"checkpoint-{step}")
+        return self.event(
+            "committed",
+            save=save,
+            step=step,
+            exact=True,
+            because="",
+            seconds=0.5,
+            written=9,
+            path=f"checkpoint-{step}",
+        )
 
     def said(self) -> dict[str, Any]:
         """The document, as a strict reader takes it."""
@@ -41,7 +50,9 @@ class Case(Reported):
 
         said: dict[str, Any] = json.loads(json.dumps(self.page.report.document()), parse_constant=refuse)
         for name, kind in NUMBERS.items():  # what Go would refuse
-            assert said[name] is None or type(said[name]) is kind or (kind is float and type(said[name]) is int), (name, said[name])
+            assert (
+                said[name] is None or type(said[name]) is kind or (kind is float and type(said[name]) is int)
+            ), (name, said[name])
         return said
 
 
@@ -70,12 +81,14 @@ def get(case: Case, path: str = "/metrics", method: str = "GET") -> tuple[int, b
             return error.code, error.read()
 
 
-# ---- what is said ---------------------------------------------------------------------------------------------------------
+# ---- what is said ------------------------------------------------------------------------------------------
 
 
 def test_the_fields_are_those_that_the_controller_reads(case: Case) -> None:
     case.progress.total_epochs = 3.0
-    case.start().at(10, 0.15, {"loss": 2.5, "learning_rate": 1e-4}).at(20, 0.3, None, {"eval_loss": 3.0}, seconds=10.0)
+    case.start().at(10, 0.15, {"loss": 2.5, "learning_rate": 1e-4}).at(
+        20, 0.3, None, {"eval_loss": 3.0}, seconds=10.0
+    )
     said = case.said()
     assert {name: said[name] for name in NUMBERS} == {
         "progressPercentage": 10,
@@ -87,19 +100,33 @@ def test_the_fields_are_those_that_the_controller_reads(case: Case) -> None:
         "trainMetrics": {"loss": 2.5, "learning_rate": 1e-4},
         "evalMetrics": {"eval_loss": 3.0},
     }
-    assert (said["steps_per_second"], said["state"], said["incarnation"], said["resumed_from"]) == (1.0, "running", 1, None)
+    assert (said["steps_per_second"], said["state"], said["incarnation"], said["resumed_from"]) == (
+        1.0,
+        "running",
+        1,
+        None,
+    )
 
 
 def test_before_the_first_report_a_resumed_run_says_where_it_is(case: Case) -> None:
     case.progress.where = lambda: 50
     said = case.start("checkpoint-50", 2).said()
-    assert (said["currentStep"], said["progressPercentage"], said["estimatedRemainingSeconds"]) == (50, 25, None)
+    assert (said["currentStep"], said["progressPercentage"], said["estimatedRemainingSeconds"]) == (
+        50,
+        25,
+        None,
+    )
     assert (said["resumed_from"], said["incarnation"], said["trainMetrics"]) == ("checkpoint-50", 2, {})
 
 
 def test_before_the_start_there_is_little_to_say(case: Case) -> None:
     said = case.said()
-    assert (said["state"], said["currentStep"], said["progressPercentage"], said["totalEpochs"]) == ("starting", None, None, None)
+    assert (said["state"], said["currentStep"], said["progressPercentage"], said["totalEpochs"]) == (
+        "starting",
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_first_step_of_a_run_is_no_percent_and_not_nothing(case: Case) -> None:
@@ -119,7 +146,11 @@ def test_a_run_at_its_last_step_is_complete_only_when_it_has_finished(case: Case
     said = case.said()
     assert (said["progressPercentage"], said["estimatedRemainingSeconds"]) == (99, 1)
     said = case.committed(200, "final").event("stop", outcome="finished", step=200).said()
-    assert (said["progressPercentage"], said["estimatedRemainingSeconds"], said["state"]) == (100, 0, "finished")
+    assert (said["progressPercentage"], said["estimatedRemainingSeconds"], said["state"]) == (
+        100,
+        0,
+        "finished",
+    )
 
 
 def test_a_run_that_stopped_early_has_finished_at_its_step(case: Case) -> None:
@@ -133,20 +164,41 @@ def test_a_preempted_run_stays_at_its_step(case: Case) -> None:
     assert case.event("save-begins", save="jit", step=28, bytes=9).said()["state"] == "saving"
     assert case.committed(28, "jit").said()["state"] == "saved"
     said = case.event("stop", outcome="saved", step=28).said()
-    assert (said["progressPercentage"], said["estimatedRemainingSeconds"], said["state"]) == (14, None, "saved")
-    assert said["checkpoint"] == {"path": "checkpoint-28", "step": 28, "kind": "jit", "exact": True, "at": case.clock.wall()}
+    assert (said["progressPercentage"], said["estimatedRemainingSeconds"], said["state"]) == (
+        14,
+        None,
+        "saved",
+    )
+    assert said["checkpoint"] == {
+        "path": "checkpoint-28",
+        "step": 28,
+        "kind": "jit",
+        "exact": True,
+        "at": case.clock.wall(),
+    }
 
 
 def test_a_save_without_a_notice_and_one_after_a_hang_leave_the_run_running(case: Case) -> None:
     case.start().at(10).at(20).event("save-begins", save="periodic", step=20, bytes=9)
     assert (case.said()["state"], case.said()["estimatedRemainingSeconds"]) == ("saving", 18)
     assert case.committed(20, "periodic").said()["state"] == "running"
-    assert case.event("save-begins", save="manual", step=20, bytes=9).event("not-saved", because="full").said()["state"] == "running"
+    assert (
+        case.event("save-begins", save="manual", step=20, bytes=9)
+        .event("not-saved", because="full")
+        .said()["state"]
+        == "running"
+    )
     case.event("notice", source="hang", reason="rank 1 stands still").committed(20, "survivors")
-    assert (case.said()["state"], case.said()["notice"], case.said()["estimatedRemainingSeconds"]) == ("running", None, 18)
+    assert (case.said()["state"], case.said()["notice"], case.said()["estimatedRemainingSeconds"]) == (
+        "running",
+        None,
+        18,
+    )
 
 
-@pytest.mark.parametrize(("outcome", "state"), [("failed", "failed"), ("not saved", "not saved"), (None, "failed")])
+@pytest.mark.parametrize(
+    ("outcome", "state"), [("failed", "failed"), ("not saved", "not saved"), (None, "failed")]
+)
 def test_a_run_that_ended_badly_says_so(case: Case, outcome: str | None, state: str) -> None:
     said = case.start().at(10).at(20).event("stop", outcome=outcome, step=20).said()
     assert (said["state"], said["progressPercentage"], said["estimatedRemainingSeconds"]) == (state, 10, None)
@@ -178,13 +230,17 @@ def test_numbers_that_are_none_become_null_and_metrics_are_sorted_by_their_names
     }
     said = case.start().at(10, None, metrics, {"accuracy": 0.5}).said()
     assert said["trainMetrics"] == {
-        "loss": None, "grad_norm": None, "phase": "warm", "train_samples_per_second": 4.0, "throughput_samples_sec": 4.0
-    }  # fmt: skip
+        "loss": None,
+        "grad_norm": None,
+        "phase": "warm",
+        "train_samples_per_second": 4.0,
+        "throughput_samples_sec": 4.0,
+    }
     assert said["evalMetrics"] == {"eval_loss": None, "accuracy": 0.5}
     assert json.loads(case.progress.path.read_text())["metrics"]["loss"] == "nan"  # for people
 
 
-# ---- how it is served -----------------------------------------------------------------------------------------------------
+# ---- how it is served --------------------------------------------------------------------------------------
 
 
 def test_two_paths_are_answered_and_nothing_else(case: Case) -> None:
@@ -266,7 +322,7 @@ def test_a_forked_child_does_not_keep_the_port(case: Case, tmp_path: Path) -> No
         os.waitpid(pid, 0)
 
 
-# ---- last words -----------------------------------------------------------------------------------------------------------
+# ---- last words --------------------------------------------------------------------------------------------
 
 
 def test_the_last_words_go_to_the_termination_log_of_a_pod(case: Case, termination: Path) -> None:
@@ -283,7 +339,9 @@ def test_where_there_is_no_termination_log_none_is_made(case: Case, termination:
     assert not termination.exists()
 
 
-def test_what_somebody_else_has_said_there_stays_and_our_own_is_replaced(case: Case, termination: Path, tmp_path: Path) -> None:
+def test_what_somebody_else_has_said_there_stays_and_our_own_is_replaced(
+    case: Case, termination: Path, tmp_path: Path
+) -> None:
     termination.write_text("out of memory")
     case.page.open()
     case.page.close()

@@ -36,29 +36,61 @@ def case(tmp_path: Path, controller: Controller) -> Iterator[Case]:
 
 
 def test_a_status_is_what_the_controller_reads(case: Case, controller: Controller) -> None:
-    case.event("start", incarnation=2, resumed="checkpoint-90").at(100, 0.5, {"loss": 2.5}).at(110, 0.55, None, {"eval_loss": 3.0})
-    case.event("committed", save="periodic", step=110, exact=True, because="", seconds=0.5, written=9, path="checkpoint-110")
+    case.event("start", incarnation=2, resumed="checkpoint-90").at(100, 0.5, {"loss": 2.5}).at(
+        110, 0.55, None, {"eval_loss": 3.0}
+    )
+    case.event(
+        "committed",
+        save="periodic",
+        step=110,
+        exact=True,
+        because="",
+        seconds=0.5,
+        written=9,
+        path="checkpoint-110",
+    )
     case.push.open()
     controller.wait(lambda: controller.told)
     (status,) = controller.told[:1]
-    assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (55, 9)  # 90 steps, at the speed since the resume
+    # 90 steps, at the speed since the resume
+    assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (55, 9)
     said = metrics(status)
-    assert (said["current_step"], said["total_steps"], said["loss"], said["eval_loss"]) == ("110", "200", "2.5", "3.0")
+    assert (said["current_step"], said["total_steps"], said["loss"], said["eval_loss"]) == (
+        "110",
+        "200",
+        "2.5",
+        "3.0",
+    )
     assert (said["state"], said["resumed_from"]) == ("running", "checkpoint-90")
-    assert (said["checkpoint_step"], said["checkpoint_kind"], said["incarnation"]) == ("110", "periodic", "2") and "notice" not in said
+    assert (said["checkpoint_step"], said["checkpoint_kind"], said["incarnation"]) == (
+        "110",
+        "periodic",
+        "2",
+    ) and "notice" not in said
     assert status["lastUpdatedTime"].endswith("Z")
-    assert controller.asked[0] == ("/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status", "Bearer secret")
+    assert controller.asked[0] == (
+        "/apis/trainer.kubeflow.org/v1alpha1/namespaces/a/trainjobs/b/status",
+        "Bearer secret",
+    )
 
 
 def test_a_preempted_run_is_neither_complete_nor_without_time(case: Case, controller: Controller) -> None:
-    case.event("start", incarnation=1, resumed=None).at(10).at(28).event("notice", source="signal", reason="SIGTERM")
-    case.event("committed", save="jit", step=28, exact=True, because="", seconds=0.5, written=9, path="checkpoint-28")
+    case.event("start", incarnation=1, resumed=None).at(10).at(28).event(
+        "notice", source="signal", reason="SIGTERM"
+    )
+    case.event(
+        "committed", save="jit", step=28, exact=True, because="", seconds=0.5, written=9, path="checkpoint-28"
+    )
     case.event("stop", outcome="saved", step=28)
     case.push.open()
     case.push.close()
     last = controller.told[-1]
     assert last["progressPercentage"] == 14 and "estimatedRemainingSeconds" not in last
-    assert (metrics(last)["state"], metrics(last)["notice"], metrics(last)["checkpoint_step"]) == ("saved", "SIGTERM", "28")
+    assert (metrics(last)["state"], metrics(last)["notice"], metrics(last)["checkpoint_step"]) == (
+        "saved",
+        "SIGTERM",
+        "28",
+    )
 
 
 def test_a_run_that_has_finished_says_so_in_its_last_word(case: Case, controller: Controller) -> None:
@@ -68,7 +100,11 @@ def test_a_run_that_has_finished_says_so_in_its_last_word(case: Case, controller
     case.event("stop", outcome="finished", step=200)
     case.push.close()
     last = controller.told[-1]
-    assert (last["progressPercentage"], last["estimatedRemainingSeconds"], metrics(last)["state"]) == (100, 0, "finished")
+    assert (last["progressPercentage"], last["estimatedRemainingSeconds"], metrics(last)["state"]) == (
+        100,
+        0,
+        "finished",
+    )
 
 
 def test_what_has_been_said_is_not_said_again(case: Case, controller: Controller) -> None:
@@ -93,12 +129,15 @@ def test_a_server_that_refuses_is_one_warning_and_asked_less_often(
     controller.answers = 200
     controller.wait(lambda: controller.told)
     case.push.close()
-    assert [path for path, _ in controller.asked if path == "/elsewhere"] == []  # nobody takes our token there
+    # nobody takes our token there
+    assert [path for path, _ in controller.asked if path == "/elsewhere"] == []
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
     assert f"answered {answers}" in caplog.text and case.push._pause() == 0.01
 
 
-def test_nobody_there_and_no_token_are_warnings_too(tmp_path: Path, controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_there_and_no_token_are_warnings_too(
+    tmp_path: Path, controller: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
     case = Case(tmp_path, "http://127.0.0.1:9/x")
     case.push._tell()
     other = Case(tmp_path, controller.url)
@@ -115,7 +154,9 @@ def test_too_many_metrics_are_cut_off_and_none_of_ours(case: Case) -> None:
     assert len(said) == 256 and (said["state"], said["current_step"]) == ("running", "10")
 
 
-def test_over_tls_only_the_authority_that_the_pod_was_given_is_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_over_tls_only_the_authority_that_the_pod_was_given_is_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     authority = certificates.authority()
     for name, pem in {"ca": authority.certificate, "other": certificates.authority().certificate}.items():
         (tmp_path / name).write_bytes(pem)

@@ -59,10 +59,12 @@ def at_the_instant(one: Agreement, dead: set[int]) -> Decision:
     """Of a DDP run: everybody holds everything."""
     holdings = {0: [tuple(range(one.size))]}
     position = Position(one.rank, 5, entered=5)
-    return one.agree("instant", position, lambda found: election.instant(found, one.size, holdings), far(), lambda: dead)
+    return one.agree(
+        "instant", position, lambda found: election.instant(found, one.size, holdings), far(), lambda: dead
+    )
 
 
-# ---- decisions -------------------------------------------------------------------------------------------------------------------
+# ---- decisions ---------------------------------------------------------------------------------------------
 
 
 def test_all_ranks_obey_one_decision(store: memory.MemoryStore) -> None:
@@ -122,7 +124,9 @@ def test_a_dead_rank_does_not_hide_a_living_one_that_is_missing(store: memory.Me
         looked.wait(60)
         return members[2].agree("boundary", Position(2, 6), boundary(3), far())
 
-    first, second = at_once(lambda: members[0].agree("boundary", Position(0, 5), boundary(3), far(), dead), last)
+    first, second = at_once(
+        lambda: members[0].agree("boundary", Position(0, 5), boundary(3), far(), dead), last
+    )
     assert first == second
     assert 2 not in first.missing
 
@@ -149,7 +153,10 @@ def test_a_decision_that_fails_is_an_abort_for_all(store: memory.MemoryStore) ->
     members = everybody(store, 2)
     decisions = each(members, lambda one: one.agree("boundary", Position(one.rank, 5), fail, far()))
     assert decisions[0] == decisions[1]
-    assert (decisions[0].kind, decisions[0].because) == ("abort", "could not make a decision: ZeroDivisionError: odd")
+    assert (decisions[0].kind, decisions[0].because) == (
+        "abort",
+        "could not make a decision: ZeroDivisionError: odd",
+    )
 
 
 def test_a_rank_that_loses_the_store_is_alone(store: memory.MemoryStore) -> None:
@@ -166,9 +173,17 @@ def test_a_rank_that_loses_the_store_is_alone(store: memory.MemoryStore) -> None
         waiting.wait(60)
         store.lose()
 
-    decision, _ = at_once(lambda: agreement.agree("boundary", Position(1, 5, entered=4), boundary(3), far()), lose)
+    decision, _ = at_once(
+        lambda: agreement.agree("boundary", Position(1, 5, entered=4), boundary(3), far()), lose
+    )
     assert decision is not None
-    assert (decision.kind, decision.step, decision.entered, decision.writers, decision.missing) == ("alone", 5, 4, (1,), (0, 2))
+    assert (decision.kind, decision.step, decision.entered, decision.writers, decision.missing) == (
+        "alone",
+        5,
+        4,
+        (1,),
+        (0, 2),
+    )
     assert "the store is lost" in decision.because
 
 
@@ -186,7 +201,7 @@ def test_incarnations_do_not_see_each_other(store: memory.MemoryStore) -> None:
     assert agreed(other, [9, 9])[0].step == 10
 
 
-# ---- news ------------------------------------------------------------------------------------------------------------------------
+# ---- news --------------------------------------------------------------------------------------------------
 
 
 def test_the_first_announcement_counts_and_everybody_hears_it(store: memory.MemoryStore) -> None:
@@ -242,7 +257,7 @@ def test_a_closed_connection_ends_a_listener_but_not_its_clone(store: memory.Mem
     assert other.heard(0) is None
 
 
-# ---- votes -----------------------------------------------------------------------------------------------------------------------
+# ---- votes -------------------------------------------------------------------------------------------------
 
 
 def test_a_vote_is_carried_by_everybody(store: memory.MemoryStore) -> None:
@@ -284,14 +299,22 @@ def test_the_result_of_a_vote_does_not_grow_with_the_ranks(store: memory.MemoryS
 def test_a_decision_of_any_content_is_made_once_from_what_all_have_said(store: memory.MemoryStore) -> None:
     members = everybody(store, 3)
     found = each(
-        members, lambda one: one.settle("step", {"step": one.rank}, lambda said: {"step": max(w["step"] for w in said.values())}, far())
+        members,
+        lambda one: one.settle(
+            "step", {"step": one.rank}, lambda said: {"step": max(w["step"] for w in said.values())}, far()
+        ),
     )
     assert found == [{"step": 2}] * 3
 
 
 def test_a_rank_that_is_dead_has_no_say_in_a_decision(store: memory.MemoryStore) -> None:
     members = everybody(store, 3)[:2]
-    found = each(members, lambda one: one.settle("who", {"rank": one.rank}, lambda said: {"ranks": sorted(said)}, far(), lambda: {2}))
+    found = each(
+        members,
+        lambda one: one.settle(
+            "who", {"rank": one.rank}, lambda said: {"ranks": sorted(said)}, far(), lambda: {2}
+        ),
+    )
     assert found == [{"ranks": [0, 1]}] * 2
 
 

@@ -21,12 +21,17 @@ def after(*entered: int) -> dict[int, Position]:
     return ranks(*(Position(rank, count, entered=count) for rank, count in enumerate(entered)))
 
 
-# ---- the boundary ----------------------------------------------------------------------------------------------------------------
+# ---- the boundary ------------------------------------------------------------------------------------------
 
 
 def test_the_boundary_is_the_first_that_nobody_has_passed() -> None:
     decision = election.boundary(ranks(Position(0, 7), Position(1, 6), Position(2, 7, parked=True)), 3)
-    assert (decision.kind, decision.step, decision.writers, decision.missing) == ("boundary", 8, (0, 1, 2), ())
+    assert (decision.kind, decision.step, decision.writers, decision.missing) == (
+        "boundary",
+        8,
+        (0, 1, 2),
+        (),
+    )
     assert decision.because == "no rank is past it, 3 of 3 ranks are on their way"
 
 
@@ -75,17 +80,24 @@ def test_no_boundary_is_agreed_on_without_every_rank() -> None:
 
 @pytest.mark.parametrize("how", [{"clean": False}, {"stopped": True}])
 def test_no_boundary_is_agreed_on_with_a_rank_that_cannot_reach_it(how: dict[str, bool]) -> None:
-    decision = election.boundary(ranks(Position(0, 7), Position(1, 7, because="ValueError: bad batch", **how)), 2)
+    decision = election.boundary(
+        ranks(Position(0, 7), Position(1, 7, because="ValueError: bad batch", **how)), 2
+    )
     assert decision.kind == "nothing"
     assert decision.because == "rank 1 cannot continue: ValueError: bad batch"
 
 
-# ---- the instant -----------------------------------------------------------------------------------------------------------------
+# ---- the instant -------------------------------------------------------------------------------------------
 
 
 def test_the_instant_is_the_last_optimizer_step_that_any_rank_completed() -> None:
     decision = election.instant(after(5, 5, 4, 5), 4, DDP)
-    assert (decision.kind, decision.entered, decision.step, decision.writers) == ("instant", 5, 5, (0, 1, 2, 3))
+    assert (decision.kind, decision.entered, decision.step, decision.writers) == (
+        "instant",
+        5,
+        5,
+        (0, 1, 2, 3),
+    )
     assert "rank 2 is finishing it" in decision.because
 
 
@@ -109,7 +121,9 @@ def test_a_run_without_optimizer_hooks_goes_by_its_steps() -> None:
 
 
 def test_what_is_committed_is_not_saved_again_whoever_knows_of_it() -> None:
-    decision = election.instant(ranks(Position(0, 7, entered=7), Position(1, 7, entered=7, kept=True)), 2, {0: [(0, 1)]})
+    decision = election.instant(
+        ranks(Position(0, 7, entered=7), Position(1, 7, entered=7, kept=True)), 2, {0: [(0, 1)]}
+    )
     assert (decision.kind, decision.step, decision.kept) == ("instant", 7, True)
     assert "was begun before" in decision.because
     alone = election.instant(ranks(Position(1, 7, entered=7, kept=True)), 2, {0: [(0, 1)]})
@@ -120,7 +134,8 @@ def test_a_checkpoint_that_all_ranks_are_writing_is_not_begun_a_second_time() ->
     both = ranks(Position(0, 7, entered=7, keeping=True), Position(1, 7, entered=7, keeping=True))
     assert election.instant(both, 2, {0: [(0, 1)]}).kept
     assert not election.instant(both | ranks(Position(1, 7, entered=7)), 2, {0: [(0, 1)]}).kept
-    assert not election.instant(ranks(both[0]), 2, {0: [(0, 1)]}).kept  # it needs the part of a rank that is lost
+    # it needs the part of a rank that is lost
+    assert not election.instant(ranks(both[0]), 2, {0: [(0, 1)]}).kept
 
 
 def test_a_committed_step_is_not_what_is_saved_where_a_rank_has_stepped_since() -> None:
@@ -132,8 +147,16 @@ def test_with_a_rank_lost_nobody_is_let_through() -> None:
     positions = after(5, 4, 5, 5)
     del positions[3]
     decision = election.instant(positions, 4, DDP)
-    assert (decision.kind, decision.entered, decision.writers, decision.missing) == ("survivors", 5, (0, 2), (1, 3))
-    assert decision.because == "ranks 0 and 2 hold all of step 5; rank 3 did not answer; rank 1 is at an older one"
+    assert (decision.kind, decision.entered, decision.writers, decision.missing) == (
+        "survivors",
+        5,
+        (0, 2),
+        (1, 3),
+    )
+    assert (
+        decision.because
+        == "ranks 0 and 2 hold all of step 5; rank 3 did not answer; rank 1 is at an older one"
+    )
 
 
 def test_a_rank_behind_whose_training_failed_is_left_behind() -> None:
@@ -150,27 +173,43 @@ def test_a_failed_rank_that_is_not_behind_saves_with_the_others() -> None:
     assert (decision.kind, decision.entered, decision.writers) == ("instant", 5, (0, 1, 2, 3))
 
 
-# ---- survivors -------------------------------------------------------------------------------------------------------------------
+# ---- survivors ---------------------------------------------------------------------------------------------
 
 
 def test_one_survivor_of_ddp_is_enough() -> None:
     decision = election.survivors(ranks(Position(2, 9, entered=9)), 4, DDP)
-    assert (decision.kind, decision.step, decision.writers, decision.missing) == ("survivors", 9, (2,), (0, 1, 3))
+    assert (decision.kind, decision.step, decision.writers, decision.missing) == (
+        "survivors",
+        9,
+        (2,),
+        (0, 1, 3),
+    )
 
 
 def test_a_rank_inside_an_optimizer_step_is_never_a_source() -> None:
     positions = after(9, 9, 9, 9)
     positions[0] = Position(0, 9, entered=10, clean=False, because="SIGTERM in step()")
     decision = election.survivors(positions, 4, DDP)
-    assert (decision.kind, decision.entered, decision.writers, decision.missing) == ("survivors", 9, (1, 2, 3), (0,))
+    assert (decision.kind, decision.entered, decision.writers, decision.missing) == (
+        "survivors",
+        9,
+        (1, 2, 3),
+        (0,),
+    )
     assert "rank 0 failed inside an optimizer step" in decision.because
 
 
 def test_nothing_is_saved_when_everybody_is_torn_or_gone() -> None:
     decision = election.survivors(ranks(Position(1, 9, clean=False, because="killed in step()")), 2, DDP)
     assert decision.kind == "abort"
-    assert decision.because == "no rank holds a whole state: rank 1 failed inside an optimizer step (killed in step())"
-    assert election.survivors({}, 2, DDP).because == "no rank holds a whole state: no rank has reported its position"
+    assert (
+        decision.because
+        == "no rank holds a whole state: rank 1 failed inside an optimizer step (killed in step())"
+    )
+    assert (
+        election.survivors({}, 2, DDP).because
+        == "no rank holds a whole state: no rank has reported its position"
+    )
 
 
 def test_one_replica_of_every_shard_is_enough_in_hsdp() -> None:
@@ -194,14 +233,21 @@ def test_all_replicas_of_a_shard_may_be_lost_together() -> None:
     del positions[0], positions[2]
     decision = election.survivors(positions, 4, HSDP)
     assert decision.kind == "abort"
-    assert decision.because.startswith("ranks 0 and 2 held the only copies of a shard, and all of them are lost")
+    assert decision.because.startswith(
+        "ranks 0 and 2 held the only copies of a shard, and all of them are lost"
+    )
 
 
 def test_an_older_step_is_saved_where_the_newest_is_not_held_in_full() -> None:
     positions = after(10, 9, 9, 9)
     del positions[3]
     decision = election.survivors(positions, 4, HSDP)
-    assert (decision.kind, decision.entered, decision.writers, decision.missing) == ("survivors", 9, (1, 2), (0, 3))
+    assert (decision.kind, decision.entered, decision.writers, decision.missing) == (
+        "survivors",
+        9,
+        (1, 2),
+        (0, 3),
+    )
 
 
 def test_shards_at_different_steps_make_no_checkpoint() -> None:
@@ -209,7 +255,9 @@ def test_shards_at_different_steps_make_no_checkpoint() -> None:
     del positions[2], positions[3]
     decision = election.survivors(positions, 4, HSDP)
     assert decision.kind == "abort"
-    assert decision.because.startswith("at step 10 a shard is missing that only rank 1 still holds, at step 9")
+    assert decision.because.startswith(
+        "at step 10 a shard is missing that only rank 1 still holds, at step 9"
+    )
 
 
 def test_ranks_that_share_nothing_are_saved_by_whoever_is_furthest() -> None:
@@ -217,7 +265,7 @@ def test_ranks_that_share_nothing_are_saved_by_whoever_is_furthest() -> None:
     assert (decision.kind, decision.writers, decision.missing) == ("survivors", (1,), (0, 2))
 
 
-# ---- on the wire -----------------------------------------------------------------------------------------------------------------
+# ---- on the wire -------------------------------------------------------------------------------------------
 
 
 def test_a_position_comes_back_from_its_bytes() -> None:
@@ -227,9 +275,17 @@ def test_a_position_comes_back_from_its_bytes() -> None:
 
 
 NO_POSITIONS = [
-    None, b"", b"\xff", b"[]", b"{}", b"[" * 9999,
-    b'{"rank": 1}', b'{"rank": "1", "step": 2}', b'{"rank": 1, "step": true}', b'{"rank": 1, "step": 2, "x": 3}',
-]  # fmt: skip
+    None,
+    b"",
+    b"\xff",
+    b"[]",
+    b"{}",
+    b"[" * 9999,
+    b'{"rank": 1}',
+    b'{"rank": "1", "step": 2}',
+    b'{"rank": 1, "step": true}',
+    b'{"rank": 1, "step": 2, "x": 3}',
+]
 
 
 @pytest.mark.parametrize("garbage", NO_POSITIONS)
@@ -247,7 +303,13 @@ def test_the_size_of_a_decision_does_not_grow_with_the_ranks() -> None:
     assert len(many) < len(few) + 10
 
 
-NO_DECISIONS = [b"", b"7", b'{"kind": "boundary"}', b'{"kind":"odd","writers":[],"missing":[]}', Decision("alone").to_bytes()]
+NO_DECISIONS = [
+    b"",
+    b"7",
+    b'{"kind": "boundary"}',
+    b'{"kind":"odd","writers":[],"missing":[]}',
+    Decision("alone").to_bytes(),
+]
 
 
 @pytest.mark.parametrize("garbage", NO_DECISIONS)
@@ -263,11 +325,13 @@ def test_many_ranks_are_named_in_few_words() -> None:
 
 
 def test_e6_the_step_of_a_decision_is_the_same_for_all_ranks_at_the_end_of_an_epoch() -> None:
-    """E6: a rank that has come to the end of the epoch counts one boundary more than one that has not; both are told of step 6."""
+    """E6: a rank that has come to the end of the epoch counts one boundary more than one that has not; both
+    are told of step 6."""
     positions = {0: Position(0, 7, parked=True, epochs=1), 1: Position(1, 6, parked=False, epochs=0)}
     decision = Decision.from_bytes(election.boundary(positions, 2).to_bytes())
     assert decision.step == 7 and decision.shown == 6
     assert decision.described() == "all save step 6" and "no rank is past step 6" in decision.because
-    underway = {rank: Position(rank, 6, parked=False, epochs=0) for rank in (0, 1)}  # the next boundary may be the epoch's end
+    # the next boundary may be the epoch's end
+    underway = {rank: Position(rank, 6, parked=False, epochs=0) for rank in (0, 1)}
     decision = election.boundary(underway, 2)
     assert decision.step == 7 and decision.described() == "all save at the boundary after step 6"

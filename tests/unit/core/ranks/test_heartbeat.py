@@ -11,14 +11,24 @@ import pytest
 from lastcall import clock, errors, testing
 from lastcall.core.process import registry
 from lastcall.core.process.identity import Process
-from lastcall.core.ranks.heartbeat import Beat, Diagnosis, Heartbeat, HeartbeatThread, Monitor, Peers, Progress, judge
+from lastcall.core.ranks.heartbeat import (
+    Beat,
+    Diagnosis,
+    Heartbeat,
+    HeartbeatThread,
+    Monitor,
+    Peers,
+    Progress,
+    judge,
+)
 from lastcall.core.store import memory
 
 HERE = "this host"
 
 
 class Ranks:
-    """Ranks that are watched by hand: every look is three seconds after the one before, every living rank beats in between."""
+    """Ranks that are watched by hand: every look is three seconds after the one before, every living rank
+    beats in between."""
 
     def __init__(self, size: int, hang_seconds: float = 30.0) -> None:
         self.progress = Progress(size, hang_seconds)
@@ -49,7 +59,7 @@ class Ranks:
         raise AssertionError(f"nothing was found in {most} looks")
 
 
-# ---- what is found ---------------------------------------------------------------------------------------------------------------
+# ---- what is found -----------------------------------------------------------------------------------------
 
 
 def test_nothing_is_found_while_all_make_progress() -> None:
@@ -115,7 +125,7 @@ def test_a_rank_that_finished_may_be_silent_or_gone() -> None:
         assert ranks.look(frozen=(1,), step=ranks.beats[0].step + 1) is None
 
 
-# ---- what is no hang -------------------------------------------------------------------------------------------------------------
+# ---- what is no hang ---------------------------------------------------------------------------------------
 
 
 def test_a_first_step_may_take_minutes() -> None:
@@ -204,7 +214,7 @@ def test_a_watch_that_was_frozen_itself_begins_anew() -> None:
     ranks.train()
 
 
-# ---- pulses through a store ------------------------------------------------------------------------------------------------------
+# ---- pulses through a store --------------------------------------------------------------------------------
 
 
 def test_a_watch_reads_the_pulses_of_all_ranks() -> None:
@@ -239,7 +249,9 @@ def test_a_pulse_without_a_store_is_silent() -> None:
         Monitor(store, 0, 1, clock.Clock()).look()
 
 
-@pytest.mark.parametrize("garbage", [None, b"", b"{}", b"7", b'{"beat": "1"}', b'{"beat": 1, "odd": 2}', b'{"beat": 1, "busy": 3}'])
+@pytest.mark.parametrize(
+    "garbage", [None, b"", b"{}", b"7", b'{"beat": "1"}', b'{"beat": 1, "odd": 2}', b'{"beat": 1, "busy": 3}']
+)
 def test_what_is_no_beat_is_silence(garbage: bytes | None) -> None:
     assert Beat.from_bytes(garbage) is None
 
@@ -263,7 +275,9 @@ def test_a_heart_beats_until_it_is_closed() -> None:
 def test_a_finding_is_told_once_until_it_changes() -> None:
     store, found = memory.MemoryStore(), list[Diagnosis]()
     pulses = [Heartbeat(store, rank) for rank in range(2)]
-    heart = HeartbeatThread(pulses[0], Monitor(store.clone(), 0, 2, testing.FakeClock()), lambda: (0, ""), found.append)
+    heart = HeartbeatThread(
+        pulses[0], Monitor(store.clone(), 0, 2, testing.FakeClock()), lambda: (0, ""), found.append
+    )
     pulses[1].fail("first")
     heart.look()
     heart.look()
@@ -275,7 +289,12 @@ def test_a_finding_is_told_once_until_it_changes() -> None:
 
 def test_a_heart_whose_store_is_lost_goes_on_without_a_watch(caplog: pytest.LogCaptureFixture) -> None:
     store = memory.MemoryStore()
-    heart = HeartbeatThread(Heartbeat(store, 0), Monitor(store.clone(), 0, 2, clock.Clock()), lambda: (0, ""), lambda finding: None)
+    heart = HeartbeatThread(
+        Heartbeat(store, 0),
+        Monitor(store.clone(), 0, 2, clock.Clock()),
+        lambda: (0, ""),
+        lambda finding: None,
+    )
     store.lose()
     heart.look()
     assert "no longer monitored" in caplog.text
@@ -283,7 +302,7 @@ def test_a_heart_whose_store_is_lost_goes_on_without_a_watch(caplog: pytest.LogC
     heart.close()
 
 
-# ---- peers of one host -----------------------------------------------------------------------------------------------------------
+# ---- peers of one host -------------------------------------------------------------------------------------
 
 
 def child() -> subprocess.Popen[bytes]:

@@ -15,7 +15,9 @@ def replicated(name: str, shape: tuple[int, ...], holders: tuple[int, ...] = (0,
     nbytes = 1
     for size in shape:
         nbytes *= size
-    return TensorEntry(name, "U8", shape, block(noise(nbytes, name)), Share(shape, (0,) * len(shape), holders))
+    return TensorEntry(
+        name, "U8", shape, block(noise(nbytes, name)), Share(shape, (0,) * len(shape), holders)
+    )
 
 
 def own(name: str, nbytes: int = 10) -> TensorEntry:
@@ -27,7 +29,10 @@ def entries(groups: tuple[Group, ...]) -> list[TensorEntry]:
 
 
 def sizes(groups: tuple[Group, ...], writers: tuple[int, ...]) -> list[int]:
-    return [sum(entry.source.nbytes for entry in entries(partition.portion(groups, rank, writers))) for rank in writers]
+    return [
+        sum(entry.source.nbytes for entry in entries(partition.portion(groups, rank, writers)))
+        for rank in writers
+    ]
 
 
 def read(source: object) -> bytes:
@@ -42,7 +47,10 @@ def test_a_rank_writes_what_is_its_own_and_nobody_else_does() -> None:
 
 
 def test_replicated_bytes_are_split_evenly_over_the_writers() -> None:
-    groups = (Group("model", tuple(replicated(f"w{n}", (100, 7)) for n in range(5))), Group("optimizer", (replicated("m", (300, 10)),)))
+    groups = (
+        Group("model", tuple(replicated(f"w{n}", (100, 7)) for n in range(5))),
+        Group("optimizer", (replicated("m", (300, 10)),)),
+    )
     assert sizes(groups, (0, 1, 2, 3)) == pytest.approx([1625] * 4, abs=10)
     assert sizes(groups, (1, 3)) == pytest.approx([3250] * 2, abs=10)
     assert sizes(groups, (2,)) == [6500]
@@ -67,7 +75,9 @@ def test_host_memory_stays_host_memory_that_is_written_from_where_it_lies() -> N
 
 
 def test_memory_of_another_kind_is_read_row_by_row_through_its_own_source() -> None:
-    whole = TensorEntry("w", "U8", (8, 4), memory.BytesSource(bytes(range(32))), Share((8, 4), (0, 0), (0, 1)))
+    whole = TensorEntry(
+        "w", "U8", (8, 4), memory.BytesSource(bytes(range(32))), Share((8, 4), (0, 0), (0, 1))
+    )
     (piece,) = entries(partition.portion((Group("model", (whole,)),), 1, (0, 1)))
     data = ctypes.create_string_buffer(3)
     piece.source.read_into(ctypes.addressof(data), 5, 3)
@@ -98,7 +108,12 @@ def test_a_shard_is_cut_within_its_place() -> None:
 
 def test_large_tensors_are_cut_on_pages() -> None:
     groups = (Group("model", (replicated("w", (3_000_001,)),)),)
-    cuts = [entry.share.offset[0] for rank in range(4) for entry in entries(partition.portion(groups, rank, range(4))) if entry.share]
+    cuts = [
+        entry.share.offset[0]
+        for rank in range(4)
+        for entry in entries(partition.portion(groups, rank, range(4)))
+        if entry.share
+    ]
     assert len(cuts) == 4
     assert all(cut % memory.ALIGNMENT == 0 for cut in cuts)
 
@@ -122,7 +137,10 @@ def test_a_tensor_without_elements_is_written_once() -> None:
 
 
 def test_who_does_not_write_keeps_what_is_its_own() -> None:
-    groups = (Group("model", (replicated("w", (8, 4)), own("bn"))), Group("optimizer", (replicated("m", (8, 4)),)))
+    groups = (
+        Group("model", (replicated("w", (8, 4)), own("bn"))),
+        Group("optimizer", (replicated("m", (8, 4)),)),
+    )
     (group,) = partition.portion(groups, 3, (0, 1))
     assert [entry.name for entry in group.entries] == ["bn"]
 

@@ -50,7 +50,11 @@ def test_a_notice_of_one_rank_comes_to_all_others_with_its_deadline(run: Company
     for rank in (0, 2):
         heard = ears.next(rank)
         assert (heard.source, heard.reason, heard.signum) == ("rank 1", "SIGTERM", signal.SIGTERM)
-        assert heard.deadline is not None and told.deadline is not None and abs(heard.deadline - told.deadline) < 5.0
+        assert (
+            heard.deadline is not None
+            and told.deadline is not None
+            and abs(heard.deadline - told.deadline) < 5.0
+        )
     assert ears.heard[1].empty()
 
 
@@ -97,7 +101,10 @@ def test_what_the_watch_finds_becomes_a_notice(run: Company, caplog: pytest.LogC
     assert ears.heard[0].empty() and "rank 1 sent no heartbeat" in caplog.text
     ranks._found(Diagnosis("dead", (1,), "rank 1 is gone"))
     ranks._found(Diagnosis("frozen", (2,), "rank 2 hangs"))
-    assert [(ears.next(0).source, reason) for reason in ("gone", "hangs")] == [(LOST, "gone"), (HANG, "hangs")]
+    assert [(ears.next(0).source, reason) for reason in ("gone", "hangs")] == [
+        (LOST, "gone"),
+        (HANG, "hangs"),
+    ]
     ranks.close()
     ranks._found(Diagnosis("dead", (1,), "rank 1 is gone"))
     assert ears.heard[0].empty()
@@ -119,7 +126,9 @@ def test_nothing_registered_is_nothing_held(run: Company) -> None:
     assert run.members[0].ranks.holdings() == {0: [], 1: [], 2: []}
 
 
-def test_words_of_a_save_are_heard_and_a_lost_store_is_silence(run: Company, caplog: pytest.LogCaptureFixture) -> None:
+def test_words_of_a_save_are_heard_and_a_lost_store_is_silence(
+    run: Company, caplog: pytest.LogCaptureFixture
+) -> None:
     one, two = run.members[0].ranks, run.members[1].ranks
     assert two.hear("outcome", 0.0) is None
     one.tell("outcome", {"path": "checkpoint-1"})

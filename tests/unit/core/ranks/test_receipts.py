@@ -50,7 +50,16 @@ def test_a_receipt_appears_whole_or_not_at_all(tmp_path: Path, operation: str) -
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b'{"part": {}}', b'{"part": {}, "digest": 1}', b'{"part": null, "digest": ""}', b"\xff"]
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"part": {}}',
+        b'{"part": {}, "digest": 1}',
+        b'{"part": null, "digest": ""}',
+        b"\xff",
+    ],
 )
 def test_what_is_no_receipt_is_an_error(tmp_path: Path, text: bytes) -> None:
     (tmp_path / filenames.part(3)).write_bytes(text)

@@ -19,12 +19,17 @@ from lastcall.types import Capture, Extent, File, FileLayout, Kind
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Entry]:
     monkeypatch.setattr(writer, "CHUNK", 4096)
     data = {"some.json": b'{"a": 1}', "sub/long.txt": b"0123456789" * 1000, "empty": b""}
-    files = tuple(File(FileLayout(name, len(d), (Extent(0, memory.BytesSource(d)),) if d else ())) for name, d in data.items())
+    files = tuple(
+        File(FileLayout(name, len(d), (Extent(0, memory.BytesSource(d)),) if d else ()))
+        for name, d in data.items()
+    )
     with World(tmp_path / "run") as world:
         yield world.saver.save(Capture(1, {}, (), files=files), saver.Request(Kind.JIT, "test"))
 
 
-@pytest.mark.parametrize(("name", "data"), [("some.json", b'{"a": 1}'), ("sub/long.txt", b"0123456789" * 1000), ("empty", b"")])
+@pytest.mark.parametrize(
+    ("name", "data"), [("some.json", b'{"a": 1}'), ("sub/long.txt", b"0123456789" * 1000), ("empty", b"")]
+)
 def test_a_small_file_comes_back_as_it_was(entry: Entry, name: str, data: bytes) -> None:
     assert contents.small_file(entry, name) == data
 

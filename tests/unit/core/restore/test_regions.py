@@ -49,7 +49,9 @@ BOXES = [
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
 @pytest.mark.parametrize(("stored", "region"), list(itertools.product(BOXES, BOXES)))
-def test_the_bytes_of_a_region_arrive_however_they_are_cut(stored: regions.Box, region: regions.Box, piece: int) -> None:
+def test_the_bytes_of_a_region_arrive_however_they_are_cut(
+    stored: regions.Box, region: regions.Box, piece: int
+) -> None:
     scatter(stored, region, 4, piece)
 
 
@@ -112,7 +114,9 @@ def test_several_targets_get_the_same_bytes() -> None:
     assert content(one) == content(other) == b"\0ab\0"
 
 
-@pytest.mark.parametrize(("run", "step", "stride"), [(8, 24, 40), (1, 3, 5), (6, 10, 8), (4, 4, 12), (1000, 1024, 2000), (7, 7, 7)])
+@pytest.mark.parametrize(
+    ("run", "step", "stride"), [(8, 24, 40), (1, 3, 5), (6, 10, 8), (4, 4, 12), (1000, 1024, 2000), (7, 7, 7)]
+)
 def test_rows_of_bytes_are_copied_however_long_they_are(run: int, step: int, stride: int) -> None:
     count = 37
     source, live = block(noise(count * stride, 1)), block(bytes(count * step))

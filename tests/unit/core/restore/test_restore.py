@@ -73,7 +73,9 @@ def test_the_newest_is_restored_byte_for_byte(world: World) -> None:
     assert state.contents() == seen[3]
 
 
-def test_one_of_several_chunk_sized_files_is_restored_past_the_page_cache(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_chunk_sized_files_is_restored_past_the_page_cache(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(restore, "_cached", lambda fd, size: False)
     seen = history(world, 1)
     state = State()
@@ -97,7 +99,9 @@ def places(world: World) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_byte_damaged_anywhere_sends_the_run_to_the_older_one(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_byte_damaged_anywhere_sends_the_run_to_the_older_one(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     seen = history(world, 1, 2, frozen=())  # files that both share would be damaged in both
     newest = world.catalog.root / "checkpoint-2"
     for name, position in places(world):
@@ -117,7 +121,9 @@ def test_a_byte_damaged_anywhere_sends_the_run_to_the_older_one(world: World, ca
     assert state.contents() == seen[2]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "base.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "state.json", "base.safetensors"]
+)
 def test_the_only_one_damaged_is_a_fresh_start_with_the_live_state_untouched(world: World, name: str) -> None:
     history(world, 1)
     flip(world.catalog.root / "checkpoint-1" / name, -1)
@@ -172,7 +178,11 @@ def test_a_checkpoint_that_does_not_fit_is_no_damage(world: World) -> None:
     with pytest.raises(errors.MismatchError):
         world.restore(state)
     assert state.contents() == before
-    assert {path.name for path in world.catalog.root.iterdir()} == {".lastcall", "checkpoint-1", "checkpoint-2"}
+    assert {path.name for path in world.catalog.root.iterdir()} == {
+        ".lastcall",
+        "checkpoint-1",
+        "checkpoint-2",
+    }
 
 
 def make_partial(folder: Path) -> None:
@@ -222,7 +232,7 @@ def test_a_partial_one_does_not_serve_a_state_that_is_spoiled(world: World) -> N
     assert (world.catalog.root / "checkpoint-1").is_dir()
 
 
-# ---- hostile files: the digests are right, the intentions are not -----------------------------------------------------------
+# ---- hostile files: the digests are right, the intentions are not ------------------------------------------
 
 
 def refused(world: World, harm: Callable[[Path], None]) -> str:
@@ -312,7 +322,10 @@ def test_a_document_that_is_no_object_is_refused(world: World, text: bytes) -> N
 
 def test_a_record_without_a_document_is_refused(world: World) -> None:
     def harm(folder: Path) -> None:
-        rewrite(folder, files=tuple(file for file in records.read(folder).files if file.name != filenames.DOCUMENT))
+        rewrite(
+            folder,
+            files=tuple(file for file in records.read(folder).files if file.name != filenames.DOCUMENT),
+        )
 
     assert "names no state.json" in refused(world, harm)
 
@@ -345,7 +358,9 @@ def test_a_checkpoint_of_an_unknown_algorithm_is_set_aside(world: World) -> None
     assert "'crc32' cannot be checked here" in said
 
 
-def test_a_checkpoint_of_a_machine_without_xxhash_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_machine_without_xxhash_is_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blake = digest.named("blake2b-128")
     with monkeypatch.context() as patch:
         patch.setattr(digest, "of", blake)
@@ -361,7 +376,7 @@ def test_a_checkpoint_of_a_machine_without_xxhash_is_read(world: World, monkeypa
     assert state.contents() == seen[1]
 
 
-# ---- verify ---------------------------------------------------------------------------------------------------------------
+# ---- verify ------------------------------------------------------------------------------------------------
 
 
 def test_verify_reads_every_byte_and_changes_nothing(world: World) -> None:
@@ -383,6 +398,7 @@ def test_the_log_says_which_were_set_aside_and_why(world: World, caplog: pytest.
     assert world.restore(State()) is not None
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
-        "set checkpoint-3 aside as checkpoint-3.damaged-0: model.safetensors cannot be opened: No such file or directory"
+        "set checkpoint-3 aside as checkpoint-3.damaged-0: model.safetensors cannot be opened: No such file "
+        "or directory"
     )
     assert lines[1].startswith("set checkpoint-2 aside as checkpoint-2.damaged-0: state.json has 0 bytes")

@@ -31,8 +31,12 @@ def test_measurements_are_averaged_and_the_latest_weighs_most(clock: testing.Fak
     assert known.bandwidth == pytest.approx(625e6)
 
 
-@pytest.mark.parametrize(("nbytes", "seconds"), [(16 * 1024 * 1024 - 1, 1.0), (100 * MB, 0.0), (100 * MB, -1.0), (0, 1.0)])
-def test_what_says_nothing_about_bandwidth_is_not_learned_from(clock: testing.FakeClock, nbytes: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "seconds"), [(16 * 1024 * 1024 - 1, 1.0), (100 * MB, 0.0), (100 * MB, -1.0), (0, 1.0)]
+)
+def test_what_says_nothing_about_bandwidth_is_not_learned_from(
+    clock: testing.FakeClock, nbytes: int, seconds: float
+) -> None:
     known = budget.Budget(clock)
     known.observe(nbytes, seconds)
     assert not known.measured

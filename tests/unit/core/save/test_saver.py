@@ -31,7 +31,7 @@ def inode(folder: Path, name: str) -> int:
     return (folder / name).stat().st_ino
 
 
-# ---- what a commit is -----------------------------------------------------------------------------------------------------
+# ---- what a commit is --------------------------------------------------------------------------------------
 
 
 def test_a_commit_is_a_folder_with_the_record_and_what_it_names(world: World, state: State) -> None:
@@ -41,9 +41,17 @@ def test_a_commit_is_a_folder_with_the_record_and_what_it_names(world: World, st
     named = {"state.json", "model.safetensors", "base.safetensors", "optimizer.safetensors"}
     assert set(os.listdir(entry.path)) == {records.NAME, *named}
     assert records.read(entry.path) == entry.record
-    assert {file.name: file.size for file in entry.record.files} == {n: (entry.path / n).stat().st_size for n in named}
+    assert {file.name: file.size for file in entry.record.files} == {
+        n: (entry.path / n).stat().st_size for n in named
+    }
     record = entry.record
-    assert (record.step, record.kind, record.reason, record.exact, record.missing) == (7, Kind.JIT, "SIGTERM", True, ())
+    assert (record.step, record.kind, record.reason, record.exact, record.missing) == (
+        7,
+        Kind.JIT,
+        "SIGTERM",
+        True,
+        (),
+    )
     assert (record.run, record.incarnation, record.sequence, record.metrics) == ("r", 1, 1, {"loss": 0.5})
     assert record.written == record.size
     assert json.loads((entry.path / "state.json").read_bytes()) == {"value": {"lr": [0.1]}}
@@ -124,7 +132,7 @@ def test_the_sentinel_is_there_while_it_is_built_and_only_then(tmp_path: Path, s
     assert made[-2:] == [records.NAME, "checkpoint-1"]
 
 
-# ---- what has not changed -------------------------------------------------------------------------------------------------
+# ---- what has not changed ----------------------------------------------------------------------------------
 
 
 def test_a_frozen_file_that_has_not_changed_is_taken_over(world: World, state: State) -> None:
@@ -172,7 +180,9 @@ def test_a_file_that_was_the_same_twice_is_taken_over_the_third_time(world: Worl
     assert restored_inside(world) == state.contents()
 
 
-def test_a_frozen_file_that_changes_all_the_time_is_not_compared_each_time(world: World, state: State) -> None:
+def test_a_frozen_file_that_changes_all_the_time_is_not_compared_each_time(
+    world: World, state: State
+) -> None:
     for step in (1, 2, 3):
         state.change("base", step)
         world.save(state, step)
@@ -216,7 +226,9 @@ def test_when_the_previous_one_is_gone_everything_is_written(world: World, state
     assert restored_inside(world) == state.contents()
 
 
-def test_a_file_is_not_taken_over_from_what_has_come_in_the_place_of_the_previous_one(world: World, state: State) -> None:
+def test_a_file_is_not_taken_over_from_what_has_come_in_the_place_of_the_previous_one(
+    world: World, state: State
+) -> None:
     first = world.save(state, 1)
     with World(world.catalog.root.parent / "other") as other:
         strange = State(seed=2)
@@ -227,7 +239,9 @@ def test_a_file_is_not_taken_over_from_what_has_come_in_the_place_of_the_previou
     assert restored_inside(world) == state.contents()
 
 
-def test_what_was_found_unchanged_is_not_read_again_after_training_went_on(world: World, state: State) -> None:
+def test_what_was_found_unchanged_is_not_read_again_after_training_went_on(
+    world: World, state: State
+) -> None:
     first = world.save(state, 1)
     state.step(2)
     expected = state.contents()
@@ -265,7 +279,7 @@ def test_what_was_to_be_taken_over_and_is_gone_is_not_made_up(world: World, stat
     assert os.listdir(world.catalog.staging) == []
 
 
-# ---- deadlines ------------------------------------------------------------------------------------------------------------
+# ---- deadlines ---------------------------------------------------------------------------------------------
 
 
 class Ticking(testing.FakeClock):
@@ -293,7 +307,12 @@ def test_when_the_time_runs_out_the_most_wanted_files_are_committed(tmp_path: Pa
     assert not entry.record.exact
     assert not entry.record.complete
     assert entry.record.because == "there was no time to write optimizer.safetensors"
-    assert set(os.listdir(entry.path)) == {records.NAME, "state.json", "model.safetensors", "base.safetensors"}
+    assert set(os.listdir(entry.path)) == {
+        records.NAME,
+        "state.json",
+        "model.safetensors",
+        "base.safetensors",
+    }
     testing.assert_resumable(tmp_path / "run", 1, exact=False)
 
 
@@ -305,7 +324,9 @@ def test_without_the_weights_the_previous_checkpoint_stays(tmp_path: Path, state
         state.step(2)
         state.change("base", 2)
         clock._seconds = 1.0
-        with pytest.raises(errors.DeadlineError, match="while step 2 was written; the previous checkpoint stays"):
+        with pytest.raises(
+            errors.DeadlineError, match="while step 2 was written; the previous checkpoint stays"
+        ):
             world.save(state, 2, deadline=clock._now + 3)
         clock._seconds = 0.0
         assert os.listdir(world.catalog.staging) == []
@@ -341,7 +362,7 @@ def test_a_save_that_nobody_wants_any_more_is_not_committed_in_part(tmp_path: Pa
         assert world.catalog.entries() == []
 
 
-# ---- spare space ----------------------------------------------------------------------------------------------------------
+# ---- spare space -------------------------------------------------------------------------------------------
 
 
 def test_a_spare_becomes_the_new_file(world: World, state: State, tmp_path: Path) -> None:
@@ -398,7 +419,7 @@ def test_a_spare_of_the_wrong_size_leaves_no_trace(world: World, state: State, t
     restore.verify(entry, world.engine)
 
 
-# ---- the rest -------------------------------------------------------------------------------------------------------------
+# ---- the rest ----------------------------------------------------------------------------------------------
 
 
 def test_the_same_step_saved_again_replaces_the_first(world: World, state: State) -> None:

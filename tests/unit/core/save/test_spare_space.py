@@ -86,7 +86,9 @@ def test_each_spare_serves_one_file(
         assert prepare._missing([n * MB for n in sizes]) == [n * MB for n in missing]
 
 
-def test_the_fastest_way_of_writing_is_measured(folder: Path, probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_way_of_writing_is_measured(
+    folder: Path, probes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare, catalog, world = preparation(folder / "run")
     seen: list[int] = []
     monkeypatch.setattr(world.budget, "observe", lambda nbytes, seconds: seen.append(nbytes))
@@ -151,7 +153,9 @@ def test_a_failing_disk_is_warned_about_and_nothing_is_left(
         assert f"Could not prepare space for the next checkpoint: [Errno {code}]" in caplog.text
 
 
-def test_where_the_next_checkpoint_will_not_find_room_it_is_said_early(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_the_next_checkpoint_will_not_find_room_it_is_said_early(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Small(storage.Files):
         def free_bytes(self, path: Path) -> int:
             return 5 * MB
@@ -163,10 +167,15 @@ def test_where_the_next_checkpoint_will_not_find_room_it_is_said_early(tmp_path:
         assert not prepare.check([5 * MB - 128 * 1024 + 1])
         assert not prepare.run([4 * MB, 4 * MB])
         assert catalog.spares.sizes() == []
-    assert f"needs 8.4 MB in {tmp_path / 'run'}, but only 5.2 MB are free: it will fail unless you make room" in caplog.text
+    assert (
+        f"needs 8.4 MB in {tmp_path / 'run'}, but only 5.2 MB are free: it will fail unless you make room"
+        in caplog.text
+    )
 
 
-def test_a_small_state_that_fits_is_not_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_state_that_fits_is_not_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As full as a disk can be and still take it."""
     state = State(seed=1, sizes={"model": {"w": 100_000}, "optimizer": {"m": 100_000}}, frozen=())
     with mounted("tmpfs", "size=2m", tmp_path / "small") as disk:
@@ -194,7 +203,9 @@ def test_room_that_is_kept_ready_counts_as_room(tmp_path: Path) -> None:
         assert prepare.check([3 * MB])
 
 
-def test_on_a_full_disk_the_warning_comes_early_and_nothing_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_a_full_disk_the_warning_comes_early_and_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     state = State(seed=1, sizes={"model": {"w": 3 * MB}, "optimizer": {"m": 2 * MB}}, frozen=())
     with mounted("tmpfs", "size=8m", tmp_path / "small") as disk:
         prepare, catalog, world = preparation(disk / "run")
@@ -205,7 +216,11 @@ def test_on_a_full_disk_the_warning_comes_early_and_nothing_is_lost(tmp_path: Pa
             assert not prepare.run(world.saver.sizes(state.capture(1)))
             assert "The next checkpoint needs 5.3 MB" in caplog.text
             assert "it will fail unless you make room" in caplog.text
-            with pytest.raises(errors.NoSpaceError, match=r"checkpoint-1 is intact. It needs 5.\d MB, [\d.]+ MB are free"):
+            with pytest.raises(
+                errors.NoSpaceError,
+                match=r"checkpoint-1 is intact. It needs 5.\d MB, [\d.]+ "
+                r"MB are free",
+            ):
                 world.save(state, 2)
             assert os.listdir(catalog.staging) == []
         testing.assert_resumable(disk / "run", 1, exact=True)
@@ -216,9 +231,13 @@ def test_on_a_full_disk_the_warning_comes_early_and_nothing_is_lost(tmp_path: Pa
         assert found.contents() == first
 
 
-def test_spares_give_way_when_a_save_would_not_fit_otherwise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_spares_give_way_when_a_save_would_not_fit_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A disk that holds the checkpoint or the spares (of the wrong sizes), not both."""
-    state = State(seed=1, sizes={"model": {"w": 2 * MB}, "optimizer": {"m": 2 * MB}, "other": {"x": 2 * MB}}, frozen=())
+    state = State(
+        seed=1, sizes={"model": {"w": 2 * MB}, "optimizer": {"m": 2 * MB}, "other": {"x": 2 * MB}}, frozen=()
+    )
     with mounted("tmpfs", "size=8m", tmp_path / "small") as disk:
         with World(disk / "run") as world:
             (disk / "old").write_bytes(bytes(6 * MB))
@@ -231,7 +250,11 @@ def test_spares_give_way_when_a_save_would_not_fit_otherwise(tmp_path: Path, cap
 
 def test_a_method_names_the_flag_it_needs() -> None:
     flags = {method: method.flags for method in spare_space.Method}
-    assert flags == {spare_space.Method.DIRECT: 0, spare_space.Method.DONTCACHE: storage.RWF_DONTCACHE, spare_space.Method.BUFFERED: 0}
+    assert flags == {
+        spare_space.Method.DIRECT: 0,
+        spare_space.Method.DONTCACHE: storage.RWF_DONTCACHE,
+        spare_space.Method.BUFFERED: 0,
+    }
 
 
 def test_spares_are_whole_blocks_so_that_direct_writes_fit(tmp_path: Path) -> None:
@@ -246,14 +269,20 @@ class WithoutInodes(testing.FaultyFiles):
         return 0
 
 
-def test_h9_a_file_system_without_inodes_is_named_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with World(tmp_path / "run", WithoutInodes(testing.Fault("open", 1, errno.ENOSPC, lasting=True))) as world:
+def test_h9_a_file_system_without_inodes_is_named_as_such(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with World(
+        tmp_path / "run", WithoutInodes(testing.Fault("open", 1, errno.ENOSPC, lasting=True))
+    ) as world:
         assert spare_space.warn_if_short(world.catalog, 1) and "only 0 inodes left" in caplog.text
         with pytest.raises(errors.NoSpaceError, match=r"The file system has no inodes left.*df -i"):
             world.save(State(), 1)
 
 
-def test_h9_a_file_system_without_a_limit_of_inodes_is_not_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h9_a_file_system_without_a_limit_of_inodes_is_not_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with World(tmp_path / "run") as world:
         monkeypatch.setattr(world.files, "free_inodes", lambda path: None)
         assert not spare_space.warn_if_short(world.catalog, 1)

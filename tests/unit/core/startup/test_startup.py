@@ -1,4 +1,5 @@
-"""What is known before the first step, of a fresh run and of one that is resumed, alone and together; and who never gets there."""
+"""What is known before the first step, of a fresh run and of one that is resumed, alone and together; and who
+never gets there."""
 
 from __future__ import annotations
 
@@ -37,13 +38,21 @@ class Start:
     """One incarnation, as far as to its first step."""
 
     def __init__(
-        self, root: Path, *, world: World | None = None, run: str = "", saves: dict[str, Any] | None = None, **jit: Any
+        self,
+        root: Path,
+        *,
+        world: World | None = None,
+        run: str = "",
+        saves: dict[str, Any] | None = None,
+        **jit: Any,
     ) -> None:
         self.subject = Plain() if world is None else Rank(world)
         config = JITCheckpointConfig(**{"threads": 1, **jit}, environ={})
         periodic = PeriodicCheckpointConfig(**(saves or {}), environ={})
         clock = FakeClock(NOW) if world is None else None
-        self.context = RunContext.create(root, self.subject, config, periodic, world=world, run=run, clock=clock)
+        self.context = RunContext.create(
+            root, self.subject, config, periodic, world=world, run=run, clock=clock
+        )
         self.events: list[tuple[str, dict[str, object]]] = []
         self.context.events.heard = lambda at, kind, facts: self.events.append((kind, dict(facts)))
         self.started: Started | None = None
@@ -88,19 +97,27 @@ def trained(root: Path, steps: int, kind: Kind = Kind.JIT, metrics: dict[str, fl
         solo.checkpointer.save(capture, kind, FINISHED if kind is Kind.FINAL else "SIGTERM")
 
 
-# ---- a fresh run -----------------------------------------------------------------------------------------------------------------
+# ---- a fresh run -------------------------------------------------------------------------------------------
 
 
-def test_a_fresh_run_starts_from_the_beginning(start: Callable[..., Start], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fresh_run_starts_from_the_beginning(
+    start: Callable[..., Start], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     begun = start()
     started = begun.run()
     assert (started.resumed, started.committed, started.best, started.mirror, started.together) == (None,) * 5
     assert started.incarnation == 1 and not started.had_finished and begun.subject.step == 0
-    assert json.loads((tmp_path / ".lastcall/run.json").read_text()) == {"run": started.run, "incarnations": 1}
+    assert json.loads((tmp_path / ".lastcall/run.json").read_text()) == {
+        "run": started.run,
+        "incarnations": 1,
+    }
     assert (started.saver.run, started.saver.incarnation, started.saver.last) == (started.run, 1, None)
     assert f"Starting from the beginning: {tmp_path} holds no checkpoint" in caplog.text
-    assert begun.events[-1] == ("start", {"incarnation": 1, "resumed": None, "seconds": 0.0, "periodic": False})
+    assert begun.events[-1] == (
+        "start",
+        {"incarnation": 1, "resumed": None, "seconds": 0.0, "periodic": False},
+    )
 
 
 def test_what_was_started_cannot_be_replaced(start: Callable[..., Start]) -> None:
@@ -110,7 +127,9 @@ def test_what_was_started_cannot_be_replaced(start: Callable[..., Start]) -> Non
             setattr(started, field.name, None)
 
 
-def test_a_started_run_holds_its_directory(start: Callable[..., Start], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_run_holds_its_directory(
+    start: Callable[..., Start], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start().run()
     second = start()
     with pytest.raises(errors.BusyError):
@@ -123,7 +142,7 @@ def test_a_run_is_called_as_its_adapter_says(start: Callable[..., Start]) -> Non
     assert begun.run().run == "bert-1" and begun.context.catalog.run == "bert-1"
 
 
-# ---- a resumed run -----------------------------------------------------------------------------------------------------------------
+# ---- a resumed run -----------------------------------------------------------------------------------------
 
 
 def test_a_resumed_run_has_the_state_and_the_identity_of_the_one_before(
@@ -142,7 +161,9 @@ def test_a_resumed_run_has_the_state_and_the_identity_of_the_one_before(
     assert begun.events[-1][1]["resumed"] == "checkpoint-4"
 
 
-def test_the_next_commit_is_newer_than_all_that_are_there(start: Callable[..., Start], tmp_path: Path) -> None:
+def test_the_next_commit_is_newer_than_all_that_are_there(
+    start: Callable[..., Start], tmp_path: Path
+) -> None:
     trained(tmp_path, 2)
     trained(tmp_path, 4)
     begun = start()
@@ -186,7 +207,9 @@ def test_without_a_monitored_metric_nothing_is_best(start: Callable[..., Start],
     assert start().run().best is None
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(start: Callable[..., Start], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    start: Callable[..., Start], tmp_path: Path
+) -> None:
     trained(tmp_path, 2)
     trained(tmp_path, 4)
     with (tmp_path / "checkpoint-4/model.safetensors").open("r+b") as file:
@@ -205,7 +228,7 @@ def test_a_lost_identity_is_no_reason_not_to_resume(start: Callable[..., Start],
     assert started.resumed is not None and started.incarnation == 2
 
 
-# ---- who never gets there ------------------------------------------------------------------------------------------------------------
+# ---- who never gets there ----------------------------------------------------------------------------------
 
 
 def one_that_leaves(root: Path) -> None:
@@ -229,7 +252,9 @@ def test_a_notice_before_the_first_step_loses_nothing_and_is_said_to_be_saved(
     assert not (tmp_path / ".lastcall/run.json").exists()  # it has not begun
 
 
-def test_one_that_leaves_is_waited_for_until_it_must_be_gone(start: Callable[..., Start], tmp_path: Path) -> None:
+def test_one_that_leaves_is_waited_for_until_it_must_be_gone(
+    start: Callable[..., Start], tmp_path: Path
+) -> None:
     one_that_leaves(tmp_path)
     begun = start()
     assert begun.run().incarnation == 1
@@ -237,7 +262,9 @@ def test_one_that_leaves_is_waited_for_until_it_must_be_gone(start: Callable[...
 
 
 @pytest.mark.parametrize("moment", ["_tidied", "_equip", "_identity", "_resumed"])
-def test_a_start_that_fails_lets_go_of_the_directory(start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_a_start_that_fails_lets_go_of_the_directory(
+    start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError(moment)
 
@@ -248,7 +275,7 @@ def test_a_start_that_fails_lets_go_of_the_directory(start: Callable[..., Start]
     assert start().run().resumed is None  # the next one finds it free
 
 
-# ---- together ------------------------------------------------------------------------------------------------------------------------
+# ---- together ----------------------------------------------------------------------------------------------
 
 
 def test_all_ranks_start_as_one_run_with_what_they_have_together(start: Callable[..., Start]) -> None:

@@ -78,7 +78,9 @@ def test_a_directory_that_nobody_uses_is_taken_at_once(cat: Locked, caplog: pyte
     assert clock.waited == 0.0 and not caplog.records
 
 
-def test_one_that_is_saving_is_waited_for_until_it_has_left_and_no_longer(cat: Locked, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_is_saving_is_waited_for_until_it_has_left_and_no_longer(
+    cat: Locked, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
     says(cat, FAR, 60.0)
@@ -86,7 +88,10 @@ def test_one_that_is_saving_is_waited_for_until_it_has_left_and_no_longer(cat: L
     assert opened(cat, clock) and cat.held
     assert 33.0 <= clock.waited < 34.0
     first, last = caplog.messages
-    assert first.startswith("Waiting for process ") and "was asked to stop (SIGTERM) and may still be saving: for at most 70 s" in first
+    assert (
+        first.startswith("Waiting for process ")
+        and "was asked to stop (SIGTERM) and may still be saving: for at most 70 s" in first
+    )
     assert last.startswith("The directory is free after 33.")
 
 
@@ -129,7 +134,9 @@ def test_a_lock_whose_owner_has_not_said_that_it_leaves_is_another_run(
     with pytest.raises(errors.BusyError, match="in use by process 12 on far"):
         opened(cat, clock)
     assert seconds <= clock.waited < seconds + 1.0 and not cat.held
-    assert f"Waiting for process 12 on far, which holds {cat.root}: for at most {seconds:.0f} s" in caplog.text
+    assert (
+        f"Waiting for process 12 on far, which holds {cat.root}: for at most {seconds:.0f} s" in caplog.text
+    )
 
 
 def test_a_lock_that_is_still_held_when_its_owner_should_be_dead_is_an_error(cat: Locked) -> None:
@@ -162,7 +169,9 @@ def test_nobody_waits_for_itself(cat: Locked) -> None:
     assert opened(cat, clock) and clock.waited == 0.0
 
 
-def test_what_was_written_longer_ago_than_it_could_live_is_not_waited_for(cat: Locked, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_written_longer_ago_than_it_could_live_is_not_waited_for(
+    cat: Locked, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = Clock()
     says(cat, FAR, 20.0)
     os.utime(cat.private / "leaving-0.json", (1e9, 1e9))

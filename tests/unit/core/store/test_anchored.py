@@ -21,13 +21,20 @@ def pair(folder: Path) -> tuple[Anchored, MemoryStore, Anchored, MemoryStore]:
     """Two ranks, each with a link to the store in memory that can be cut by closing it."""
     memory = MemoryStore()
     links = memory.clone(), memory.clone()
-    return Anchored(links[0], FolderStore(folder)), links[0], Anchored(links[1], FolderStore(folder)), links[1]
+    return (
+        Anchored(links[0], FolderStore(folder)),
+        links[0],
+        Anchored(links[1], FolderStore(folder)),
+        links[1],
+    )
 
 
 def test_a_healthy_run_leaves_nothing_in_the_directory_but_claims(tmp_path: Path) -> None:
     one, _, two, _ = pair(tmp_path / "agreement")
     one.set("position/0", b"7")
-    assert two.get("position/0", PATIENCE) == b"7" and two.add("count", 1) == 1 and two.get_many(["a"]) == [None]
+    assert (
+        two.get("position/0", PATIENCE) == b"7" and two.add("count", 1) == 1 and two.get_many(["a"]) == [None]
+    )
     assert not (tmp_path / "agreement").exists()
     assert one.claim("decision", b"7") == b"7" and two.get("decision", PATIENCE) == b"7"
     assert [path.name for path in (tmp_path / "agreement").iterdir()] == ["decision"]
@@ -64,7 +71,9 @@ def test_what_a_rank_says_after_its_link_was_cut_is_heard(tmp_path: Path) -> Non
     assert two.get_many(["position/0", "position/1"]) == [b"7", None]
 
 
-def test_a_rank_that_waits_hears_one_that_is_cut_off_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_hears_one_that_is_cut_off_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(anchored, "_GLANCE", 0.05)
     one, link, two, _ = pair(tmp_path)
     with ThreadPoolExecutor(1) as pool:
@@ -116,7 +125,11 @@ def test_all_ranks_agree_through_the_directory_alone(tmp_path: Path) -> None:
     one.set("position/0", b"1")
     two.set("position/1", b"2")
     assert sorted([one.add("count", 1), two.add("count", 1)]) == [1, 2]
-    assert one.get_many(["position/0", "position/1"]) == two.get_many(["position/0", "position/1"]) == [b"1", b"2"]
+    assert (
+        one.get_many(["position/0", "position/1"])
+        == two.get_many(["position/0", "position/1"])
+        == [b"1", b"2"]
+    )
     assert one.claim("decision", b"2") == two.claim("decision", b"1") == b"2"
     assert two.get("decision", PATIENCE) == b"2"
 

@@ -149,7 +149,12 @@ def test_more_values_than_a_frame_holds_are_read_all_the_same(server: StoreServe
         store.set(f"large-{n}", bytes([n]) * (wire.LARGEST_VALUE // 2 + n))
     keys = ["large-0", "absent", "large-1", "large-2"] + [f"key-{n}" for n in range(5000)]
     values = store.get_many(keys)
-    assert [len(value or b"") - wire.LARGEST_VALUE // 2 for value in values[:4]] == [0, -(wire.LARGEST_VALUE // 2), 1, 2]
+    assert [len(value or b"") - wire.LARGEST_VALUE // 2 for value in values[:4]] == [
+        0,
+        -(wire.LARGEST_VALUE // 2),
+        1,
+        2,
+    ]
     assert values[4:] == [None] * 5000
     store.close()
 

@@ -34,7 +34,9 @@ def test_another_store_finds_the_counter_where_it_stands(tmp_path: Path) -> None
     assert first.get_many(["count", "count+1"])[0] == str((1 << 32) - 4).encode()
 
 
-def test_processes_with_the_same_number_do_not_take_each_other_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_the_same_number_do_not_take_each_other_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = FolderStore(tmp_path)
     assert store.add("count", 1) == 1
     monkeypatch.setattr(files, "_PROCESS", "another container")

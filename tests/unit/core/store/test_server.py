@@ -140,7 +140,9 @@ def test_a_client_that_does_not_read_holds_up_nobody(store: StoreServer) -> None
     assert len(friend.get("large", 60) or b"") == wire.LARGEST_VALUE
     assert read(greedy, 5) == wire.frame(wire.ANSWER)
     for _ in range(3):  # and it gets all of it as soon as it does
-        assert len(read(greedy, wire.length_of(read(greedy, 4), wire.LARGEST_FRAME))) == wire.LARGEST_VALUE + 5
+        assert (
+            len(read(greedy, wire.length_of(read(greedy, 4), wire.LARGEST_FRAME))) == wire.LARGEST_VALUE + 5
+        )
     greedy.close()
     friend.close()
 
@@ -223,7 +225,9 @@ class Full:
         return getattr(self._listener, name)
 
 
-def test_no_room_for_a_connection_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_room_for_a_connection_is_said_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(server, "_NO_ROOM", 0.02)
     listen = server._listen
     monkeypatch.setattr(server, "_listen", lambda host, port: Full(listen(host, port), 2))

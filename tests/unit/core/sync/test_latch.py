@@ -88,4 +88,6 @@ def test_the_signal_that_follows_a_hook_is_the_one_that_an_unsaved_run_dies_of()
     latch = Latch()
     latch.offer(Notice("stop-file", "stop file /opt/lastcall/stop", at=10.0, deadline=40.0))
     assert latch.offer(Notice("signal", "SIGTERM", at=10.2, deadline=40.2, signum=15)) is False
-    assert latch.notice == Notice("stop-file", "stop file /opt/lastcall/stop", at=10.0, deadline=40.0, signum=15)
+    assert latch.notice == Notice(
+        "stop-file", "stop file /opt/lastcall/stop", at=10.0, deadline=40.0, signum=15
+    )

@@ -27,9 +27,17 @@ def test_one_directory_for_all_is_led_by_the_first_rank() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "apart", "leader", "neighbours"),
-    [(0, False, 0, [0, 2]), (1, True, 1, [1, 3]), (2, False, 0, [0, 2]), (3, True, 1, [1, 3]), (4, True, 4, [4])],
+    [
+        (0, False, 0, [0, 2]),
+        (1, True, 1, [1, 3]),
+        (2, False, 0, [0, 2]),
+        (3, True, 1, [1, 3]),
+        (4, True, 4, [4]),
+    ],
 )
-def test_each_of_several_directories_has_a_leader(rank: int, apart: bool, leader: int, neighbours: list[int]) -> None:
+def test_each_of_several_directories_has_a_leader(
+    rank: int, apart: bool, leader: int, neighbours: list[int]
+) -> None:
     found = Directories(rank, [FIRST, "b", FIRST, "b", "c"])
     assert found.spread and found.elsewhere is apart
     assert found.leader == leader and found.opens_it is (rank == leader)
@@ -45,9 +53,15 @@ def found(folders: Sequence[Path]) -> list[Directories]:
     def one(rank: int) -> Directories:
         world = World(rank, len(folders), store.clone)
         catalog = Catalog(folders[rank], storage.Files(), rank)
-        return directories.find(Rendezvous(world, clock, lambda: False), world, catalog, folders[rank], True, clock)
+        return directories.find(
+            Rendezvous(world, clock, lambda: False), world, catalog, folders[rank], True, clock
+        )
 
-    return [result for result in at_once(*(partial(one, rank) for rank in range(len(folders)))) if isinstance(result, Directories)]
+    return [
+        result
+        for result in at_once(*(partial(one, rank) for rank in range(len(folders))))
+        if isinstance(result, Directories)
+    ]
 
 
 def test_those_that_see_one_directory_share_it_whatever_they_call_it(tmp_path: Path) -> None:
@@ -64,7 +78,9 @@ def test_where_all_see_the_first_mark_nobody_makes_another(tmp_path: Path) -> No
     assert os.listdir(tmp_path / "a") == ["home-0"]
 
 
-def test_a_rank_that_sees_the_first_mark_late_has_that_directory_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_sees_the_first_mark_late_has_that_directory_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network file system may take longer than anybody waits."""
     monkeypatch.setattr(directories, "_seen", lambda mark, clock: False)
     assert found([tmp_path / "a"] * 2) == [Directories(rank) for rank in range(2)]

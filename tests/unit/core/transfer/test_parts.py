@@ -64,7 +64,9 @@ def test_the_committers_directory_has_the_parts_of_all(four: Company) -> None:
         live = Live(member.tensors, member.rank)
         restore.load(entry, member.engine, live, verify_first=True, rank=member.rank, size=4)
         live.check(range(4))
-    assert {path.name for path in entry.path.iterdir()} == {file.name for file in entry.record.files} | {records.NAME}
+    assert {path.name for path in entry.path.iterdir()} == {file.name for file in entry.record.files} | {
+        records.NAME
+    }
     assert entry.path.parent == four.root_of(0)
     assert not list(four.root_of(2).glob("checkpoint-*"))
     for result in results:
@@ -83,8 +85,15 @@ def test_parts_may_have_folders(four: Company) -> None:
         return File(FileLayout(f"a/b/{rank}.bin", 2, (Extent(0, memory.BytesSource(b"{}")),)))
 
     order = four.order()
-    entry = saved(at_once(*(partial(member.save, order, 1, files=(layout(member.rank),)) for member in four.members)))
-    assert sorted(path.name for path in (entry.path / "a" / "b").iterdir()) == ["0.bin", "1.bin", "2.bin", "3.bin"]
+    entry = saved(
+        at_once(*(partial(member.save, order, 1, files=(layout(member.rank),)) for member in four.members))
+    )
+    assert sorted(path.name for path in (entry.path / "a" / "b").iterdir()) == [
+        "0.bin",
+        "1.bin",
+        "2.bin",
+        "3.bin",
+    ]
     assert not list(four.members[2].catalog.staging.glob("*/*.bin"))
 
 
@@ -92,14 +101,18 @@ def test_survivors_commit_where_the_lowest_of_them_is(tmp_path: Path) -> None:
     with company(tmp_path, 4, tensors=replicated, homes=APART) as run:
         run.dead |= {0, 1}
         results = run.save(run.order(writers=(2, 3), missing=(0, 1)), ranks=(2, 3), step=3)
-        assert all(isinstance(result, Entry) and result.path == run.root_of(2) / "checkpoint-3" for result in results), results
+        assert all(
+            isinstance(result, Entry) and result.path == run.root_of(2) / "checkpoint-3" for result in results
+        ), results
         assert run.members[3].joint_save.holder_of_newest == 2
         assert not list(run.root_of(0).glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize("what", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("failing", [0, 2])
-def test_a_disk_that_fails_on_either_side_means_no_checkpoint_on_all_ranks(tmp_path: Path, failing: int, what: int) -> None:
+def test_a_disk_that_fails_on_either_side_means_no_checkpoint_on_all_ranks(
+    tmp_path: Path, failing: int, what: int
+) -> None:
     """Of the committer only what comes from others fails: it has written its own part before."""
     files = FaultyFiles(Fault("pwrite", 1, what, lasting=True))
     with company(tmp_path, 4, files={failing: files}, homes=APART) as run:
@@ -132,7 +145,7 @@ def test_space_is_used_again_on_both_sides(tmp_path: Path) -> None:
         restore.verify(second, run.members[0].engine)
 
 
-# ---- what holds a sender up ---------------------------------------------------------------------------------------------------------
+# ---- what holds a sender up --------------------------------------------------------------------------------
 
 LARGE = 64 * 1024 * 1024  # more than what a connection holds on its way
 
@@ -147,8 +160,11 @@ def large(folder: Path, rank: int) -> Part:
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_committer_that_does_not_go_on_holds_nobody_up_once_time_is_over(four: Company, tmp_path: Path, answers: bool) -> None:
-    """It takes nothing, or takes all and does not answer: as a frozen process does, or a machine behind a link that was cut."""
+def test_a_committer_that_does_not_go_on_holds_nobody_up_once_time_is_over(
+    four: Company, tmp_path: Path, answers: bool
+) -> None:
+    """It takes nothing, or takes all and does not answer: as a frozen process does, or a machine behind a
+    link that was cut."""
     part, over = large(tmp_path / "part", 2), threading.Event()
 
     def check() -> None:
@@ -158,7 +174,9 @@ def test_a_committer_that_does_not_go_on_holds_nobody_up_once_time_is_over(four:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         four.store.set("part_transfer/0", json.dumps(["127.0.0.1", deaf.getsockname()[1]]).encode())
         with ThreadPoolExecutor(1) as pool:
-            giving = pool.submit(sender(four.members[2]).send_part, 0, "jit-1", tmp_path / "part", part, check)
+            giving = pool.submit(
+                sender(four.members[2]).send_part, 0, "jit-1", tmp_path / "part", part, check
+            )
             link, _ = deaf.accept()
             with link:
                 left = LARGE if answers else 1
@@ -173,7 +191,9 @@ def test_a_sender_hears_why_its_part_is_not_taken(tmp_path: Path) -> None:
     files = FaultyFiles(Fault("pwrite", 1, errno.ENOSPC, lasting=True))
     with company(tmp_path, 2, files={0: files}, homes=[FIRST, "b"]) as run:
         part = large(tmp_path / "part", 1)
-        with pytest.raises(errors.SaveError, match="rank 0 could not receive its part: No space left on device"):
+        with pytest.raises(
+            errors.SaveError, match="rank 0 could not receive its part: No space left on device"
+        ):
             sender(run.members[1]).send_part(0, "jit-1", tmp_path / "part", part, lambda: None)
 
 
@@ -195,16 +215,24 @@ def test_a_part_that_is_on_its_way_at_the_end_leaves_nothing_behind(four: Compan
 
     with pytest.raises(errors.SaveError):
         sender(four.members[2]).send_part(0, "jit-1", tmp_path / "part", part, check)
-    nursery.until(lambda: not list(four.members[0].catalog.staging.glob("*/large.bin")), "the receiver to clear it away", PATIENCE)
+    nursery.until(
+        lambda: not list(four.members[0].catalog.staging.glob("*/large.bin")),
+        "the receiver to clear it away",
+        PATIENCE,
+    )
 
 
 def test_a_part_that_could_not_be_sent_leaves_nothing_where_it_was_written(four: Company) -> None:
     sender(four.members[0]).close()
-    assert isinstance(four.members[2].joint_save.contribute(four.members[2].capture(1, (0, 1, 2, 3)), four.order()), Part)
+    assert isinstance(
+        four.members[2].joint_save.contribute(four.members[2].capture(1, (0, 1, 2, 3)), four.order()), Part
+    )
     assert not list(four.members[2].catalog.staging.glob("*"))
 
 
-def test_a_connection_that_cannot_be_taken_up_is_not_the_last(four: Company, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_cannot_be_taken_up_is_not_the_last(
+    four: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = sender(four.members[0])
     real, tries = listener._listening, itertools.count()
 
@@ -220,11 +248,12 @@ def test_a_connection_that_cannot_be_taken_up_is_not_the_last(four: Company, mon
             return getattr(real, name)
 
     monkeypatch.setattr(listener, "_listening", Short())
-    for order in (four.order(), four.order("jit-2")):  # the first one is taken up by a call that was under way
+    # the first one is taken up by a call that was under way
+    for order in (four.order(), four.order("jit-2")):
         saved(four.save(order))
 
 
-# ---- a checkpoint for a machine that has none --------------------------------------------------------------------------------------
+# ---- a checkpoint for a machine that has none --------------------------------------------------------------
 
 
 def test_a_checkpoint_is_brought_from_another_directory(four: Company) -> None:
@@ -256,7 +285,7 @@ def test_a_notice_ends_it(four: Company) -> None:
     assert four.members[2].catalog.entries() == []
 
 
-# ---- strangers -------------------------------------------------------------------------------------------------------------------
+# ---- strangers ---------------------------------------------------------------------------------------------
 
 
 def address(run: Company, rank: int) -> tuple[str, int]:
@@ -293,7 +322,9 @@ def test_who_does_not_know_the_secret_is_not_answered(four: Company) -> None:
         {"ask": {"record": ["x"]}},
     ],
 )
-def test_requests_that_make_no_sense_are_answered_with_an_error(four: Company, request_: dict[str, Any]) -> None:
+def test_requests_that_make_no_sense_are_answered_with_an_error(
+    four: Company, request_: dict[str, Any]
+) -> None:
     with sender(four.members[2])._connected(0, lambda: None) as wire:
         wire.send(request_)
         assert wire.receive()["error"]
@@ -329,11 +360,14 @@ def test_a_receipt_that_was_changed_on_its_way_is_refused(four: Company) -> None
     [
         ("node-0", "10.0.0.1", "10.0.0.2", "10.0.0.2"),  # from another machine
         ("node-0", "10.0.0.1", "10.0.0.1", "node-0"),  # on that one
-        ("node-0", "127.0.1.1", "127.0.0.1", "node-0"),  # which knows its own name as that, and nobody else does
+        # which knows its own name as that, and nobody else does
+        ("node-0", "127.0.1.1", "127.0.0.1", "node-0"),
         ("10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.1"),
     ],
 )
-def test_an_address_is_one_that_others_can_use(monkeypatch: pytest.MonkeyPatch, first: str, resolved: str, own: str, told: str) -> None:
+def test_an_address_is_one_that_others_can_use(
+    monkeypatch: pytest.MonkeyPatch, first: str, resolved: str, own: str, told: str
+) -> None:
     class Probe(socket.socket):
         def connect(self, place: Any) -> None:
             assert place[0] == resolved

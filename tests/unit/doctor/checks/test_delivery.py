@@ -52,7 +52,8 @@ def test_a_shell_as_pid_1_is_a_risk_unless_it_execs_or_traps(tmp_path: Path) -> 
     assert delivery.check_first(7, chain(argv)).level == "risk"
     assert delivery.check_first(7, chain(argv, minds=True)).level == "warning"
     assert delivery.check_first(7, chain("bash")).level == "risk"
-    assert delivery.check_first(7, chain("bash", minds=True)).level == "risk"  # an interactive one catches SIGTERM to ignore it
+    # an interactive one catches SIGTERM to ignore it
+    assert delivery.check_first(7, chain("bash", minds=True)).level == "risk"
     script.write_text("lastcall doctor\nexec python train.py\n")
     assert delivery.check_first(7, chain(argv)).level == "ok"
 
@@ -76,7 +77,11 @@ def test_a_shell_in_between_is_a_risk_unless_somebody_tells_everyone(tmp_path: P
 def test_where_a_stop_file_is_the_notice_a_shell_is_no_risk() -> None:
     deaf = delivery.check_first(7, chain("bash"))
     heard = delivery.with_stop_file(deaf, "/opt/lastcall/stop")
-    assert (heard.name, heard.level, heard.remedy) == ("pid-1", "ok", "") and "/opt/lastcall/stop" in heard.says
+    assert (heard.name, heard.level, heard.remedy) == (
+        "pid-1",
+        "ok",
+        "",
+    ) and "/opt/lastcall/stop" in heard.says
     assert delivery.with_stop_file(deaf, None) is deaf
     fine = delivery.check_first(1, [])
     assert delivery.with_stop_file(fine, "/opt/lastcall/stop") is fine
@@ -90,15 +95,25 @@ def test_slurm_tells_the_processes_below_a_script_itself(tmp_path: Path) -> None
 
 
 def test_the_processes_above_are_found() -> None:
-    source = "from lastcall.doctor.checks import delivery; import os; print(delivery.above(os.getpid())[0].pid)"
-    done = subprocess.run([sys.executable, "-c", source], env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    source = (
+        "from lastcall.doctor.checks import delivery; import os; print(delivery.above(os.getpid())[0].pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert int(done.stdout) == os.getpid()
     assert delivery.above(-1) == []
 
 
 def test_the_masks_of_a_process_are_read() -> None:
     source = (
-        "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignal.signal(signal.SIGUSR1, lambda "
+        "*_: None)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nprint('ready', flush=True)\ninput()"
     )
     process = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -121,11 +136,14 @@ def test_a_notice_that_cannot_arrive_is_a_risk_and_below_lastcall_run_a_warning(
     blocked = list(delivery.check_signals(("SIGTERM",), {signal.SIGTERM}, set(), NOTHING))
     assert [item.level for item in blocked] == ["risk"] and "blocked" in blocked[0].says
     wrapped = commandline.understand(("lastcall", "run", "--", "python", "x.py"), {})
-    assert [item.level for item in delivery.check_signals(("SIGTERM",), set(), {signal.SIGTERM}, wrapped)] == ["warning"]
+    assert [
+        item.level for item in delivery.check_signals(("SIGTERM",), set(), {signal.SIGTERM}, wrapped)
+    ] == ["warning"]
 
 
 def test_an_ignored_signal_that_is_no_notice_matters_to_nobody() -> None:
-    found = list(delivery.check_signals(("SIGTERM",), set(), {signal.SIGHUP, signal.SIGRTMIN + 1}, NOTHING))  # nohup
+    # nohup
+    found = list(delivery.check_signals(("SIGTERM",), set(), {signal.SIGHUP, signal.SIGRTMIN + 1}, NOTHING))
     assert [item.level for item in found] == ["ok"] and found[0].facts["ignored"] == ["SIGHUP"]
 
 
@@ -136,20 +154,28 @@ def test_no_signal_at_all_is_a_risk() -> None:
 def test_torchrun_dies_of_signals_that_it_does_not_know() -> None:
     launch = commandline.understand(("torchrun", "train.py"), {})
     found = list(delivery.check_signals(("SIGTERM", "SIGUSR1"), set(), set(), launch))
-    assert [item.level for item in found] == ["warning"] and found[0].remedy == "lastcall run -- torchrun train.py"
+    assert [item.level for item in found] == ["warning"] and found[
+        0
+    ].remedy == "lastcall run -- torchrun train.py"
 
 
 def test_the_remedy_for_an_ignored_signal_works() -> None:
     """As pasted: env puts the signal back."""
     (found,) = delivery.check_signals(("SIGTERM",), set(), {signal.SIGTERM}, NOTHING)
-    show = f"{found.remedy.removesuffix(' COMMAND')} {sys.executable} -c 'import signal; print(signal.getsignal(signal.SIGTERM).name)'"
+    show = (
+        f"{found.remedy.removesuffix(' COMMAND')} {sys.executable} -c 'import signal; "
+        "print(signal.getsignal(signal.SIGTERM).name)'"
+    )
     done = subprocess.run(["bash", "-c", f"trap '' TERM; {show}"], capture_output=True, text=True, timeout=60)
     assert done.stdout == "SIG_DFL\n", done.stderr
 
 
 def test_the_remedy_for_a_blocked_signal_works() -> None:
     (found,) = delivery.check_signals(("SIGTERM",), {signal.SIGTERM}, set(), NOTHING)
-    show = f"{found.remedy.removesuffix(' COMMAND')} {sys.executable} -c 'import signal; print(len(signal.pthread_sigmask(0, [])))'"
+    show = (
+        f"{found.remedy.removesuffix(' COMMAND')} {sys.executable} -c 'import signal; "
+        "print(len(signal.pthread_sigmask(0, [])))'"
+    )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         done = subprocess.run(["bash", "-c", show], capture_output=True, text=True, timeout=60)

@@ -20,9 +20,13 @@ NOTHING = commandline.Launch()
 ROOT = Path("/runs/x")
 
 
-def saved(step: int, seconds: float, written: int = 10**9, missing: tuple[str, ...] = ()) -> rundir.Checkpoint:
+def saved(
+    step: int, seconds: float, written: int = 10**9, missing: tuple[str, ...] = ()
+) -> rundir.Checkpoint:
     files = (FileRecord("model.safetensors", written, "", 4096, ()),)
-    record = Record(step, step, Kind.JIT, "test", True, files, seconds=seconds, written=written, missing=missing)
+    record = Record(
+        step, step, Kind.JIT, "test", True, files, seconds=seconds, written=written, missing=missing
+    )
     return rundir.Checkpoint(ROOT / f"checkpoint-{step}", "valid", "", record)
 
 
@@ -38,7 +42,7 @@ def needs(seconds: float | None) -> Expected:
     return Expected(None if seconds is None else 10**9, seconds, "test")
 
 
-# ---- what a save needs -------------------------------------------------------------------------------------------------------------
+# ---- what a save needs -------------------------------------------------------------------------------------
 
 
 def test_a_save_is_expected_to_take_what_the_slowest_of_the_newest_took() -> None:
@@ -49,7 +53,9 @@ def test_a_save_is_expected_to_take_what_the_slowest_of_the_newest_took() -> Non
 
 def test_partial_and_damaged_checkpoints_say_nothing_of_the_time() -> None:
     damaged = dataclasses.replace(saved(40, 50.0), status="damaged")
-    known = rundir.Directory(ROOT, (damaged, saved(30, 99.0, missing=("optimizer.safetensors",)), saved(20, 3.0)))
+    known = rundir.Directory(
+        ROOT, (damaged, saved(30, 99.0, missing=("optimizer.safetensors",)), saved(20, 3.0))
+    )
     assert grace.expect(Case({}), known, None).seconds == 3.0
 
 
@@ -68,11 +74,12 @@ def test_without_a_checkpoint_and_a_size_the_time_is_unknown() -> None:
     assert found.level == "ok" and "20.0 GB fit" in found.says
 
 
-# ---- against the limits ------------------------------------------------------------------------------------------------------------
+# ---- against the limits ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("seconds", "level"), [(5.0, "ok"), (26.0, "ok"), (28.0, "warning"), (29.4, "warning"), (29.6, "risk"), (90.0, "risk")]
+    ("seconds", "level"),
+    [(5.0, "ok"), (26.0, "ok"), (28.0, "warning"), (29.4, "warning"), (29.6, "risk"), (90.0, "risk")],
 )
 def test_the_grace_must_hold_the_save_and_should_hold_the_kill_wait(seconds: float, level: str) -> None:
     found = grace.check_grace(jit(grace=30.0, kill_wait=3.0), needs(seconds), None)
@@ -88,12 +95,21 @@ def test_the_grace_that_the_remedy_names_is_enough() -> None:
 
 
 def test_the_platforms_grace_is_told_or_assumed() -> None:
-    def found(grace_seconds: float, told: float | None, seconds: float | None = None, platform: str = "kubernetes") -> list[Finding]:
-        return list(grace.check_platform(Case({}, termination_grace=told), jit(grace=grace_seconds), needs(seconds), platform))
+    def found(
+        grace_seconds: float, told: float | None, seconds: float | None = None, platform: str = "kubernetes"
+    ) -> list[Finding]:
+        return list(
+            grace.check_platform(
+                Case({}, termination_grace=told), jit(grace=grace_seconds), needs(seconds), platform
+            )
+        )
 
     assert levels(found(30, None)) == ["ok"]
     assert levels(found(120, None)) == ["warning"]
-    assert "cannot be detected" in found(120, None)[0].says and "--termination-grace" in found(120, None)[0].remedy
+    assert (
+        "cannot be detected" in found(120, None)[0].says
+        and "--termination-grace" in found(120, None)[0].remedy
+    )
     assert levels(found(120, None, seconds=60)) == ["risk"]
     assert levels(found(120, 130)) == ["ok"]
     assert levels(found(120, 60)) == levels(found(120, 60, platform="plain")) == ["risk"]
@@ -120,19 +136,21 @@ def test_torchrun_alone_is_a_warning_and_with_a_long_save_a_risk() -> None:
     assert level("torchrun --shutdown-timeout 300 train.py", 40) == ["risk"]
     assert level("torchrun train.py", 28) == ["risk"]  # with the kill wait
     assert level("torchrun train.py", 5) == level("torchrun train.py", None) == ["warning"]
-    assert level("torchrun train.py", 40, LASTCALL_ENABLED="1") == ["warning"]  # torchrun itself is patient then; its exit code stays 1
+    # torchrun itself is patient then; its exit code stays 1
+    assert level("torchrun train.py", 40, LASTCALL_ENABLED="1") == ["warning"]
     assert level("lastcall run -- torchrun train.py", 40) == ["ok"]
     assert level("python train.py", 40) == []
 
 
-# ---- Slurm, as its own command answers ---------------------------------------------------------------------------------------------
+# ---- Slurm, as its own command answers ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
     program = tmp_path / "scontrol"
     program.write_text(
-        '#!/bin/sh\ncase "$2" in\nconfig) echo "KillWait                = 45 sec";;\njob) echo "JobId=7 Requeue=$REQUEUE X=1";;\nesac\n'
+        '#!/bin/sh\ncase "$2" in\nconfig) echo "KillWait                = 45 sec";;\njob) echo "JobId=7 '
+        'Requeue=$REQUEUE X=1";;\nesac\n'
     )
     program.chmod(0o755)
     return {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:/usr/bin:/bin", "REQUEUE": "1"}
@@ -142,7 +160,8 @@ def test_kill_wait_is_asked_for(slurm: dict[str, str]) -> None:
     assert levels(grace.check_slurm(NOTHING, needs(40), slurm)) == ["ok"]
     assert levels(grace.check_slurm(NOTHING, needs(50), slurm)) == ["risk"]
     around = commandline.understand(("lastcall", "run", "--", "python", "x.py"), {})
-    assert levels(grace.check_slurm(around, needs(50), slurm)) == ["ok"]  # it begins two minutes before the end
+    # it begins two minutes before the end
+    assert levels(grace.check_slurm(around, needs(50), slurm)) == ["ok"]
     without = {**slurm, "PATH": "/nowhere"}
     assert levels(grace.check_slurm(NOTHING, needs(40), without)) == ["risk"]  # the default of 30 s
     assert list(grace.check_slurm(NOTHING, needs(40), {})) == []
@@ -178,7 +197,7 @@ def test_a_scontrol_that_fails_is_like_none(tmp_path: Path) -> None:
     assert grace.ask("show", "config", environ={"PATH": f"{tmp_path}:/bin"}) is None
 
 
-# ---- coming back -------------------------------------------------------------------------------------------------------------------
+# ---- coming back -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,9 +210,13 @@ def test_a_scontrol_that_fails_is_like_none(tmp_path: Path) -> None:
         ({"_CONDOR_JOB_AD": "x"}, "lastcall run -- python x.py", "ok", 85),
     ],
 )
-def test_the_exit_code_must_be_the_platforms(environ: dict[str, str], command: str, level: str, code: int) -> None:
+def test_the_exit_code_must_be_the_platforms(
+    environ: dict[str, str], command: str, level: str, code: int
+) -> None:
     platform, why = platforms.choose("auto", environ)
-    found = restart.check_platform(platform, why, commandline.understand(tuple(command.split()), {}), jit(), environ)
+    found = restart.check_platform(
+        platform, why, commandline.understand(tuple(command.split()), {}), jit(), environ
+    )
     assert (found.level, found.facts["exit_code"]) == (level, code)
 
 
@@ -202,16 +225,20 @@ def test_a_swallowed_exit_code_is_told_with_its_line(tmp_path: Path) -> None:
     script.write_text("#!/bin/bash\n\nlastcall run -- python x.py || true\n")
     (found,) = restart.check_codes(commandline.understand(("bash", str(script)), {}))
     assert found.level == "risk" and f"{script}, line 3" in found.says
-    assert levels(restart.check_codes(commandline.understand(("lastcall", "run", "--", "bash", str(script)), {}))) == ["ok"]
+    assert levels(
+        restart.check_codes(commandline.understand(("lastcall", "run", "--", "bash", str(script)), {}))
+    ) == ["ok"]
     assert list(restart.check_codes(NOTHING)) == []
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------------------
+# ---- memory ------------------------------------------------------------------------------------------------
 
 
 def test_shared_memory_must_hold_two_copies(tmp_path: Path) -> None:
     def found(folder: Path, state: int | None) -> Finding:
-        return capacity.check_shared(settings.JITCheckpointConfig(environ={"LASTCALL_GUARD_FOLDER": str(folder)}), state)
+        return capacity.check_shared(
+            settings.JITCheckpointConfig(environ={"LASTCALL_GUARD_FOLDER": str(folder)}), state
+        )
 
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     assert found(tmp_path, None).level == found(tmp_path, 1000).level == "ok"
@@ -231,4 +258,8 @@ def test_a_group_that_is_killed_as_a_whole_takes_the_guardian_along(tmp_path: Pa
 
 def test_no_room_for_the_copy_of_a_periodic_save_is_a_warning() -> None:
     assert capacity.check_memory(1 << 60, periodic=True).level == "warning"
-    assert capacity.check_memory(1 << 60, periodic=False).level == capacity.check_memory(1000, periodic=True).level == "ok"
+    assert (
+        capacity.check_memory(1 << 60, periodic=False).level
+        == capacity.check_memory(1000, periodic=True).level
+        == "ok"
+    )

@@ -33,7 +33,7 @@ def found(findings: object) -> dict[str, Finding]:
     return {item.name: item for item in findings}  # type: ignore[attr-defined]
 
 
-# ---- whether Ray is meant at all ---------------------------------------------------------------------------------------------------
+# ---- whether Ray is meant at all ---------------------------------------------------------------------------
 
 
 def test_nothing_is_said_of_ray_where_nothing_is_rays() -> None:
@@ -41,7 +41,9 @@ def test_nothing_is_said_of_ray_where_nothing_is_rays() -> None:
 
 
 def test_a_script_that_imports_ray_train_is_enough(tmp_path: Path) -> None:
-    said = found(ray.check(Case({}), launch(tmp_path, "name='a', storage_path='s3://b/c'"), jit(), UNKNOWN, NEWEST))
+    said = found(
+        ray.check(Case({}), launch(tmp_path, "name='a', storage_path='s3://b/c'"), jit(), UNKNOWN, NEWEST)
+    )
     assert list(said) == ["ray", "ray-drain", "ray-polls", "ray-name", "ray-storage"]
 
 
@@ -50,18 +52,19 @@ def test_a_script_that_cannot_be_parsed_is_left_alone(tmp_path: Path) -> None:
     assert ray.read(commandline.understand(("python", str(tmp_path / "train.py")), {})) is None
 
 
-# ---- versions ----------------------------------------------------------------------------------------------------------------------
+# ---- versions ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("version", "level"), [(None, "risk"), ("2.40.0", "risk"), ("2.51.1", "warning"), (NEWEST, "ok"), ("3.1.0", "warning")]
+    ("version", "level"),
+    [(None, "risk"), ("2.40.0", "risk"), ("2.51.1", "warning"), (NEWEST, "ok"), ("3.1.0", "warning")],
 )
 def test_each_version_of_ray_has_its_verdict(version: str | None, level: str) -> None:
     said = ray.check_version(version)
     assert (said.level, bool(said.remedy)) == (level, level != "ok")
 
 
-# ---- the time that a node has ------------------------------------------------------------------------------------------------------
+# ---- the time that a node has ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,21 +78,26 @@ def test_each_version_of_ray_has_its_verdict(version: str | None, level: str) ->
         (120.0, "no number", "ok"),
     ],
 )
-def test_the_drain_must_end_before_the_pod_is_killed(told: float | None, drain: str | None, level: str) -> None:
+def test_the_drain_must_end_before_the_pod_is_killed(
+    told: float | None, drain: str | None, level: str
+) -> None:
     environ = {} if drain is None else {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": drain}
     assert ray.check_drain(Case(environ, termination_grace=told), NEWEST).level == level
 
 
 def test_the_remedy_gives_the_pod_ten_seconds_more_than_the_drain() -> None:
     remedy = ray.check_drain(Case({}), NEWEST).remedy
-    assert "terminationGracePeriodSeconds: 120" in remedy and "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=110" in remedy
+    assert (
+        "terminationGracePeriodSeconds: 120" in remedy
+        and "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=110" in remedy
+    )
 
 
 def test_a_ray_whose_nodes_do_not_drain_is_a_risk_whatever_the_pod_has() -> None:
     assert ray.check_drain(Case({}, termination_grace=600.0), "2.56.0").level == "risk"
 
 
-# ---- how often Ray looks -----------------------------------------------------------------------------------------------------------
+# ---- how often Ray looks -----------------------------------------------------------------------------------
 
 
 def test_polls_that_fit_into_the_drain_are_all_right() -> None:
@@ -106,14 +114,22 @@ def test_without_rays_watcher_no_drain_is_heard() -> None:
     assert ray.check_polls({"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}, jit(), UNKNOWN).level == "risk"
 
 
-# ---- whether a job that is submitted again goes on ---------------------------------------------------------------------------------
+# ---- whether a job that is submitted again goes on ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("config", "level"),
-    [("name='exp1'", "ok"), ("", "warning"), ("name=None", "warning"), ("**options", "ok"), ("name=args.name", "ok")],
+    [
+        ("name='exp1'", "ok"),
+        ("", "warning"),
+        ("name=None", "warning"),
+        ("**options", "ok"),
+        ("name=args.name", "ok"),
+    ],
 )
-def test_a_run_without_a_name_starts_from_scratch_when_its_job_is_submitted_again(tmp_path: Path, config: str, level: str) -> None:
+def test_a_run_without_a_name_starts_from_scratch_when_its_job_is_submitted_again(
+    tmp_path: Path, config: str, level: str
+) -> None:
     configured = ray.read(launch(tmp_path, config))
     assert configured is not None
     assert ray.check_name(configured, jit(), {}).level == level

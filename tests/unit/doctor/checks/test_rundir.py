@@ -55,7 +55,11 @@ def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_the_newest_is_a_risk_that_says_what_serves_instead(root: Path) -> None:
     flip(root / "checkpoint-20" / "optimizer.safetensors", -1)
     found = look(root)["checkpoints"]
-    assert found.level == "risk" and "checkpoint-20" in found.says and "would resume from checkpoint-10" in found.says
+    assert (
+        found.level == "risk"
+        and "checkpoint-20" in found.says
+        and "would resume from checkpoint-10" in found.says
+    )
 
 
 def test_a_short_file_in_the_newest_is_a_risk(root: Path) -> None:
@@ -85,7 +89,9 @@ def test_an_older_damaged_one_is_a_warning(root: Path) -> None:
     assert look(root)["checkpoints"].level == "warning"
 
 
-def test_a_checkpoint_too_large_to_be_read_in_passing_is_left_to_verify(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_too_large_to_be_read_in_passing_is_left_to_verify(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flip(root / "checkpoint-20" / "model.safetensors", -1)
     monkeypatch.setattr(rundir, "_READ_UP_TO", 1000)
     assert look(root) == {}
@@ -108,7 +114,12 @@ def test_a_paused_run_is_a_warning(root: Path) -> None:
 
 
 def test_a_notice_that_was_not_saved_is_a_risk_with_its_reason(root: Path) -> None:
-    tell(root, {"kind": "start"}, {"kind": "not-saved", "because": "No space left"}, {"kind": "stop", "outcome": "not saved"})
+    tell(
+        root,
+        {"kind": "start"},
+        {"kind": "not-saved", "because": "No space left"},
+        {"kind": "stop", "outcome": "not saved"},
+    )
     found = look(root)["last-end"]
     assert found.level == "risk" and "No space left" in found.says
     tell(root, {"kind": "start"}, {"kind": "stop", "outcome": "finished"})
@@ -138,11 +149,18 @@ def test_without_periodic_saves_and_guardian_a_kill_costs_everything(root: Path)
         return rundir.check_unannounced(config, known, guard).level
 
     assert level({}) == "warning"
-    assert level({"LASTCALL_SAVE_STEPS": "10"}) == level({}, guard=True) == level({"LASTCALL_SAVE_STEPS": "10"}, guard=True) == "ok"
+    assert (
+        level({"LASTCALL_SAVE_STEPS": "10"})
+        == level({}, guard=True)
+        == level({"LASTCALL_SAVE_STEPS": "10"}, guard=True)
+        == "ok"
+    )
     assert level({}, known) == "ok"  # the program has periodic checkpoints, whatever the environment says
 
 
-def test_a_program_that_says_that_it_saves_periodically_is_believed_before_its_first_such_save(tmp_path: Path) -> None:
+def test_a_program_that_says_that_it_saves_periodically_is_believed_before_its_first_such_save(
+    tmp_path: Path,
+) -> None:
     config, _ = configuration.check({}, Launch())
     (tmp_path / ".lastcall").mkdir()
     for periodic, level in ((True, "ok"), (False, "warning")):
@@ -150,11 +168,12 @@ def test_a_program_that_says_that_it_saves_periodically_is_believed_before_its_f
         assert rundir.check_unannounced(config, doctor._directory(tmp_path), guard=False).level == level
 
 
-# ---- the command -------------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("1000", 1000), ("20GB", 20 * 10**9), ("1.5 g", 15 * 10**8), ("2TiB", 2 * 10**12), ("3kb", 3000)]
+    ("text", "nbytes"),
+    [("1000", 1000), ("20GB", 20 * 10**9), ("1.5 g", 15 * 10**8), ("2TiB", 2 * 10**12), ("3kb", 3000)],
 )
 def test_sizes_are_read_as_people_write_them(text: str, nbytes: int) -> None:
     assert doctor._bytes(text) == nbytes
@@ -162,20 +181,32 @@ def test_sizes_are_read_as_people_write_them(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [("--size", "big"), ("--termination-grace", "0"), ("--termination-grace", "nan"), ("--termination-grace", "x"), ("a", "b")],
+    [
+        ("--size", "big"),
+        ("--termination-grace", "0"),
+        ("--termination-grace", "nan"),
+        ("--termination-grace", "x"),
+        ("a", "b"),
+    ],
 )
-def test_options_that_make_no_sense_are_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_make_no_sense_are_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["doctor", *option]) == 2
     assert "usage: lastcall" in capsys.readouterr().err
 
 
-def test_what_follows_two_dashes_is_the_command_and_never_the_directory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_follows_two_dashes_is_the_command_and_never_the_directory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main.main(["doctor", "--json", "--", "bash", "-c", "python x.py || true", "--json"])
     body = json.loads(capsys.readouterr().out)
     assert set(body) == {"schema", "verdict", "findings", "settings", "versions"}
     assert body["verdict"] == "risk"
     assert any(item["name"] == "exit-code" and item["level"] == "risk" for item in body["findings"])
-    assert any(item["name"] == "storage" and "no directory was given" in item["says"] for item in body["findings"])
+    assert any(
+        item["name"] == "storage" and "no directory was given" in item["says"] for item in body["findings"]
+    )
     assert set(body["findings"][0]) == {"name", "level", "says", "remedy", "facts"}
 
 
@@ -188,4 +219,7 @@ def test_settings_that_were_set_are_shown_with_where_they_came_from(
     assert any(line.split() == ["grace", "77.0", "LASTCALL_GRACE_SECONDS"] for line in printed.splitlines())
     assert "save_total_limit" not in printed
     main.main(["doctor", str(root), "--no-write-test", "--settings"])
-    assert any(line.split() == ["save_total_limit", "None", "default"] for line in capsys.readouterr().out.splitlines())
+    assert any(
+        line.split() == ["save_total_limit", "None", "default"]
+        for line in capsys.readouterr().out.splitlines()
+    )

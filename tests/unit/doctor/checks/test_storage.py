@@ -95,7 +95,10 @@ def test_room_is_compared_with_the_next_checkpoint(tmp_path: Path) -> None:
 
 def test_too_few_inodes_are_found(tmp_path: Path) -> None:
     with mounted("tmpfs", "size=32m,nr_inodes=50", tmp_path / "few") as place:
-        assert [(item.name, item.level) for item in storage.check_room(place, 1000, 0)] == [("inodes", "risk"), ("space", "ok")]
+        assert [(item.name, item.level) for item in storage.check_room(place, 1000, 0)] == [
+            ("inodes", "risk"),
+            ("space", "ok"),
+        ]
 
 
 def test_the_write_test_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ def refused(given: dict[str, object], *, ray: bool = False) -> str:
 
 
 def test_without_annotations_nothing_is_asked_for() -> None:
-    assert wishes(None) == wishes({}) == wishes({"app": "x", "lastcall.device/enabled": "?"}) == noted.Wishes()
+    assert (
+        wishes(None) == wishes({}) == wishes({"app": "x", "lastcall.device/enabled": "?"}) == noted.Wishes()
+    )
 
 
 def test_each_annotation_is_read() -> None:
@@ -45,8 +47,14 @@ def test_rays_own_names_count_on_rays_kinds_only() -> None:
 
 
 def test_ours_wins_over_rays_name_on_one_object_but_not_from_the_namespace() -> None:
-    assert wishes({"lastcall.dev/enabled": "false", "ray.io/jit-checkpoint-enabled": "true"}, ray=True).enabled is False
-    assert wishes({"ray.io/jit-checkpoint-enabled": "false"}, {"lastcall.dev/enabled": "true"}, ray=True).enabled is False
+    assert (
+        wishes({"lastcall.dev/enabled": "false", "ray.io/jit-checkpoint-enabled": "true"}, ray=True).enabled
+        is False
+    )
+    assert (
+        wishes({"ray.io/jit-checkpoint-enabled": "false"}, {"lastcall.dev/enabled": "true"}, ray=True).enabled
+        is False
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,17 +78,25 @@ def test_ours_wins_over_rays_name_on_one_object_but_not_from_the_namespace() -> 
 )
 def test_a_wrong_value_is_refused_and_the_annotation_named(name: str, value: str, said: str) -> None:
     message = refused({f"lastcall.dev/{name}": value})
-    assert message.startswith(f"lastcall.dev/{name}: {value!r} ") and said in message and f'lastcall.dev/{name}: "' in message
+    assert (
+        message.startswith(f"lastcall.dev/{name}: {value!r} ")
+        and said in message
+        and f'lastcall.dev/{name}: "' in message
+    )
 
 
 @pytest.mark.parametrize("value", [True, 5, None, ["true"]])
 def test_a_value_without_quotes_is_refused_with_the_remedy(value: object) -> None:
-    assert 'Put it in quotes, for example: lastcall.dev/enabled: "true"' in refused({"lastcall.dev/enabled": value})
+    assert 'Put it in quotes, for example: lastcall.dev/enabled: "true"' in refused(
+        {"lastcall.dev/enabled": value}
+    )
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     assert "Did you mean lastcall.dev/grace-seconds?" in refused({"lastcall.dev/grace-second": "5"})
-    assert "Did you mean ray.io/jit-checkpoint-kill-wait?" in refused({"ray.io/jit-checkpoint-killwait": "5"}, ray=True)
+    assert "Did you mean ray.io/jit-checkpoint-kill-wait?" in refused(
+        {"ray.io/jit-checkpoint-killwait": "5"}, ray=True
+    )
 
 
 def test_what_a_pause_has_written_down_asks_for_nothing() -> None:

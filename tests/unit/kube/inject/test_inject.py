@@ -72,13 +72,18 @@ def test_a_ray_cluster_gets_the_variables_of_the_seed_and_a_drain_below_the_grac
 
 def test_sidecars_and_init_containers_are_left_alone() -> None:
     obj = job()
-    obj["spec"]["template"]["spec"] = {**pod("train", "proxy"), "initContainers": [{"name": "fetch", "image": "x"}]}
+    obj["spec"]["template"]["spec"] = {
+        **pod("train", "proxy"),
+        "initContainers": [{"name": "fetch", "image": "x"}],
+    }
     spec = protected(obj)["spec"]["template"]["spec"]
     assert spec["containers"][1] == {"name": "proxy", "image": "train"}
     assert spec["initContainers"][0] == {"name": "fetch", "image": "x"}
 
 
-@pytest.mark.parametrize("given", [{"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, {}])
+@pytest.mark.parametrize(
+    "given", [{"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, {}]
+)
 @pytest.mark.parametrize("name", ["LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED"])
 def test_a_variable_of_the_user_is_never_overwritten(name: str, given: dict[str, Any]) -> None:
     for obj in (job(), EVERY[0]):
@@ -96,9 +101,9 @@ def test_the_grace_is_raised_and_never_lowered() -> None:
         spec = {} if present is None else {"terminationGracePeriodSeconds": present}
         wanted = {} if asked is None else {"lastcall.dev/grace-seconds": asked}
         after = protected(job({**ON, **wanted}, **spec))
-        return after["spec"]["template"]["spec"].get("terminationGracePeriodSeconds"), variables(trainer(after))[
-            "LASTCALL_GRACE_SECONDS"
-        ]
+        return after["spec"]["template"]["spec"].get("terminationGracePeriodSeconds"), variables(
+            trainer(after)
+        )["LASTCALL_GRACE_SECONDS"]
 
     assert seconds(None, None) == seconds(30, None) == (120, "120")
     assert seconds(600, None) == seconds(600, "300") == (600, "600")
@@ -141,9 +146,17 @@ def test_a_hook_of_the_user_stays_and_is_warned_of() -> None:
 def test_a_volume_of_our_name_that_is_not_ours_is_not_written_to() -> None:
     obj = job(volumes=[{"name": "lastcall", "persistentVolumeClaim": {"claimName": "x"}}])
     after = protected(obj)
-    assert "initContainers" not in after["spec"]["template"]["spec"] and not {"volumeMounts", "lifecycle"} & set(trainer(after))
-    assert "LASTCALL_STOP_FILE" not in variables(trainer(after)) and "LASTCALL_ENABLED" in variables(trainer(after))
-    assert "is in use: neither the package nor the stop file" in inject.inject(obj, options=Options(image="lastcall:1")).warnings[0]
+    assert "initContainers" not in after["spec"]["template"]["spec"] and not {
+        "volumeMounts",
+        "lifecycle",
+    } & set(trainer(after))
+    assert "LASTCALL_STOP_FILE" not in variables(trainer(after)) and "LASTCALL_ENABLED" in variables(
+        trainer(after)
+    )
+    assert (
+        "is in use: neither the package nor the stop file"
+        in inject.inject(obj, options=Options(image="lastcall:1")).warnings[0]
+    )
 
 
 def test_a_mount_of_the_user_at_our_place_stays() -> None:
@@ -154,7 +167,12 @@ def test_a_mount_of_the_user_at_our_place_stays() -> None:
 
 def test_the_init_container_runs_as_the_training_does() -> None:
     obj = job()
-    trainer(obj)["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True, "privileged": True, "readOnlyRootFilesystem": False}
+    trainer(obj)["securityContext"] = {
+        "runAsUser": 1000,
+        "runAsNonRoot": True,
+        "privileged": True,
+        "readOnlyRootFilesystem": False,
+    }
     (install,) = protected(obj)["spec"]["template"]["spec"]["initContainers"]
     assert install["securityContext"] == {
         "runAsUser": 1000,
@@ -181,17 +199,22 @@ def test_a_wrong_annotation_in_a_template_is_refused_with_the_object() -> None:
 def test_storage_is_mounted_once_and_not_over_what_is_there() -> None:
     obj = job({**ON, "lastcall.dev/storage": "shared/exp1", "lastcall.dev/directory": "/ckpt"})
     after = protected(obj)
-    assert {"name": "lastcall-storage", "mountPath": "/ckpt", "subPath": "exp1"} in trainer(after)["volumeMounts"]
-    assert {"name": "lastcall-storage", "persistentVolumeClaim": {"claimName": "shared"}} in after["spec"]["template"]["spec"][
-        "volumes"
+    assert {"name": "lastcall-storage", "mountPath": "/ckpt", "subPath": "exp1"} in trainer(after)[
+        "volumeMounts"
     ]
+    assert {"name": "lastcall-storage", "persistentVolumeClaim": {"claimName": "shared"}} in after["spec"][
+        "template"
+    ]["spec"]["volumes"]
     trainer(obj)["volumeMounts"] = [{"name": "own", "mountPath": "/ckpt/"}]
     assert [mount["name"] for mount in trainer(protected(obj))["volumeMounts"]] == ["own", "lastcall"]
 
 
 def test_a_saved_pod_does_not_count_on_the_backoff_limit_of_its_job() -> None:
     (saved, disrupted) = protected(job(restartPolicy="Never"))["spec"]["podFailurePolicy"]["rules"]
-    assert saved == {"action": "Ignore", "onExitCodes": {"containerName": "main", "operator": "In", "values": [75]}}
+    assert saved == {
+        "action": "Ignore",
+        "onExitCodes": {"containerName": "main", "operator": "In", "values": [75]},
+    }
     assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
@@ -238,11 +261,15 @@ def test_an_annotation_without_effect_is_warned_of() -> None:
     assert inject.inject(job({"lastcall.dev/grace-seconds": "60"}), options=Options()).warnings == (
         'lastcall.dev/grace-seconds has no effect without lastcall.dev/enabled: "true"',
     )
-    (warning,) = inject.inject(job({**ON, "ray.io/jit-checkpoint-enabled": "true"}), options=Options()).warnings
+    (warning,) = inject.inject(
+        job({**ON, "ray.io/jit-checkpoint-enabled": "true"}), options=Options()
+    ).warnings
     assert "only applies to kinds of ray.io" in warning
 
 
-@pytest.mark.parametrize("spec", [{"terminationGracePeriodSeconds": "5"}, {"volumes": "x"}, {"initContainers": {}}])
+@pytest.mark.parametrize(
+    "spec", [{"terminationGracePeriodSeconds": "5"}, {"volumes": "x"}, {"initContainers": {}}]
+)
 def test_an_object_of_another_shape_is_left_to_the_api_server(spec: dict[str, Any]) -> None:
     found = inject.inject(job(**spec), options=Options(image="lastcall:1"))
     assert found.operations == () and found.because.startswith("left alone")
@@ -252,10 +279,14 @@ PIPED = ["bash", "-c", "set -e; python train.py 2>&1 | tee log.txt"]
 
 
 def said_of(obj: dict[str, Any]) -> list[str]:
-    return [warning for warning in inject.inject(obj, options=Options()).warnings if "looks finished" in warning]
+    return [
+        warning for warning in inject.inject(obj, options=Options()).warnings if "looks finished" in warning
+    ]
 
 
-def with_command(obj: dict[str, Any], *, command: list[str] | None = None, args: list[str] | None = None) -> dict[str, Any]:
+def with_command(
+    obj: dict[str, Any], *, command: list[str] | None = None, args: list[str] | None = None
+) -> dict[str, Any]:
     for template in templates(obj):
         template["spec"]["containers"][0] |= {"command": command} if command else {}
         template["spec"]["containers"][0] |= {"args": args} if args else {}
@@ -297,7 +328,9 @@ def test_f19_of_a_pod_its_restart_policy_decides() -> None:
 )
 def test_f19_commands_are_read_as_the_doctor_reads_them(command: Any, args: Any, words: str | None) -> None:
     found = said_of(with_command(job(), command=command, args=args))
-    assert [words in one and len(one) <= 256 for one in found if words] == [True] * bool(words) and len(found) == bool(words)
+    assert [words in one and len(one) <= 256 for one in found if words] == [True] * bool(words) and len(
+        found
+    ) == bool(words)
 
 
 def test_f19_no_file_of_the_webhook_itself_is_read(tmp_path: Any) -> None:

@@ -27,7 +27,9 @@ def trains(obj: dict[str, object]) -> list[int]:
 
 def test_ray_trains_in_the_first_container_whatever_else_is_said() -> None:
     spec = cluster("ray", "autoscaler")
-    spec["headGroupSpec"]["template"]["metadata"] = {"annotations": {"kubectl.kubernetes.io/default-container": "autoscaler"}}
+    spec["headGroupSpec"]["template"]["metadata"] = {
+        "annotations": {"kubectl.kubernetes.io/default-container": "autoscaler"}
+    }
     assert trains(made("ray.io/v1", "RayCluster", spec)) == [0, 0, 0]
 
 
@@ -40,16 +42,25 @@ def test_otherwise_the_default_container_trains_and_else_the_first() -> None:
     obj = job()
     obj["spec"]["template"]["spec"] = pod("proxy", "train")
     assert trains(obj) == [0]
-    obj["spec"]["template"]["metadata"] = {"annotations": {"kubectl.kubernetes.io/default-container": "train"}}
+    obj["spec"]["template"]["metadata"] = {
+        "annotations": {"kubectl.kubernetes.io/default-container": "train"}
+    }
     assert trains(obj) == [1]
 
 
 def test_the_initializers_of_a_trainjob_do_not_train() -> None:
     def one(step: str, *names: str) -> dict[str, object]:
         labels = {"trainer.kubeflow.org/trainjob-ancestor-step": step}
-        return {"name": step, "template": {"metadata": {"labels": labels}, "spec": {"template": {"spec": pod(*names)}}}}
+        return {
+            "name": step,
+            "template": {"metadata": {"labels": labels}, "spec": {"template": {"spec": pod(*names)}}},
+        }
 
-    obj = made("jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [one("dataset-initializer"), one("trainer", "proxy", "node")]})
+    obj = made(
+        "jobset.x-k8s.io/v1alpha2",
+        "JobSet",
+        {"replicatedJobs": [one("dataset-initializer"), one("trainer", "proxy", "node")]},
+    )
     kind = kinds.of(obj)
     assert kind is not None
     assert [(template.path[2], template.container) for template in kind.find(obj)] == [(1, 1)]
@@ -66,7 +77,9 @@ def test_what_has_another_shape_has_no_template(containers: object) -> None:
 
 def test_an_object_is_owned_when_a_controller_of_our_kinds_made_it() -> None:
     def owner(version: str, kind: str, controller: object = True) -> dict[str, object]:
-        return job(metadata={"ownerReferences": [{"apiVersion": version, "kind": kind, "controller": controller}]})
+        return job(
+            metadata={"ownerReferences": [{"apiVersion": version, "kind": kind, "controller": controller}]}
+        )
 
     assert kinds.owned(owner("batch/v1", "CronJob"))
     assert kinds.owned(owner("apps/v1", "ReplicaSet"))

@@ -47,13 +47,19 @@ def content(target: Path) -> dict[str, bytes]:
     return {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
 
 
-# ---- what is copied -------------------------------------------------------------------------------------------------------------
+# ---- what is copied ----------------------------------------------------------------------------------------
 
 
 def test_it_is_the_whole_package_and_nothing_that_is_compiled(copied: Path) -> None:
     source = ROOT / "src" / "lastcall"
-    there = {str(path.relative_to(copied / "lib" / "lastcall")) for path in (copied / "lib" / "lastcall").rglob("*") if path.is_file()}
-    assert there == {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in (".py", ".typed")}
+    there = {
+        str(path.relative_to(copied / "lib" / "lastcall"))
+        for path in (copied / "lib" / "lastcall").rglob("*")
+        if path.is_file()
+    }
+    assert there == {
+        str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in (".py", ".typed")
+    }
     assert not [path for path in copied.rglob("*") if path.suffix in (".so", ".pyc", ".pyd")]
 
 
@@ -66,7 +72,8 @@ def test_copying_again_changes_nothing(tmp_path: Path) -> None:
 
 def test_everybody_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
     script = (
-        "import os; os.umask(0o077); from pathlib import Path; from lastcall.kube.inject import package_volume; "
+        "import os; os.umask(0o077); from pathlib import Path; from lastcall.kube.inject import "
+        "package_volume; "
         f"package_volume.copy(Path({str(tmp_path)!r}))"
     )
     subprocess.run([sys.executable, "-c", script], env=environment(), check=True, timeout=PATIENCE)
@@ -80,7 +87,8 @@ def test_another_version_takes_its_place_in_one_step(tmp_path: Path) -> None:
     old.mkdir(parents=True)
     (tmp_path / "site").symlink_to("0.0.9-abc/lastcall/auto/site")
     package_volume.copy(tmp_path)
-    assert (tmp_path / "site" / "sitecustomize.py").is_file() and old.is_dir()  # who reads the old one meanwhile goes on
+    # who reads the old one meanwhile goes on
+    assert (tmp_path / "site" / "sitecustomize.py").is_file() and old.is_dir()
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
@@ -105,19 +113,23 @@ def test_a_folder_that_cannot_be_written_is_said_to_be_one(tmp_path: Path) -> No
         package_volume.copy(tmp_path / "file")
 
 
-# ---- in an image without lastcall -----------------------------------------------------------------------------------------------
+# ---- in an image without lastcall --------------------------------------------------------------------------
 
 
 def test_a_python_without_lastcall_is_switched_on_by_it(bare: Path, copied: Path) -> None:
     done = run(bare, PROBE, env=on(copied))
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["finders"] == 1 and json.loads(done.stdout)["path"] == []
-    assert run(bare, "-c", WHERE, env=on(copied)).stdout.strip() == str((copied / "lib").resolve() / "lastcall" / "__init__.py")
+    assert run(bare, "-c", WHERE, env=on(copied)).stdout.strip() == str(
+        (copied / "lib").resolve() / "lastcall" / "__init__.py"
+    )
 
 
 def test_it_can_be_moved_as_a_mount_moves_it(bare: Path, copied: Path, tmp_path: Path) -> None:
     shutil.copytree(copied, tmp_path / "elsewhere", symlinks=True)
-    assert run(bare, "-c", WHERE, env=on(tmp_path / "elsewhere")).stdout.startswith(str(tmp_path / "elsewhere"))
+    assert run(bare, "-c", WHERE, env=on(tmp_path / "elsewhere")).stdout.startswith(
+        str(tmp_path / "elsewhere")
+    )
 
 
 @pytest.mark.parametrize("word", ["", "0"])
@@ -127,7 +139,11 @@ def test_nothing_happens_where_it_is_not_asked_for(bare: Path, copied: Path, wor
 
 
 def test_a_lastcall_of_the_image_wins(bare: Path, copied: Path, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "src" / "lastcall", tmp_path / "image" / "lastcall", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "src" / "lastcall",
+        tmp_path / "image" / "lastcall",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     done = run(bare, "-c", WHERE, env=on(copied, PYTHONPATH=str(tmp_path / "image")))
     assert done.stdout.startswith(str(tmp_path / "image"))
 
@@ -141,7 +157,9 @@ def test_the_images_own_sitecustomize_runs_too(bare: Path, copied: Path, tmp_pat
 def for_anybody() -> str | None:
     """A Python that another user than root can start, too."""
     for name in (interpreters.BASE, "/usr/bin/python3"):
-        if all(folder.stat().st_mode & 0o001 for folder in Path(name).resolve().parents) and os.path.exists(name):
+        if all(folder.stat().st_mode & 0o001 for folder in Path(name).resolve().parents) and os.path.exists(
+            name
+        ):
             done = run(name, "-c", "import sys; print(sys.version_info >= (3, 11))", env=outside())
             if done.stdout == "True\n":
                 return name
@@ -168,7 +186,9 @@ def test_it_is_usable_where_nothing_can_be_written(copied: Path) -> None:
         ]
         if os.geteuid() == 0:  # root writes where it likes: so somebody else does this
             command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
-        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, env=env, cwd="/", capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
         assert content(mount) == before
         for path in [mount, *mount.rglob("*")]:
@@ -177,7 +197,8 @@ def test_it_is_usable_where_nothing_can_be_written(copied: Path) -> None:
 
 
 def test_the_core_works_without_compiled_packages(bare: Path, copied: Path) -> None:
-    """No xxhash: digests of the standard library, and a checkpoint of the other kind is said to be unreadable here, not damaged."""
+    """No xxhash: digests of the standard library, and a checkpoint of the other kind is said to be unreadable
+    here, not damaged."""
     script = """
 import lastcall, sys
 from lastcall.core.engine import digest
@@ -192,11 +213,12 @@ except errors.UncheckedError as error:
     done = run(bare, "-c", script, env=on(copied))
     assert done.stdout.splitlines() == [
         "blake2b-128",
-        "digests of the kind 'xxh3-128' cannot be checked here: the xxhash package is missing. Install it with: pip install xxhash",
+        "digests of the kind 'xxh3-128' cannot be checked here: the xxhash package is missing. Install it "
+        "with: pip install xxhash",
     ], done.stderr
 
 
-# ---- under an older Python ------------------------------------------------------------------------------------------------------
+# ---- under an older Python ---------------------------------------------------------------------------------
 
 OLDER = """
 import os, sys
@@ -220,13 +242,24 @@ def test_what_every_python_reads_has_no_syntax_of_a_newer_one(copied: Path) -> N
     ast.parse(source, feature_version=(3, 4))
     assert source.isascii()  # Python 2 reads no other without being told how
     kinds = {type(node).__name__ for node in ast.walk(ast.parse(source))}
-    newer = {"JoinedStr", "AnnAssign", "NamedExpr", "Nonlocal", "AsyncFunctionDef", "Await", "YieldFrom", "Match", "Starred", "TryStar"}
+    newer = {
+        "JoinedStr",
+        "AnnAssign",
+        "NamedExpr",
+        "Nonlocal",
+        "AsyncFunctionDef",
+        "Await",
+        "YieldFrom",
+        "Match",
+        "Starred",
+        "TryStar",
+    }
     assert not kinds & newer
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     assert functions and not [node for node in functions if node.args.kwonlyargs or node.returns]
 
 
-# ---- the hook -------------------------------------------------------------------------------------------------------------------
+# ---- the hook ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [("120", 120), ("", 30), ("2.5", 2.5)])

@@ -25,7 +25,11 @@ def env(obj: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_annotations_are_passed_on_to_the_jobset() -> None:
-    (patch,) = patches(protected(trainjob({}), namespace={"lastcall.dev/enabled": "yes", "lastcall.dev/kill-wait-seconds": "1"}))
+    (patch,) = patches(
+        protected(
+            trainjob({}), namespace={"lastcall.dev/enabled": "yes", "lastcall.dev/kill-wait-seconds": "1"}
+        )
+    )
     assert patch["manager"] == "lastcall.dev/webhook"
     assert at(patch, ("trainingRuntimeSpec", "template", "metadata", "annotations")) == {
         "lastcall.dev/enabled": "yes",
@@ -36,14 +40,21 @@ def test_the_annotations_are_passed_on_to_the_jobset() -> None:
 def test_the_grace_is_set_where_it_was_asked_for_and_left_to_the_jobset_otherwise() -> None:
     after = protected(trainjob({**ON, "lastcall.dev/grace-seconds": "200"}))
     assert at(patches(after)[0], POD) == {"terminationGracePeriodSeconds": 200}
-    assert env(after) == {"LASTCALL_ENABLED": "1", "LASTCALL_GRACE_SECONDS": "200", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "200"}
+    assert env(after) == {
+        "LASTCALL_ENABLED": "1",
+        "LASTCALL_GRACE_SECONDS": "200",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "200",
+    }
     after = protected(trainjob())
     assert at(patches(after)[0], POD) is None and env(after) == {"LASTCALL_ENABLED": "1"}
 
 
 def test_a_longer_grace_of_the_user_stays_and_is_said() -> None:
     after = protected(
-        trainjob({**ON, "lastcall.dev/grace-seconds": "200"}, runtimePatches=[user_patch(terminationGracePeriodSeconds=600)])
+        trainjob(
+            {**ON, "lastcall.dev/grace-seconds": "200"},
+            runtimePatches=[user_patch(terminationGracePeriodSeconds=600)],
+        )
     )
     assert at(patches(after)[1], POD) is None
     assert env(after)["LASTCALL_GRACE_SECONDS"] == "600"
@@ -54,7 +65,9 @@ def test_storage_is_mounted_into_the_node_unless_the_user_mounts_something_there
     after = protected(trainjob(asked))
     mount = {"name": "lastcall-storage", "mountPath": "/ckpt", "subPath": "a"}
     assert at(patches(after)[0], (*POD, "containers")) == [{"name": "node", "volumeMounts": [mount]}]
-    assert at(patches(after)[0], (*POD, "volumes")) == [{"name": "lastcall-storage", "persistentVolumeClaim": {"claimName": "shared"}}]
+    assert at(patches(after)[0], (*POD, "volumes")) == [
+        {"name": "lastcall-storage", "persistentVolumeClaim": {"claimName": "shared"}}
+    ]
     own = user_patch(containers=[{"name": "node", "volumeMounts": [{"name": "mine", "mountPath": "/ckpt"}]}])
     assert at(patches(protected(trainjob(asked, runtimePatches=[own])))[1], POD) is None
 
@@ -71,7 +84,9 @@ def test_a_trainjob_that_is_full_is_not_made_one_that_the_api_server_refuses() -
     asked = {**ON, "lastcall.dev/grace-seconds": "200"}
     room = inject.inject(trainjob(asked, trainer={"env": full}), options=Options())
     assert room.warnings == ()
-    assert len(applied(trainjob(asked, trainer={"env": full}), room.operations)["spec"]["trainer"]["env"]) == 128
+    assert (
+        len(applied(trainjob(asked, trainer={"env": full}), room.operations)["spec"]["trainer"]["env"]) == 128
+    )
     item = trainjob(asked, trainer={"env": [*full, {"name": "W", "value": ""}]})
     made = inject.inject(item, options=Options())
     after = applied(item, made.operations)

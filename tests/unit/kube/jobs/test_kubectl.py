@@ -25,7 +25,11 @@ def test_context_and_namespace_come_before_what_is_for_a_command_in_the_pod(tmp_
 
 def test_without_kubectl_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(KubectlError, match=r"cannot find kubectl. Install kubectl .* --kubectl /path/to/kubectl"):
+    with pytest.raises(
+        KubectlError,
+        match=r"cannot find kubectl. Install kubectl .* --kubectl "
+        r"/path/to/kubectl",
+    ):
         Kubectl().run("version")
 
 
@@ -38,7 +42,9 @@ def test_without_kubectl_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatc
         ("The connection to the server 10.0.0.1 was refused", KubectlError),
     ],
 )
-def test_a_refusal_is_told_by_what_it_is_in_the_servers_own_words(tmp_path: Path, said: str, kind: type[KubectlError]) -> None:
+def test_a_refusal_is_told_by_what_it_is_in_the_servers_own_words(
+    tmp_path: Path, said: str, kind: type[KubectlError]
+) -> None:
     (tmp_path / "said").write_text(said)
     with pytest.raises(KubectlError) as caught:
         program(tmp_path, f"cat '{tmp_path / 'said'}' >&2; exit 1").run("get", "jobs.batch", "x")
@@ -46,9 +52,14 @@ def test_a_refusal_is_told_by_what_it_is_in_the_servers_own_words(tmp_path: Path
 
 
 def test_its_log_does_not_hide_what_it_says(tmp_path: Path) -> None:
-    logged = 'E1116 10:25:12.46 3724 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list: Get x"\n'
+    logged = (
+        'E1116 10:25:12.46 3724 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API '
+        'group list: Get x"\n'
+    )
     (tmp_path / "said").write_text(logged * 5 + "The connection to the server localhost:8080 was refused")
-    with pytest.raises(KubectlError, match="failed: The connection to the server localhost:8080 was refused$"):
+    with pytest.raises(
+        KubectlError, match="failed: The connection to the server localhost:8080 was refused$"
+    ):
         program(tmp_path, f"cat '{tmp_path / 'said'}' >&2; exit 1").run("get", "x")
 
 

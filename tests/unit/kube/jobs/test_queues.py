@@ -15,8 +15,15 @@ from unit.kube.cluster import Cluster
 SAVED = "Notice answered: saved checkpoint-7"
 
 
-def queue(cluster: Cluster, *, suspended: bool = False, active: bool | None = None, workload: bool = True) -> None:
-    metadata = {"name": "x", "namespace": "team", "uid": "u-1", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
+def queue(
+    cluster: Cluster, *, suspended: bool = False, active: bool | None = None, workload: bool = True
+) -> None:
+    metadata = {
+        "name": "x",
+        "namespace": "team",
+        "uid": "u-1",
+        "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+    }
     cluster.add("jobs.batch", "x", metadata=metadata, spec={"suspend": suspended})
     of = {"labels": {"kueue.x-k8s.io/job-uid": "u-1"}}
     done = {"conditions": [{"type": "Finished", "status": "True"}]}
@@ -60,7 +67,9 @@ def test_one_that_waits_for_its_turn_is_not_called_paused(
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_a_queue_that_nobody_serves_leaves_the_job_as_any_other(cluster: Cluster, kubectl: Kubectl, installed: bool) -> None:
+def test_a_queue_that_nobody_serves_leaves_the_job_as_any_other(
+    cluster: Cluster, kubectl: Kubectl, installed: bool
+) -> None:
     queue(cluster, workload=False)
     if not installed:
         for file in (cluster.home / queues.RESOURCE).iterdir():
@@ -86,7 +95,10 @@ def test_one_whose_workload_may_not_be_seen_is_not_touched(cluster: Cluster, kub
     [
         ({}, "only suspends a RayJob with shutdownAfterJobFinishes"),
         ({"shutdownAfterJobFinishes": False}, "only suspends a RayJob with shutdownAfterJobFinishes"),
-        ({"shutdownAfterJobFinishes": True, "clusterSelector": {"ray.io/cluster": "shared"}}, "an existing RayCluster"),
+        (
+            {"shutdownAfterJobFinishes": True, "clusterSelector": {"ray.io/cluster": "shared"}},
+            "an existing RayCluster",
+        ),
     ],
 )
 def test_a_rayjob_that_kuberay_would_not_suspend_is_not_touched(

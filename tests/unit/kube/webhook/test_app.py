@@ -25,7 +25,14 @@ def webhook(**known: dict[str, Any]) -> app.Webhook:
 def called(hook: app.Webhook, method: str, path: str, parts: Iterable[bytes] = (b"",)) -> tuple[int, str]:
     """A request to the application, without a server: its status and its body."""
     sent: list[dict[str, Any]] = []
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+    }
 
     async def pieces() -> AsyncIterator[dict[str, Any]]:
         for part in parts:
@@ -81,7 +88,9 @@ def test_what_is_no_review_is_told_so_and_the_next_one_is_answered() -> None:
     assert 'lastcall_webhook_requests_total{result="unreadable"} 1' in hook.metrics.page()
 
 
-def test_an_error_of_our_own_is_logged_with_its_trace(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_our_own_is_logged_with_its_trace(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
@@ -89,16 +98,24 @@ def test_an_error_of_our_own_is_logged_with_its_trace(monkeypatch: pytest.Monkey
     status, body = called(webhook(), "POST", "/mutate", [objects.review(job())])
     assert (status, json.loads(body)["response"]) == (200, {"uid": "abc", "allowed": True})
     line = json.loads(logs.Lines().format(caplog.records[-1]))
-    assert (line["level"], line["kind"], line["result"]) == ("error", "Job", "failed") and "in broken" in line["trace"]
+    assert (line["level"], line["kind"], line["result"]) == (
+        "error",
+        "Job",
+        "failed",
+    ) and "in broken" in line["trace"]
 
 
-def test_a_warning_is_logged_and_an_object_that_is_nobodys_business_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_logged_and_an_object_that_is_nobodys_business_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A controller shows the warnings that it gets to nobody."""
     caplog.set_level("INFO", "lastcall.kube")
     called(webhook(), "POST", "/mutate", [objects.review(job({}))])
     assert not caplog.records
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "1", "controller": True}
-    wrong = objects.made("v1", "Pod", objects.pod(), {"lastcall.dev/enabled": "sure"}, ownerReferences=[owner])
+    wrong = objects.made(
+        "v1", "Pod", objects.pod(), {"lastcall.dev/enabled": "sure"}, ownerReferences=[owner]
+    )
     called(webhook(), "POST", "/mutate", [objects.review(wrong)])
     assert "the job runs unprotected" in caplog.text
 
@@ -140,7 +157,15 @@ def test_metrics_count_what_became_of_the_requests() -> None:
     for obj in (job(), job(), job({}), job({"lastcall.dev/enabled": "sure"})):
         called(hook, "POST", "/mutate", [objects.review(obj)])
     page = called(hook, "GET", "/metrics")[1]
-    for line in ('{result="patched"} 2', '{result="unchanged"} 1', '{result="refused"} 1', '{result="failed"} 0'):
+    for line in (
+        '{result="patched"} 2',
+        '{result="unchanged"} 1',
+        '{result="refused"} 1',
+        '{result="failed"} 0',
+    ):
         assert f"lastcall_webhook_requests_total{line}\n" in page
-    assert "lastcall_webhook_request_seconds_count 4\n" in page and 'lastcall_webhook_request_seconds_bucket{le="+Inf"} 4\n' in page
+    assert (
+        "lastcall_webhook_request_seconds_count 4\n" in page
+        and 'lastcall_webhook_request_seconds_bucket{le="+Inf"} 4\n' in page
+    )
     assert "# TYPE lastcall_up gauge\nlastcall_up 1\n" in page

@@ -106,4 +106,6 @@ def test_a_certificate_of_others_is_served_and_read_anew(tmp_path: Path) -> None
 
 def test_the_key_is_left_on_no_disk_and_out_of_the_log(tmp_path: Path) -> None:
     pair = certificates.authority()
-    assert "key" not in repr(pair).replace("BEGIN", "").lower().split("certificate=")[0] and "PRIVATE" not in repr(pair)
+    assert "key" not in repr(pair).replace("BEGIN", "").lower().split("certificate=")[
+        0
+    ] and "PRIVATE" not in repr(pair)

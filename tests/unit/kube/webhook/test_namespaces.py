@@ -17,7 +17,11 @@ from lastcall.kube.webhook.namespaces import Api, Namespaces
 
 def namespace(name: str, **annotations: str) -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "annotations": {f"lastcall.dev/{key}": value for key, value in annotations.items()} | {"other": "x"}}
+        "metadata": {
+            "name": name,
+            "annotations": {f"lastcall.dev/{key}": value for key, value in annotations.items()}
+            | {"other": "x"},
+        }
     }
 
 
@@ -46,7 +50,11 @@ class Server:
                 else:
                     self.send_response(200)
                     self.end_headers()
-                    found = outer.items[name] if name else {"metadata": {"resourceVersion": "7"}, "items": list(outer.items.values())}
+                    found = (
+                        outer.items[name]
+                        if name
+                        else {"metadata": {"resourceVersion": "7"}, "items": list(outer.items.values())}
+                    )
                     self.wfile.write(json.dumps(found).encode())
 
             def log_message(self, *_: object) -> None:
@@ -88,7 +96,9 @@ def test_namespaces_are_listed_and_followed(server: Server, tmp_path: Path) -> N
     assert {said for _, said in server.asked} == {"Bearer secret"}
 
 
-def test_a_watch_that_is_too_old_begins_again_with_a_list(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_that_is_too_old_begins_again_with_a_list(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(namespaces, "_BACKOFF_SECONDS", (0.01, 0.01))
     server.items = {"a": namespace("a", enabled="true"), "b": namespace("b")}
     known = Namespaces(Api(server.url))
@@ -122,7 +132,10 @@ def test_an_api_server_that_cannot_be_reached_leaves_it_ready(caplog: pytest.Log
     known.start()
     until(lambda: known.tried, "the first try")
     assert not known.synced and known.ask("a") == {}
-    assert "could not watch namespaces" in caplog.text and "using only the object's own annotations" in caplog.text
+    assert (
+        "could not watch namespaces" in caplog.text
+        and "using only the object's own annotations" in caplog.text
+    )
 
 
 def test_a_pod_knows_its_api_server(tmp_path: Path) -> None:
@@ -130,4 +143,6 @@ def test_a_pod_knows_its_api_server(tmp_path: Path) -> None:
     assert namespaces.in_cluster(environ, tmp_path) is None
     (tmp_path / "token").touch()
     assert namespaces.in_cluster({}, tmp_path) is None
-    assert namespaces.in_cluster(environ, tmp_path) == Api("https://[fd00::1]:6443", tmp_path / "token", tmp_path / "ca.crt")
+    assert namespaces.in_cluster(environ, tmp_path) == Api(
+        "https://[fd00::1]:6443", tmp_path / "token", tmp_path / "ca.crt"
+    )

@@ -27,7 +27,10 @@ def response(body: bytes, **more: Any) -> dict[str, Any]:
 def test_an_annotated_object_is_admitted_with_a_patch() -> None:
     answer = answered(objects.review(job()))
     assert answer.result == "patched"
-    assert answer.document["apiVersion"] == "admission.k8s.io/v1" and answer.document["kind"] == "AdmissionReview"
+    assert (
+        answer.document["apiVersion"] == "admission.k8s.io/v1"
+        and answer.document["kind"] == "AdmissionReview"
+    )
     said = answer.document["response"]
     assert (said["uid"], said["allowed"], said["patchType"]) == ("abc", True, "JSONPatch")
     assert draft.applied(job(), operations(answer.document)) == protected(job())
@@ -50,7 +53,9 @@ def test_the_namespace_gives_the_default() -> None:
 def test_a_wrong_annotation_of_the_namespace_is_left_out_with_a_warning() -> None:
     said = response(objects.review(job({})), namespace={"lastcall.dev/enabled": "sure"})
     assert said["allowed"] is True and "patch" not in said
-    assert said["warnings"][0].startswith("ignoring the namespace's annotations: lastcall.dev/enabled: 'sure'")
+    assert said["warnings"][0].startswith(
+        "ignoring the namespace's annotations: lastcall.dev/enabled: 'sure'"
+    )
 
 
 def test_a_namespace_is_refused_when_its_own_annotation_is_wrong() -> None:
@@ -66,7 +71,9 @@ def test_a_namespace_is_refused_when_its_own_annotation_is_wrong() -> None:
     assert response(namespace("x"))["allowed"] is False
 
 
-@pytest.mark.parametrize("more", [{"operation": "DELETE"}, {"operation": "CONNECT"}, {"subResource": "status"}])
+@pytest.mark.parametrize(
+    "more", [{"operation": "DELETE"}, {"operation": "CONNECT"}, {"subResource": "status"}]
+)
 def test_what_creates_nothing_is_admitted_as_it_is(more: dict[str, Any]) -> None:
     assert response(objects.review(job(), **more)) == {"uid": "abc", "allowed": True}
 
@@ -157,17 +164,26 @@ def test_a_field_that_the_api_server_drops_does_not_keep_the_rest_from_being_put
 
 def test_other_annotations_put_back_what_was_there_and_warn() -> None:
     cluster = every({**ON, "lastcall.dev/grace-seconds": "200"})[0]
-    later = {**cluster, "metadata": {**cluster["metadata"], "annotations": {**ON, "lastcall.dev/grace-seconds": "500"}}}
+    later = {
+        **cluster,
+        "metadata": {**cluster["metadata"], "annotations": {**ON, "lastcall.dev/grace-seconds": "500"}},
+    }
     answer = answered(objects.review(later, "UPDATE", protected(cluster)))
     assert draft.applied(later, operations(answer.document))["spec"] == protected(cluster)["spec"]
-    assert "lastcall will apply these annotations only when this" in answer.document["response"]["warnings"][0]
+    assert (
+        "lastcall will apply these annotations only when this" in answer.document["response"]["warnings"][0]
+    )
     stays = {**protected(cluster), "metadata": later["metadata"]}
     said = response(objects.review(stays, "UPDATE", protected(cluster)))
-    assert "patch" not in said and "lastcall will apply these annotations only when this" in said["warnings"][0]
+    assert (
+        "patch" not in said and "lastcall will apply these annotations only when this" in said["warnings"][0]
+    )
 
 
 def test_an_update_with_a_new_wrong_value_is_refused() -> None:
-    assert response(objects.review(job({"lastcall.dev/enabled": "sure"}), "UPDATE", job({})))["allowed"] is False
+    assert (
+        response(objects.review(job({"lastcall.dev/enabled": "sure"}), "UPDATE", job({})))["allowed"] is False
+    )
 
 
 def test_a_wrong_value_that_was_there_before_does_not_stand_in_the_way() -> None:
@@ -208,7 +224,8 @@ def test_protection_that_is_not_asked_for_any_more_is_told_to_stay() -> None:
 
 @pytest.mark.parametrize("kind", ["Deployment", "RayCluster", "CronJob"])
 def test_an_update_that_renames_the_container_protects_it(kind: str) -> None:
-    """Annotated, and not protected so far: what the two versions need differs in the middle of the patch only."""
+    """Annotated, and not protected so far: what the two versions need differs in the middle of the patch
+    only."""
     (before,) = (obj for obj in every(ON) if obj["kind"] == kind)
     after = json.loads(json.dumps(before).replace('"main"', '"renamed"'))
     answer = answered(objects.review(after, "UPDATE", before))

@@ -40,7 +40,11 @@ def test_a_shell_that_execs_the_training_does_not_stay(text: str) -> None:
     [
         ("python train.py", 1, ("python", "train.py")),
         ("cd x &&\\\n  python \\\n  train.py --a 'b c'", 1, ("python", "train.py", "--a", "b c")),
-        ("\n\nCUDA_VISIBLE_DEVICES=0 /usr/bin/python3.11 train.py 2>&1 >log", 3, ("/usr/bin/python3.11", "train.py")),
+        (
+            "\n\nCUDA_VISIBLE_DEVICES=0 /usr/bin/python3.11 train.py 2>&1 >log",
+            3,
+            ("/usr/bin/python3.11", "train.py"),
+        ),
         ("if true; then\n  torchrun a.py\nfi", 2, ("torchrun", "a.py")),
         ("V=$(python --version)\nNAME='a\nb'\naccelerate launch a.py", 4, ("accelerate", "launch", "a.py")),
         ("lastcall doctor runs\nlastcall run -- python a.py", 2, ("lastcall", "run", "--", "python", "a.py")),
@@ -53,13 +57,16 @@ def test_the_training_is_found_in_a_script_that_stays(text: str, line: int, word
     assert (script.training.line, script.training.words) == (line, words)
 
 
-@pytest.mark.parametrize("text", ["", "echo hello", "V=$(python --version)", "echo 'unclosed\npython train.py", "lastcall doctor"])
+@pytest.mark.parametrize(
+    "text", ["", "echo hello", "V=$(python --version)", "echo 'unclosed\npython train.py", "lastcall doctor"]
+)
 def test_where_nothing_is_known_to_train_nothing_is_claimed(text: str) -> None:
     script = of(text)
     assert script.training is None and not script.stays and script.swallows() is None
 
 
-# Each is run by a real bash, with a `python` that fails with 75: what the doctor says of the exit code is what happens.
+# Each is run by a real bash, with a `python` that fails with 75: what the doctor says of the exit code is
+# what happens.
 LOST = [
     "python train.py || true",
     "python train.py || echo failed",
@@ -102,7 +109,12 @@ def test_an_exit_code_is_called_lost_exactly_where_bash_loses_it(text: str, tmp_
 
 
 @pytest.mark.parametrize(
-    "text", ["if python train.py; then echo yes; fi", "while ! python train.py; do sleep 1; done", "! python train.py"]
+    "text",
+    [
+        "if python train.py; then echo yes; fi",
+        "while ! python train.py; do sleep 1; done",
+        "! python train.py",
+    ],
 )
 def test_of_a_code_that_a_condition_takes_nothing_is_claimed(text: str) -> None:
     assert of(text).swallows() is None
@@ -112,7 +124,11 @@ def test_errexit_may_come_from_the_command_line_or_the_first_line(tmp_path: Path
     text = "python train.py\necho done\n"
     path = tmp_path / "entry.sh"
     path.write_text(text)
-    for words in (("bash", "-e", str(path)), ("bash", "-o", "errexit", str(path)), ("/bin/sh", "-eu", str(path))):
+    for words in (
+        ("bash", "-e", str(path)),
+        ("bash", "-o", "errexit", str(path)),
+        ("/bin/sh", "-eu", str(path)),
+    ):
         script = scripts.of_command(words)
         assert script is not None and script.path == str(path) and script.swallows() is None
     plain = scripts.of_command(("bash", "--norc", str(path)))
@@ -124,7 +140,8 @@ def test_errexit_may_come_from_the_command_line_or_the_first_line(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["{python} {script}", "cd . && {python} {script}", "A=1; {python} {script}", "{python} {script}; true"]
+    "text",
+    ["{python} {script}", "cd . && {python} {script}", "A=1; {python} {script}", "{python} {script}; true"],
 )
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_a_shell_with_c_stays_exactly_where_it_does(shell: str, text: str, tmp_path: Path) -> None:
@@ -165,11 +182,19 @@ def test_what_is_no_script_is_none(tmp_path: Path) -> None:
     binary, other = tmp_path / "binary", tmp_path / "other.py"
     binary.write_bytes(b"\x7fELF\0\0")
     other.write_text("#!/usr/bin/env python3\n")
-    for words in ((), (str(binary),), (str(other),), (str(tmp_path),), ("bash", "missing.sh"), ("bash",), ("python", "x.py")):
+    for words in (
+        (),
+        (str(binary),),
+        (str(other),),
+        (str(tmp_path),),
+        ("bash", "missing.sh"),
+        ("bash",),
+        ("python", "x.py"),
+    ):
         assert scripts.of_command(words) is None
 
 
-# ---- the command as a whole --------------------------------------------------------------------------------------------------------
+# ---- the command as a whole --------------------------------------------------------------------------------
 
 
 def test_a_command_is_understood_down_to_the_program(tmp_path: Path) -> None:
@@ -178,12 +203,28 @@ def test_a_command_is_understood_down_to_the_program(tmp_path: Path) -> None:
     launch = commandline.understand(("env", "A=1", "bash", "-c", f"exec bash {inner}"), {})
     assert launch.words[0] == "torchrun" and launch.torchrun and not launch.wrapped
     assert [script.path for script in launch.shells] == [None, str(inner)]
-    assert launch.option("--shutdown-timeout") == "90" and launch.option("--nproc-per-node") == "8" and launch.option("--rdzv") is None
+    assert (
+        launch.option("--shutdown-timeout") == "90"
+        and launch.option("--nproc-per-node") == "8"
+        and launch.option("--rdzv") is None
+    )
 
 
 def test_shells_below_lastcall_run_are_not_in_the_way(tmp_path: Path) -> None:
     launch = commandline.understand(
-        ("python", "-m", "lastcall", "run", "--grace=60", "--guard", "--", "bash", "-c", "python x.py || true"), {}
+        (
+            "python",
+            "-m",
+            "lastcall",
+            "run",
+            "--grace=60",
+            "--guard",
+            "--",
+            "bash",
+            "-c",
+            "python x.py || true",
+        ),
+        {},
     )
     assert launch.wrapped and launch.shells == () and launch.words == ("python", "x.py")
     assert dict(launch.options) == {"--grace": "60", "--guard": ""}
@@ -193,7 +234,9 @@ def test_shells_below_lastcall_run_are_not_in_the_way(tmp_path: Path) -> None:
 
 def test_a_doctor_below_lastcall_run_knows_it(tmp_path: Path) -> None:
     assert commandline.understand(("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path)}).wrapped
-    assert not commandline.understand(("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path / "gone")}).wrapped
+    assert not commandline.understand(
+        ("python", "x.py"), {"LASTCALL_REGISTRY": str(tmp_path / "gone")}
+    ).wrapped
 
 
 def test_no_command_is_understood_too() -> None:

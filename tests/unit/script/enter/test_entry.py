@@ -1,4 +1,5 @@
-"""The script's own save is taken as though its condition were true: nothing is trained twice, nothing left out."""
+"""The script's own save is taken as though its condition were true: nothing is trained twice, nothing left
+out."""
 
 from __future__ import annotations
 

@@ -28,10 +28,14 @@ def _without_save(source: str) -> str:
     [
         (_without_save(LOOP), "no frame of the training loop calls"),
         (
-            _without_save(LOOP) + "\n    train.report({}, checkpoint=Checkpoint.from_directory(tempfile.mkdtemp()))\n",
+            _without_save(LOOP) + "\n    train.report({}, "
+            "checkpoint=Checkpoint.from_directory(tempfile.mkdtemp()))\n",
             "only when training is over",
         ),
-        (LOOP.replace("checkpoint=Checkpoint.from_directory(folder)", "checkpoint=None"), "no frame of the training loop calls"),
+        (
+            LOOP.replace("checkpoint=Checkpoint.from_directory(folder)", "checkpoint=None"),
+            "no frame of the training loop calls",
+        ),
     ],
     ids=["none", "at the end", "without a checkpoint"],
 )

@@ -1,4 +1,5 @@
-"""Where the save point is far away, its statements are run at a completed step: batches may be repeated, none is left out."""
+"""Where the save point is far away, its statements are run at a completed step: batches may be repeated, none
+is left out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Protection that is asked for in code: RunConfig(jit_checkpoint_config=JITCheckpointConfig(enabled=True)). The environment has the
-last word, and is the better way: it needs no change of code."""
+"""Protection that is asked for in code: RunConfig(jit_checkpoint_config=JITCheckpointConfig(enabled=True)).
+The environment has the last word, and is the better way: it needs no change of code."""
 
 from __future__ import annotations
 
@@ -33,20 +33,26 @@ class JITCheckpointConfig(settings.JITCheckpointConfig):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """It travels in the RunConfig, also to machines without lastcall."""
-        return reduced(type(self), {"environ": {}, **{setting.field: getattr(self, setting.field) for setting in settings.JIT}})
+        return reduced(
+            type(self),
+            {"environ": {}, **{setting.field: getattr(self, setting.field) for setting in settings.JIT}},
+        )
 
 
 class RunConfig(ray.train.RunConfig):  # type: ignore[misc]
-    """Ray's own, with one argument more. Deprecated in favour of RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1, which needs no change of code."""
+    """Ray's own, with one argument more. Deprecated in favour of RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1, which
+    needs no change of code."""
 
-    def __init__(self, *args: Any, jit_checkpoint_config: settings.JITCheckpointConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, jit_checkpoint_config: settings.JITCheckpointConfig | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         _bring(self, jit_checkpoint_config)
 
 
 def publish(module: ModuleType) -> None:
-    """Fill ray.train._internal.jit_checkpoint_config (auto/alias.py). Whoever imports it will hand what it holds to Ray's RunConfig,
-    which may have been imported before: so the class itself learns the argument."""
+    """Fill ray.train._internal.jit_checkpoint_config (auto/alias.py). Whoever imports it will hand what it
+    holds to Ray's RunConfig, which may have been imported before: so the class itself learns the argument."""
     module.JITCheckpointConfig = JITCheckpointConfig  # type: ignore[attr-defined]
     accept(ray.train.RunConfig)
 
@@ -71,7 +77,9 @@ def _bring(run_config: Any, given: settings.JITCheckpointConfig | None) -> None:
     if given is None:
         return
     if not isinstance(given, settings.JITCheckpointConfig):
-        raise TypeError(f"{_ARGUMENT}={given!r} is no JITCheckpointConfig. Pass JITCheckpointConfig(enabled=True)")
+        raise TypeError(
+            f"{_ARGUMENT}={given!r} is no JITCheckpointConfig. Pass JITCheckpointConfig(enabled=True)"
+        )
     warnings.warn(
         f"RunConfig({_ARGUMENT}=...) is deprecated: set RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1 and "
         "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT instead, and leave the code as it was",
@@ -84,7 +92,8 @@ def _bring(run_config: Any, given: settings.JITCheckpointConfig | None) -> None:
         patch.protect_all(importlib.import_module(_TRAINER))
     elif given.origins()["enabled"] == "default":
         warnings.warn(
-            f"RunConfig({_ARGUMENT}=JITCheckpointConfig(...)) without enabled=True does not protect this run: it is off by default. "
+            f"RunConfig({_ARGUMENT}=JITCheckpointConfig(...)) without enabled=True does not protect this "
+            "run: it is off by default. "
             "Pass enabled=True, or: export RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1",
             UserWarning,
             stacklevel=3,

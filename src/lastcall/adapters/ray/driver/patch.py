@@ -1,7 +1,7 @@
 """In the driver: one callback more than Ray makes by itself.
 
-Discarded: RAY_TRAIN_CALLBACKS, the variable that Ray offers for this. It takes a class without arguments, an error in it ends the run
-before it starts, and a user's own value would have to be edited.
+Discarded: RAY_TRAIN_CALLBACKS, the variable that Ray offers for this. It takes a class without arguments, an
+error in it ends the run before it starts, and a user's own value would have to be edited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from lastcall.settings import JITCheckpointConfig
 
 log = logging.getLogger("lastcall")
 _MARK = "_lastcall_original"
-_DRAIN_SECONDS = "1.0"  # between two looks of Ray at which nodes are drained; 5 by default, of a grace that is 30
+# between two looks of Ray at which nodes are drained; 5 by default, of a grace that is 30
+_DRAIN_SECONDS = "1.0"
 
 
 def protect_all(module: ModuleType) -> None:
@@ -50,21 +51,27 @@ def protect_all(module: ModuleType) -> None:
 
 
 def prepare(trainer: Any) -> list[Any]:
-    """Called by fit(), before the controller is made. The driver's environment counts, wherever the workers run."""
+    """Called by fit(), before the controller is made. The driver's environment counts, wherever the workers
+    run."""
     from lastcall.adapters.ray.callback import JITCallback
 
     there = [callback for callback in trainer.run_config.callbacks or () if isinstance(callback, JITCallback)]
-    jit = there[0]._jit if there else JITCheckpointConfig()  # RunConfig(jit_checkpoint_config=...) has put it there
+    # RunConfig(jit_checkpoint_config=...) has put it there
+    jit = there[0]._jit if there else JITCheckpointConfig()
     asked = bool(there) or jit.origins()["enabled"] != "default"
     with logs.Visible(jit.log_level):
         if not asked or not jit.enabled or not versions.say(ray.__version__):
             return []
         if getattr(trainer.backend_config.backend_cls, "has_replica_groups", False):
-            log.warning("This run is not protected: its replica groups (TorchFT) go on without a lost worker by themselves")
+            log.warning(
+                "This run is not protected: its replica groups (TorchFT) go on without a lost worker "
+                "by themselves"
+            )
             return []
         if jit.mirror is not None:
             log.warning(
-                "LASTCALL_MIRROR is left out: Ray Train keeps its checkpoints where RunConfig(storage_path=...) says, and that may be s3://"
+                "LASTCALL_MIRROR is left out: Ray Train keeps its checkpoints where "
+                "RunConfig(storage_path=...) says, and that may be s3://"
             )
         run_name.settle(trainer.run_config, jit.run_id, None, internals.trial())
         os.environ.setdefault(internals.DRAIN_VARIABLE, _DRAIN_SECONDS)  # handed on to the controller by Ray

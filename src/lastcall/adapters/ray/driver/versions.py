@@ -22,14 +22,22 @@ def remark(text: str) -> str | None:
     """What a user should know of this version; None if nothing."""
     version = parse(text)
     if version < OLDEST:
-        return f"Ray {text} is older than {_name(OLDEST)}, where Ray Train V2 became the default: this run is not protected"
+        return (
+            f"Ray {text} is older than {_name(OLDEST)}, where Ray Train V2 became the default: this run is "
+            "not protected"
+        )
     if version < PREEMPTION:
         return (
-            f"Ray {text} knows no preemption: only SIGTERM to a train worker is a notice, training goes on after the save, and the "
-            f"restart is charged to FailureConfig(max_failures). With Ray {_name(PREEMPTION)} or newer none of that is so"
+            f"Ray {text} knows no preemption: only SIGTERM to a train worker is a notice, training goes on "
+            "after the save, and the "
+            f"restart is charged to FailureConfig(max_failures). With Ray {_name(PREEMPTION)} or newer none "
+            "of that is so"
         )
     if version > NEWEST:
-        return f"Ray {text} is newer than {_name(NEWEST)}, the newest that lastcall was tried with. If something is odd, tell us"
+        return (
+            f"Ray {text} is newer than {_name(NEWEST)}, the newest that lastcall was tried with. If "
+            "something is odd, tell us"
+        )
     return None
 
 

@@ -1,7 +1,7 @@
 """Where the script has no save that can be run: the state itself, in a format of ours, beside what Ray keeps.
 
-Never a checkpoint that is handed to the script: its own code could not read it. Model and optimizer are put back before their first use
-(restoring.py), and what was named in lastcall.ray.protect(...) at that call.
+Never a checkpoint that is handed to the script: its own code could not read it. Model and optimizer are put
+back before their first use (restoring.py), and what was named in lastcall.ray.protect(...) at that call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fallback:
         self._named: dict[str, Any] = {}
         self._restoring: Any = None
 
-    # ---- the start of an incarnation -----------------------------------------------------------------------------------------------
+    # ---- the start of an incarnation -----------------------------------------------------------------------
 
     @harmless
     def restore(self) -> None:
@@ -44,7 +44,9 @@ class Fallback:
             return
         from lastcall.adapters.ray.saves import restoring, state
 
-        body = state.read(self._storage.storage_filesystem, f"{self._storage.experiment_fs_path}/{folder}", self._line.rank)
+        body = state.read(
+            self._storage.storage_filesystem, f"{self._storage.experiment_fs_path}/{folder}", self._line.rank
+        )
         self._restoring = restoring.Restoring(body, str(facts.get("reason")), self._own)
         self._restoring.begin()
 
@@ -63,7 +65,7 @@ class Fallback:
         if self._restoring is not None:
             self._restoring.named(values)
 
-    # ---- after a notice --------------------------------------------------------------------------------------------------------------
+    # ---- after a notice ------------------------------------------------------------------------------------
 
     @harmless
     def save(self, because: str) -> None:
@@ -73,13 +75,18 @@ class Fallback:
         agreed = self._line.agreement.settle("state", mine, _place, until, self._line.gone)
         if agreed and not agreed["folder"]:
             log.error(
-                "Nothing was saved by lastcall (%s), since this run has checkpoints of its own: training goes on, and a restart begins "
+                "Nothing was saved by lastcall (%s), since this run has checkpoints of its own: training "
+                "goes on, and a restart begins "
                 "from the last one that was reported",
                 because,
             )
         elif agreed and self._save(f"{uncommitted.FOLDER}/{agreed['folder']}", because):
             self._committing.saved()
-            self._strategy.saved(agreed["folder"], "holds the state of model and optimizer", self._committing.facts(decisions.STATE))
+            self._strategy.saved(
+                agreed["folder"],
+                "holds the state of model and optimizer",
+                self._committing.facts(decisions.STATE),
+            )
             self._committing.stop()
 
     def _save(self, folder: str, because: str) -> bool:
@@ -100,7 +107,8 @@ class Fallback:
             uncommitted.leave_state(self._storage, folder, self._committing.known, facts, self._given())
             uncommitted.clean(self._storage, uncommitted.STATES, folder)
             log.info(
-                "JIT checkpoint completed in %.1fs (%.1f MB of model and optimizer, in lastcall's own format: %s)",
+                "JIT checkpoint completed in %.1fs (%.1f MB of model and optimizer, in lastcall's own "
+                "format: %s)",
                 self._strategy.since_notice(),
                 nbytes / 1e6,
                 because,
@@ -112,11 +120,14 @@ class Fallback:
 
         if self._line.rank != 0 and state.alike_on_all_ranks():
             return 0
-        return state.write(self._storage.storage_filesystem, folder, self._line.rank, state.captured(self._named))
+        return state.write(
+            self._storage.storage_filesystem, folder, self._line.rank, state.captured(self._named)
+        )
 
 
 def _place(said: dict[int, dict[str, Any]]) -> dict[str, str]:
-    """Where all ranks write; nowhere, if the script of one of them will go on from a checkpoint of its own."""
+    """Where all ranks write; nowhere, if the script of one of them will go on from a checkpoint of its
+    own."""
     useless = any(word.get("useless") for word in said.values())
     return {"folder": "" if useless else f"{uncommitted.STATES}{time.time_ns()}"}
 

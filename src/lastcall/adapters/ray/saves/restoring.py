@@ -1,5 +1,5 @@
-"""Puts the state of a script without a save of its own back: into each module before its first forward, into each optimizer before its
-first step. What does not fit is left as it is, and said."""
+"""Puts the state of a script without a save of its own back: into each module before its first forward, into
+each optimizer before its first step. What does not fit is left as it is, and said."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from lastcall.adapters.ray.never_raise import harmless
 from lastcall.adapters.ray.saves import state
 
 log = logging.getLogger("lastcall")
-_NOT = "the script's own counts (epoch, step), schedulers, random numbers and the position in the data: they begin anew"
+_NOT = (
+    "the script's own counts (epoch, step), schedulers, random numbers and the position in the data: they "
+    "begin anew"
+)
 
 
 class Restoring:
-    """In the training thread, until the first optimizer has stepped. `alone`: whether the script has restored itself by then; what it
-    has restored is older than this, and goes with its own counts: it must not be mixed with it."""
+    """In the training thread, until the first optimizer has stepped. `alone`: whether the script has restored
+    itself by then; what it has restored is older than this, and goes with its own counts: it must not be
+    mixed with it."""
 
-    def __init__(self, body: Mapping[str, Any], reason: str, alone: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, body: Mapping[str, Any], reason: str, alone: Callable[[], bool] = lambda: False
+    ) -> None:
         self._modules = list(body["modules"])
         self._optimizers = list(body["optimizers"])
         self._named = dict(body["named"])
@@ -36,7 +42,10 @@ class Restoring:
     def begin(self) -> None:
         if self._modules or self._optimizers:
             self._forward = register_module_forward_pre_hook(self._before_forward)
-            self._handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
 
     def end(self) -> None:
         """Not from a step: torch goes through its hooks, and none of them may go meanwhile."""
@@ -46,7 +55,8 @@ class Restoring:
         self._handles = []
 
     def _rest(self) -> None:
-        """All is done. The hook of every forward pass goes at once, those of the steps cost next to nothing."""
+        """All is done. The hook of every forward pass goes at once, those of the steps cost next to
+        nothing."""
         if self._forward is not None:
             self._forward.remove()
             self._forward = None
@@ -64,7 +74,8 @@ class Restoring:
         if self._forward is not None and not self._done and self._alone():
             self._rest()
             log.warning(
-                "The model and optimizer that were saved after %s are not put back: the script has checkpoints of its own, and goes on "
+                "The model and optimizer that were saved after %s are not put back: the script has "
+                "checkpoints of its own, and goes on "
                 "from them",
                 self._reason,
             )
@@ -76,7 +87,9 @@ class Restoring:
             return
         live = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         for entry in self._modules:
-            if entry["class"] == state.kind(module) and live == {name: tuple(value.shape) for name, value in entry["state"].items()}:
+            if entry["class"] == state.kind(module) and live == {
+                name: tuple(value.shape) for name, value in entry["state"].items()
+            }:
                 module.load_state_dict(entry["state"])
                 self._modules.remove(entry)
                 self._done.append(type(module).__name__)
@@ -102,9 +115,16 @@ class Restoring:
         self._rest()
         left = [entry["class"].rpartition(".")[2] for entry in (*self._modules, *self._optimizers)]
         if self._done:
-            log.info("Restored what was saved after %s: %s. Not restored: %s", self._reason, ", ".join(self._done), _NOT)
+            log.info(
+                "Restored what was saved after %s: %s. Not restored: %s",
+                self._reason,
+                ", ".join(self._done),
+                _NOT,
+            )
         if left:
-            log.warning("Not restored, since nothing in the script has its class and its shapes: %s", ", ".join(left))
+            log.warning(
+                "Not restored, since nothing in the script has its class and its shapes: %s", ", ".join(left)
+            )
 
 
 def _put_back(live: Any, saved: Any) -> None:

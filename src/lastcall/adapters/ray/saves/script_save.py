@@ -1,4 +1,5 @@
-"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed; or that of a Trainer which it uses."""
+"""The script's own save: a report() with a checkpoint, found in its source, entered or replayed; or that of a
+Trainer which it uses."""
 
 from __future__ import annotations
 
@@ -46,12 +47,15 @@ class OwnSave:
         self.reporter = ""  # what reports checkpoints at its own time, if not the script's own code
 
     def look(self, frame: FrameType) -> bool:
-        """At the first step: the source is read once, before there is any hurry. False where that was no step of a loop: something
-        has stepped an optimizer beforehand, and the next one is worth another look."""
+        """At the first step: the source is read once, before there is any hurry. False where that was no step
+        of a loop: something has stepped an optimizer beforehand, and the next one is worth another look."""
         self._looks += 1
         self._trainer = trainers.trainer_in(frame)
         if self._trainer is not None:
-            log.info("A notice will have the %s save by itself, and Ray's callback report it", type(self._trainer).__name__)
+            log.info(
+                "A notice will have the %s save by itself, and Ray's callback report it",
+                type(self._trainer).__name__,
+            )
             return True
         self._script = scripts.find(frame, Reports())
         if self._script.points:
@@ -60,7 +64,8 @@ class OwnSave:
         self.reporter = trainers.reporter_in(frame)
         if self.reporter:
             log.warning(
-                "A notice cannot make %s save: training will go on until its next report, and what was done since the last one is lost "
+                "A notice cannot make %s save: training will go on until its next report, and what was done "
+                "since the last one is lost "
                 "if that does not come within the grace. Have it report more often than that",
                 self.reporter,
             )
@@ -72,7 +77,8 @@ class OwnSave:
 
     @property
     def saves(self) -> bool:
-        """Whether it is known to save by itself; the Trainer apart, which is resumed as it is outside of Ray (trainers.py)."""
+        """Whether it is known to save by itself; the Trainer apart, which is resumed as it is outside of Ray
+        (trainers.py)."""
         return bool(self.reporter) or (self._script is not None and bool(self._script.points))
 
     def remember(self, frame: FrameType) -> None:
@@ -102,8 +108,13 @@ class OwnSave:
         trainers.ask(self._trainer)
 
     def enter(self, frame: FrameType, left: Callable[[], None]) -> bool:
-        """False where the frame is not there this time. `left`: called when the script has left its save, and did not report."""
-        return self._script is not None and bool(self._script.points) and self._script.enter(frame, left, wait=True)
+        """False where the frame is not there this time. `left`: called when the script has left its save, and
+        did not report."""
+        return (
+            self._script is not None
+            and bool(self._script.points)
+            and self._script.enter(frame, left, wait=True)
+        )
 
     def replay(self, frame: FrameType) -> str:
         """Returns, if it does, why nothing was reported."""

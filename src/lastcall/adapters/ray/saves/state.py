@@ -1,7 +1,8 @@
-"""The state of a script that has no save of its own: what its optimizers hold, the modules that this belongs to, and what was named.
+"""The state of a script that has no save of its own: what its optimizers hold, the modules that this belongs
+to, and what was named.
 
-A folder below the run's own, one file for each rank that has something to say. Tensors and plain values only: nothing is executed when
-it is read, and a digest covers every byte.
+A folder below the run's own, one file for each rank that has something to say. Tensors and plain values only:
+nothing is executed when it is read, and a digest covers every byte.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ _WRAPPERS = (DataParallel, DistributedDataParallel)
 
 
 def found() -> tuple[list[nn.Module], list[Optimizer]]:
-    """The optimizers of this process that have stepped, and the outermost modules that hold what they train."""
+    """The optimizers of this process that have stepped, and the outermost modules that hold what they
+    train."""
     objects = gc.get_objects()
     optimizers = [each for each in objects if issubclass(type(each), Optimizer) and each.state]
     trained = {id(parameter) for optimizer in optimizers for parameter in parameters(optimizer)}
-    modules = [each for each in objects if issubclass(type(each), nn.Module) and not isinstance(each, _WRAPPERS)]
+    modules = [
+        each for each in objects if issubclass(type(each), nn.Module) and not isinstance(each, _WRAPPERS)
+    ]
     holding = [each for each in modules if any(id(parameter) in trained for parameter in each.parameters())]
     inner = {id(child) for each in holding for child in each.modules() if child is not each}
     return [each for each in holding if id(each) not in inner], optimizers
@@ -52,11 +56,19 @@ def captured(named: Mapping[str, Any]) -> dict[str, Any]:
         raise errors.StateError("no optimizer has stepped: there is nothing to save")
     body = {
         "modules": [{"class": kind(each), "state": each.state_dict()} for each in modules],
-        "optimizers": [{"class": kind(each), "shapes": shapes(parameters(each)), "state": each.state_dict()} for each in optimizers],
-        "named": {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named.items()},
+        "optimizers": [
+            {"class": kind(each), "shapes": shapes(parameters(each)), "state": each.state_dict()}
+            for each in optimizers
+        ],
+        "named": {
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in named.items()
+        },
     }
     if any(isinstance(tensor, DTensor) for tensor in _tensors(body)):
-        raise errors.StateError("the state is sharded over the ranks (FSDP): only the script itself can save it")
+        raise errors.StateError(
+            "the state is sharded over the ranks (FSDP): only the script itself can save it"
+        )
     return body
 
 
@@ -74,12 +86,17 @@ def write(filesystem: Any, folder: str, rank: int, body: Mapping[str, Any]) -> i
     data = stream.getvalue()
     filesystem.create_dir(folder, recursive=True)
     _put(filesystem, f"{folder}/{_file(rank)}", data)
-    _put(filesystem, f"{folder}/{_file(rank)}.json", json.dumps({"algorithm": digest.ALGORITHM, "digest": digest.of(data)}).encode())
+    _put(
+        filesystem,
+        f"{folder}/{_file(rank)}.json",
+        json.dumps({"algorithm": digest.ALGORITHM, "digest": digest.of(data)}).encode(),
+    )
     return len(data)
 
 
 def read(filesystem: Any, folder: str, rank: int) -> dict[str, Any]:
-    """That of this rank; rank 0's where this one has left none. CheckpointError where it is not what was written."""
+    """That of this rank; rank 0's where this one has left none. CheckpointError where it is not what was
+    written."""
     names = {entry.base_name for entry in filesystem.get_file_info(pyarrow.fs.FileSelector(folder))}
     name = _file(rank) if _file(rank) in names else _file(0)
     data, facts = _get(filesystem, f"{folder}/{name}"), json.loads(_get(filesystem, f"{folder}/{name}.json"))

@@ -1,8 +1,10 @@
-"""Trainers that save by themselves, while a callback of Ray's (RayTrainReportCallback) reports what they have saved.
+"""Trainers that save by themselves, while a callback of Ray's (RayTrainReportCallback) reports what they have
+saved.
 
-Hugging Face's is asked to at a completed optimizer step, by the flag that its own callbacks use, and writes a real checkpoint at the
-end of that very step (optimizer, scheduler, random numbers, position in the data), on all ranks at the step that they have agreed on.
-Where the script does not ask for its checkpoint, train() is resumed from it, as it is outside of Ray.
+Hugging Face's is asked to at a completed optimizer step, by the flag that its own callbacks use, and writes a
+real checkpoint at the end of that very step (optimizer, scheduler, random numbers, position in the data), on
+all ranks at the step that they have agreed on. Where the script does not ask for its checkpoint, train() is
+resumed from it, as it is outside of Ray.
 
 Lightning's reports at the end of an epoch, and is left alone.
 """
@@ -28,7 +30,8 @@ _MARK = "_lastcall_resumes"
 
 
 def trainer_in(frame: FrameType | None) -> Any:
-    """The Trainer that is at work in these frames, if it reports to Ray; else None. transformers is not imported for this."""
+    """The Trainer that is at work in these frames, if it reports to Ray; else None. transformers is not
+    imported for this."""
     while frame is not None:
         found = frame.f_locals.get("self") if frame.f_globals.get("__name__") == _TRAINER[0] else None
         if found is not None and _is_trainer(found) and _reports(found.callback_handler.callbacks):
@@ -38,7 +41,8 @@ def trainer_in(frame: FrameType | None) -> Any:
 
 
 def reporter_in(frame: FrameType | None) -> str:
-    """What is at work in these frames and has a callback that reports to Ray: by name, empty if nothing has."""
+    """What is at work in these frames and has a callback that reports to Ray: by name, empty if nothing
+    has."""
     while frame is not None:
         found = frame.f_locals.get("self")
         callbacks = getattr(found, "callbacks", None) if type(found).__name__ == _TRAINER[1] else None
@@ -49,11 +53,12 @@ def reporter_in(frame: FrameType | None) -> str:
 
 
 def ask(trainer: Any) -> None:
-    """In the training thread, inside the optimizer's step: the flag is reset when a step begins, and read when it has ended."""
+    """In the training thread, inside the optimizer's step: the flag is reset when a step begins, and read
+    when it has ended."""
     trainer.control.should_save = True
 
 
-# ---- resuming --------------------------------------------------------------------------------------------------------------------
+# ---- resuming ----------------------------------------------------------------------------------------------
 
 
 def resume_all() -> None:
@@ -76,7 +81,11 @@ def patch(module: ModuleType) -> None:
             return original(*call.args, **call.kwargs)
         with checkpoint.as_directory() as folder:
             call.arguments["resume_from_checkpoint"] = os.path.join(folder, _inside(checkpoint) or "")
-            log.info("Resuming the %s from %s: the script has not asked for it", type(self).__name__, checkpoint.path)
+            log.info(
+                "Resuming the %s from %s: the script has not asked for it",
+                type(self).__name__,
+                checkpoint.path,
+            )
             return original(*call.args, **call.kwargs)
 
     setattr(train, _MARK, True)
@@ -84,7 +93,8 @@ def patch(module: ModuleType) -> None:
 
 
 def _forgotten(trainer: Any) -> Any:
-    """The checkpoint of this run that this Trainer has written and the script does not care about; once, for the first that comes."""
+    """The checkpoint of this run that this Trainer has written and the script does not care about; once, for
+    the first that comes."""
     try:
         flow = flows.of(internals.train_context())
     except RuntimeError:
@@ -99,7 +109,14 @@ def _forgotten(trainer: Any) -> Any:
 
 def _inside(checkpoint: Any) -> str | None:
     """Where in what Ray keeps the Trainer's own folder is."""
-    return next((os.path.dirname(name) for name in internals.files_of(checkpoint) if os.path.basename(name) == _STATE), None)
+    return next(
+        (
+            os.path.dirname(name)
+            for name in internals.files_of(checkpoint)
+            if os.path.basename(name) == _STATE
+        ),
+        None,
+    )
 
 
 def _is_trainer(value: object) -> bool:

@@ -1,8 +1,9 @@
 """What was persisted and never committed: a checkpoint in the run's folder that Ray does not know of.
 
-Ray registers a checkpoint when its controller has polled the report of every rank. A process that dies between the upload and that
-poll leaves a whole checkpoint which no restart would find. So a small file beside it names it, until it is registered; the next
-incarnation hands it to the script if nothing newer was registered since.
+Ray registers a checkpoint when its controller has polled the report of every rank. A process that dies
+between the upload and that poll leaves a whole checkpoint which no restart would find. So a small file beside
+it names it, until it is registered; the next incarnation hands it to the script if nothing newer was
+registered since.
 """
 
 from __future__ import annotations
@@ -25,30 +26,49 @@ _MARKER = "uncommitted.json"
 
 
 def leave(storage: Any, checkpoint: Any, before: Sequence[str | None], facts: Mapping[str, Any]) -> None:
-    """`before`: the checkpoints that were reported by then, by name: the newest one that Ray knows is among them."""
+    """`before`: the checkpoints that were reported by then, by name: the newest one that Ray knows is among
+    them."""
     name = internals.name_of(storage, checkpoint)
     write(storage, _MARKER, {"name": name, "before": list(before), "time": time.time(), **facts})
 
 
 def leave_state(
-    storage: Any, folder: str, before: Sequence[str | None], facts: Mapping[str, Any], given: Mapping[str, str] | None = None
+    storage: Any,
+    folder: str,
+    before: Sequence[str | None],
+    facts: Mapping[str, Any],
+    given: Mapping[str, str] | None = None,
 ) -> None:
-    """Of a script without a save of its own: not a checkpoint that it could read. `given`: what the script was given (`arguments`)."""
-    write(storage, _MARKER, {"state": folder, "before": list(before), "time": time.time(), "given": dict(given or {}), **facts})
+    """Of a script without a save of its own: not a checkpoint that it could read. `given`: what the script
+    was given (`arguments`)."""
+    write(
+        storage,
+        _MARKER,
+        {"state": folder, "before": list(before), "time": time.time(), "given": dict(given or {}), **facts},
+    )
 
 
-def find_state(storage: Any, known: Any, given: Mapping[str, str] | None = None) -> tuple[str | None, dict[str, Any]]:
-    """The folder of such a state, if nothing newer was committed since, and the script is given what it was given then."""
+def find_state(
+    storage: Any, known: Any, given: Mapping[str, str] | None = None
+) -> tuple[str | None, dict[str, Any]]:
+    """The folder of such a state, if nothing newer was committed since, and the script is given what it was
+    given then."""
     body = _read(storage, _MARKER)
     folder = body.get("state")
     if not isinstance(folder, str) or internals.name_of(storage, known) not in body.get("before", []):
         return None, body
     before = body.get("given")
-    others = sorted(key for key in {**before, **given} if before.get(key) != given.get(key)) if given and before else []
+    others = (
+        sorted(key for key in {**before, **given} if before.get(key) != given.get(key))
+        if given and before
+        else []
+    )
     if others:
         log.warning(
-            "The model and optimizer that the last job of this name saved after %s are not put back: train_loop_config has changed "
-            "(%s). Start it with the values that it had to go on from there, or give this run another name: RunConfig(name=...)",
+            "The model and optimizer that the last job of this name saved after %s are not put back: "
+            "train_loop_config has changed "
+            "(%s). Start it with the values that it had to go on from there, or give this run another name: "
+            "RunConfig(name=...)",
             body.get("reason", "a notice"),
             ", ".join(f"`{key}`" for key in others),
         )
@@ -64,9 +84,13 @@ def forget_state(storage: Any) -> None:
 
 
 def arguments(config: Any) -> dict[str, str]:
-    """What tells one run of a name from another: a digest of each value of its train_loop_config, which may hold secrets."""
+    """What tells one run of a name from another: a digest of each value of its train_loop_config, which may
+    hold secrets."""
     values = config if isinstance(config, Mapping) else {}
-    return {str(key): digest.of(json.dumps(value, sort_keys=True, default=_kind).encode()) for key, value in values.items()}
+    return {
+        str(key): digest.of(json.dumps(value, sort_keys=True, default=_kind).encode())
+        for key, value in values.items()
+    }
 
 
 def forget(storage: Any) -> None:
@@ -93,13 +117,15 @@ def clean(storage: Any, prefix: str, keep: str) -> None:
 
 
 def inject(context: Any) -> None:
-    """In a train worker, before the script asks for its checkpoint. Every rank finds the same: the file is not touched here."""
+    """In a train worker, before the script asks for its checkpoint. Every rank finds the same: the file is
+    not touched here."""
     checkpoint, body = find(context.storage_context, context.checkpoint)
     if checkpoint is None:
         return
     context.checkpoint = checkpoint
     log.info(
-        "Going on from %s, which the last incarnation saved after %s and could not commit with the controller",
+        "Going on from %s, which the last incarnation saved after %s and could not commit with the "
+        "controller",
         body["name"],
         body.get("reason", "a notice"),
     )
@@ -108,7 +134,11 @@ def inject(context: Any) -> None:
 def record(storage: Any, checkpoint: Any, facts: Mapping[str, Any]) -> None:
     """The commit record stands beside the checkpoint, not in it: what is in it is the script's own."""
     name = internals.name_of(storage, checkpoint)
-    write(storage, f"{str(name).replace('/', '_')}.json", {"name": name, "kind": "jit", "time": time.time(), **facts})
+    write(
+        storage,
+        f"{str(name).replace('/', '_')}.json",
+        {"name": name, "kind": "jit", "time": time.time(), **facts},
+    )
 
 
 def write(storage: Any, name: str, body: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
-"""From what the ranks said to what all of them do, with the reason. Pure functions: one rank's answer is everybody's.
+"""From what the ranks said to what all of them do, with the reason. Pure functions: one rank's answer is
+everybody's.
 
 native    the script handles a preemption itself (get_preemption_info): all of it is left to the script
 own       the script's own save, entered as though its condition were true
 replay    the script's own save statements, run at a step boundary: batches may be repeated, never skipped
-period    no save of the script's can be entered, but it has checkpoints of its own (Lightning reports them from a callback): the next
+period    no save of the script's can be entered, but it has checkpoints of its own (Lightning reports them
+          from a callback): the next
           one is waited for, and training goes on
 state     the script has no checkpoints at all: what the optimizers hold, in a format of ours
 """
@@ -26,9 +28,19 @@ def first(said: Said, left: float) -> dict[str, Any]:
     """`left`: seconds in which the save must have begun."""
     step = max(int(word["step"]) for word in said.values()) + 1
     if any(word.get("native") for word in said.values()):
-        return {"step": step, "how": NATIVE, "within": left, "because": "the script handles a preemption itself"}
+        return {
+            "step": step,
+            "how": NATIVE,
+            "within": left,
+            "because": "the script handles a preemption itself",
+        }
     if all(word.get("framework") for word in said.values()):
-        return {"step": step, "how": FRAMEWORK, "within": left, "because": "the Trainer saves at the end of a step"}
+        return {
+            "step": step,
+            "how": FRAMEWORK,
+            "within": left,
+            "because": "the Trainer saves at the end of a step",
+        }
     if not all(word.get("looked") for word in said.values()):
         return _own(step, max(left / 2, min(left, _LEAST)), "training has not come to its first step yet")
     if not all(word.get("points") for word in said.values()):
@@ -37,15 +49,28 @@ def first(said: Said, left: float) -> dict[str, Any]:
         return _own(step, left, "the script's own save point is passed at every step")
     known = [float(word["seconds"]) for word in said.values() if word.get("seconds") is not None]
     if not known:
-        return _own(step, max(left / 2, min(left, _LEAST)), "it is not known how far away the script's own save point is")
+        return _own(
+            step,
+            max(left / 2, min(left, _LEAST)),
+            "it is not known how far away the script's own save point is",
+        )
     expected = max(known)
     if expected > left:
-        return _replay(step, left, f"the script's own save point is about {expected:.0f} s away, and {left:.0f} s are left")
-    return _own(step, min(left, _SLACK * expected + _LEAST), f"the script's own save point is about {expected:.0f} s away")
+        return _replay(
+            step,
+            left,
+            f"the script's own save point is about {expected:.0f} s away, and {left:.0f} s are left",
+        )
+    return _own(
+        step,
+        min(left, _SLACK * expected + _LEAST),
+        f"the script's own save point is about {expected:.0f} s away",
+    )
 
 
 def again(said: Said, left: float) -> dict[str, Any]:
-    """The script's own save point was not reached in time. Whoever is in it already stays there, and the others come."""
+    """The script's own save point was not reached in time. Whoever is in it already stays there, and the
+    others come."""
     step = max(int(word["step"]) for word in said.values()) + 1
     if any(word.get("inside") for word in said.values()):
         return _own(step, left, "a rank is in the script's own save already")
@@ -55,8 +80,8 @@ def again(said: Said, left: float) -> dict[str, Any]:
 
 
 def report(said: Said, size: int) -> dict[str, Any]:
-    """A report() after the notice: who is there, and who brings a checkpoint. One that a rank had passed when it heard the notice
-    is not the save: that rank trains on."""
+    """A report() after the notice: who is there, and who brings a checkpoint. One that a rank had passed when
+    it heard the notice is not the save: that rank trains on."""
     passed = any(word.get("passed") for word in said.values())
     saving = [] if passed else sorted(rank for rank, word in said.items() if word.get("checkpoint"))
     replayed = {bool(word.get("replayed")) for rank, word in said.items() if rank in saving}
@@ -65,19 +90,22 @@ def report(said: Said, size: int) -> dict[str, Any]:
         "missing": sorted(set(range(size)) - set(said) | set(failed)),
         "failed": "; ".join(dict.fromkeys(failed.values())),  # why a rank is there and has nothing to report
         "saving": saving,
-        "torn": len(replayed) > 1,  # one part is of the script's own save point, another one of some step before it
+        # one part is of the script's own save point, another one of some step before it
+        "torn": len(replayed) > 1,
         "files": sorted({tuple(said[rank].get("files", ())) for rank in saving}),
     }
 
 
 def flaw(settled: Mapping[str, Any], previous: Sequence[str] | None) -> str:
-    """Why what the living ranks bring is no whole checkpoint, as far as can be told; empty if it is one. `previous`: the files of the
-    checkpoint before."""
+    """Why what the living ranks bring is no whole checkpoint, as far as can be told; empty if it is one.
+    `previous`: the files of the checkpoint before."""
     files = settled["files"]
     if settled["torn"]:
         return "its parts are of different steps"
     if len(files) > 1:
-        return f"each rank has files of its own, and those of {messages.named(settled['missing'])} are missing"
+        return (
+            f"each rank has files of its own, and those of {messages.named(settled['missing'])} are missing"
+        )
     if files and previous is not None and set(previous) != set(files[0]):
         return "the checkpoint before it had other files"
     return ""
@@ -92,8 +120,15 @@ def _replay(step: int, left: float, because: str) -> dict[str, Any]:
 
 
 def _state(step: int, left: float, said: Said) -> dict[str, Any]:
-    reasons = [str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")]
+    reasons = [
+        str(word["because"]) for word in said.values() if not word.get("points") and word.get("because")
+    ]
     because = reasons[0] if reasons else "no save was found"
     if any(word.get("checkpoints") for word in said.values()):
-        return {"step": step, "how": PERIOD, "within": left, "because": f"{because}; the script's next checkpoint is waited for"}
+        return {
+            "step": step,
+            "how": PERIOD,
+            "within": left,
+            "because": f"{because}; the script's next checkpoint is waited for",
+        }
     return {"step": step, "how": STATE, "within": left, "because": because}

@@ -1,4 +1,5 @@
-"""What the script does by itself: ask for its checkpoint, report one, handle a preemption. What it does is left to it."""
+"""What the script does by itself: ask for its checkpoint, report one, handle a preemption. What it does is
+left to it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Flow:
 
     @property
     def own(self) -> bool:
-        """Whether a restart begins from what the script itself makes of its checkpoints: nothing of ours is laid over that."""
+        """Whether a restart begins from what the script itself makes of its checkpoints: nothing of ours is
+        laid over that."""
         return self.asked or self.reported or self.found is not None
 
     def begin(self) -> None:
@@ -43,31 +45,43 @@ class Flow:
             setattr(internals.TrainFnUtils, _NATIVE, self._handling(self._former))
 
     def look(self, frame: FrameType | None) -> None:
-        """At the first step: a function of the script that will look for a preemption may not have come to it yet."""
+        """At the first step: a function of the script that will look for a preemption may not have come to it
+        yet."""
         while frame is not None:
-            if _NATIVE in frame.f_code.co_names and str(frame.f_globals.get("__name__")).partition(".")[0] != "ray":
+            if (
+                _NATIVE in frame.f_code.co_names
+                and str(frame.f_globals.get("__name__")).partition(".")[0] != "ray"
+            ):
                 self._is_native()
             frame = frame.f_back
 
     def _is_native(self) -> None:
         if not self.native and self._former is not None:
             self.native = True
-            log.info("The script handles a preemption itself (ray.train.get_preemption_info): its own save is left to it")
+            log.info(
+                "The script handles a preemption itself (ray.train.get_preemption_info): its own save "
+                "is left to it"
+            )
 
     def remark(self, *, saves: bool) -> None:
-        """At the first step. `saves`: the script makes checkpoints. Work that was saved is never silently started over."""
+        """At the first step. `saves`: the script makes checkpoints. Work that was saved is never silently
+        started over."""
         if self.asked:
             return
         if self.found is not None:
             log.warning(
-                "This run has a checkpoint (%s), and the script has not asked for it: it starts from scratch. Call "
-                "ray.train.get_checkpoint() in the train function, and load what it returns before the first step",
+                "This run has a checkpoint (%s), and the script has not asked for it: it starts from "
+                "scratch. Call "
+                "ray.train.get_checkpoint() in the train function, and load what it returns before the first "
+                "step",
                 self.found.path,
             )
         elif saves:
             log.warning(
-                "The script reports checkpoints, and has not asked for one: after a preemption it would start from scratch. Call "
-                "ray.train.get_checkpoint() in the train function, and load what it returns before the first step"
+                "The script reports checkpoints, and has not asked for one: after a preemption it would "
+                "start from scratch. Call "
+                "ray.train.get_checkpoint() in the train function, and load what it returns before the first "
+                "step"
             )
 
     def end(self) -> None:

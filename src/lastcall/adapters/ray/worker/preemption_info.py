@@ -1,8 +1,9 @@
-"""Ray's own word for a notice: PreemptionInfo. What a worker holds of it, the controller sees at its next poll; it then waits for the
-deadline, and restarts the run on its preemption budget instead of max_failures.
+"""Ray's own word for a notice: PreemptionInfo. What a worker holds of it, the controller sees at its next
+poll; it then waits for the deadline, and restarts the run on its preemption budget instead of max_failures.
 
-Ray writes it when a node is drained: `told` then hears of it at once, without polling. We write it when a signal came, and again when
-the checkpoint is committed, with a deadline that is now: nothing is left to wait for.
+Ray writes it when a node is drained: `told` then hears of it at once, without polling. We write it when a
+signal came, and again when the checkpoint is committed, with a deadline that is now: nothing is left to wait
+for.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Echo:
         return PreemptionInfo is None or not hasattr(self._context, "preemption_context")
 
     def begin(self, told: Callable[[float | None, dict[str, list[int]]], None]) -> None:
-        """`told(deadline, nodes)` on Ray's own thread: seconds from now, and the ranks on each node that goes."""
+        """`told(deadline, nodes)` on Ray's own thread: seconds from now, and the ranks on each node that
+        goes."""
         if self.degraded:
             return
         self._former = self._context.preemption_context
@@ -57,11 +59,15 @@ class Echo:
             self._watched.told = None
 
     def say(self, left: float, nodes: Mapping[str, Sequence[int]]) -> None:
-        """Have the controller know. A deadline can only come closer: the controller keeps the earliest that it has seen."""
+        """Have the controller know. A deadline can only come closer: the controller keeps the earliest that
+        it has seen."""
         if self._watched is None:
             return
         held = self._watched.preemption_info
-        known = {**(held.preempted_node_to_ranks if held is not None else {}), **{node: list(ranks) for node, ranks in nodes.items()}}
+        known = {
+            **(held.preempted_node_to_ranks if held is not None else {}),
+            **{node: list(ranks) for node, ranks in nodes.items()},
+        }
         info = PreemptionInfo(deadline_ms=int((time.time() + left) * 1000), preempted_node_to_ranks=known)
         object.__setattr__(self._watched, "preemption_info", info)
 

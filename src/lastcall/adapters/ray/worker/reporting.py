@@ -1,8 +1,9 @@
 """ctx.report after a notice: all ranks are there, or nobody waits for those who are not.
 
-Ray's report() is a barrier without a time-out: with a rank that has died, the others wait for ever. So after a notice the ranks first
-meet in our own store. A rank that was in Ray's barrier already when it heard the notice is spoken for by its agent: the others then go
-there, too. The first report of which any rank has a checkpoint is the save, whether we brought it about or the script's own period.
+Ray's report() is a barrier without a time-out: with a rank that has died, the others wait for ever. So after
+a notice the ranks first meet in our own store. A rank that was in Ray's barrier already when it heard the
+notice is spoken for by its agent: the others then go there, too. The first report of which any rank has a
+checkpoint is the save, whether we brought it about or the script's own period.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _NOBODY: dict[str, Any] = {"missing": [], "failed": "", "saving": [], "torn": Fa
 class Reporting:
     """The training thread's, but for speak()."""
 
-    def __init__(self, context: Any, strategy: ReportSave, line: Line, own: OwnSave, committing: Committing) -> None:
+    def __init__(
+        self, context: Any, strategy: ReportSave, line: Line, own: OwnSave, committing: Committing
+    ) -> None:
         self._context = context
         self._strategy = strategy
         self._line = line
@@ -40,7 +43,8 @@ class Reporting:
         self._real = context.report
         self._ours = self.report  # one object, so that we know it when we see it
         self._lock = threading.Lock()
-        self._under_way: dict[str, Any] | None = None  # a report that went through before the notice was heard
+        # a report that went through before the notice was heard
+        self._under_way: dict[str, Any] | None = None
         self._finished = 0  # the last report that is over
         self._spoken: _Spoken | None = None
         self._calls = 0  # of report(), the same on all ranks: a report that is left out counts, unlike in Ray
@@ -89,13 +93,15 @@ class Reporting:
         return self._meet(self._line, {**word, "files": internals.files_of(checkpoint)[:_FILES]})
 
     def failed(self, because: str) -> None:
-        """The script's own save could not be run here. Those who wait for this rank at its report learn it."""
+        """The script's own save could not be run here. Those who wait for this rank at its report learn
+        it."""
         self._calls += 1
         self._meet(self._line, {"number": self._calls, "checkpoint": False, "failed": because})
 
     def speak(self) -> None:
-        """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it from us; and if it has
-        just come out of it: a rank that was a little slower, or heard the notice a little sooner, waits for our word on that report."""
+        """From the agent: a notice was heard. If the training thread is in Ray's barrier, the others learn it
+        from us; and if it has just come out of it: a rank that was a little slower, or heard the notice a
+        little sooner, waits for our word on that report."""
         if self._strategy.native:
             return  # nobody waits for anybody
         with self._lock:
@@ -104,11 +110,16 @@ class Reporting:
                 _Spoken(self._meet, self._line, word, lambda: None)
             if self._under_way is not None:
                 word = {**self._under_way, "inside": True}
-                self._spoken = _Spoken(self._meet, self._line, word, lambda: internals.release_barrier(self._context))
+                self._spoken = _Spoken(
+                    self._meet, self._line, word, lambda: internals.release_barrier(self._context)
+                )
 
     def _meet(self, line: Line, word: dict[str, Any]) -> dict[str, Any]:
         def decide(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
-            return {**decisions.report(said, line.size), "name": internals.new_name(self._context.storage_context)}
+            return {
+                **decisions.report(said, line.size),
+                "name": internals.new_name(self._context.storage_context),
+            }
 
         until = time.monotonic() + max(1.0, self._strategy.left() - 2 * internals.poll_seconds())
         found = line.agreement.settle(f"report/{word['number']}", word, decide, until, line.gone)
@@ -120,7 +131,8 @@ class Reporting:
 
     @harmless
     def _passed(self, frame: FrameType, saved: bool, seconds: float) -> None:
-        """Learn from a report that is over: how long a save takes, when the next report is due, where the script is."""
+        """Learn from a report that is over: how long a save takes, when the next report is due, where the
+        script is."""
         strategy, now = self._strategy, time.monotonic()
         if saved:
             if strategy.flow is not None:
@@ -128,8 +140,11 @@ class Reporting:
             strategy.save_seconds = seconds
             self._committing.reported(self._context.checkpoint)
         self._plain = self._plain or not saved
-        # Where every report so far had a checkpoint, the save point may be passed much more often than it is taken.
-        strategy.expected = now + (now - self._last) if self._plain and self._committing.number() > 1 else None
+        # Where every report so far had a checkpoint, the save point may be passed much more often than it is
+        # taken.
+        strategy.expected = (
+            now + (now - self._last) if self._plain and self._committing.number() > 1 else None
+        )
         self._last = now
         self._own.remember(frame)
         if not strategy.boundary.installed and "torch" in sys.modules:
@@ -139,14 +154,21 @@ class Reporting:
 
 
 class _Spoken:
-    """What the ranks settle on a report that one of them is in already, on a thread: it waits for all of them. `release`: called where
-    one of them will never come, to get the training thread out of Ray's barrier."""
+    """What the ranks settle on a report that one of them is in already, on a thread: it waits for all of
+    them. `release`: called where one of them will never come, to get the training thread out of Ray's
+    barrier."""
 
     def __init__(
-        self, meet: Callable[[Line, dict[str, Any]], dict[str, Any]], line: Line, word: dict[str, Any], release: Callable[[], None]
+        self,
+        meet: Callable[[Line, dict[str, Any]], dict[str, Any]],
+        line: Line,
+        word: dict[str, Any],
+        release: Callable[[], None],
     ) -> None:
         self._found: dict[str, Any] = _NOBODY
-        self._thread = threading.Thread(target=self._run, args=(meet, line, word, release), name="lastcall-spoken", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(meet, line, word, release), name="lastcall-spoken", daemon=True
+        )
         self._thread.start()
 
     @harmless

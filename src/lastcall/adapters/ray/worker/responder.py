@@ -1,8 +1,10 @@
-"""How a train worker answers a notice: with a report() that has a checkpoint, brought about at a step that all ranks have agreed on.
+"""How a train worker answers a notice: with a report() that has a checkpoint, brought about at a step that
+all ranks have agreed on.
 
 BOUNDARY   the way that was agreed on leads to a report (decisions.py)
 SAVING     a report of which some rank has a checkpoint, until the controller has committed it
-INSTANT    the script's own save point was not reached in time: the ranks agree again, on a way that needs none
+INSTANT    the script's own save point was not reached in time: the ranks agree again, on a way that needs
+           none
 DISMISSED  the script handles a preemption itself
 """
 
@@ -41,11 +43,18 @@ _LISTEN = 300.0  # seconds of one wait for news
 
 
 class ReportSave:
-    """A `Strategy`, one a worker. `told` from any thread; `arrived` and `before` in the training thread, from below its frames.
-    `private`: the folder for events and progress; None where the run's storage is no folder of this machine."""
+    """A `Strategy`, one a worker. `told` from any thread; `arrived` and `before` in the training thread, from
+    below its frames. `private`: the folder for events and progress; None where the run's storage is no folder
+    of this machine."""
 
     def __init__(
-        self, jit: JITCheckpointConfig, line: Line, echo: Echo, own: OwnSave, flow: Flow | None = None, private: Path | None = None
+        self,
+        jit: JITCheckpointConfig,
+        line: Line,
+        echo: Echo,
+        own: OwnSave,
+        flow: Flow | None = None,
+        private: Path | None = None,
     ) -> None:
         self.context = NoticeContext.beside(private or Path(), jit, line.rank)
         self.latch = self.context.latch
@@ -67,12 +76,15 @@ class ReportSave:
         self._entered = False
         self._nodes: dict[str, Any] | None = None  # that go; None where another rank has told of it
         self._lock = threading.Lock()
-        self.fall_back: Callable[[str], None] = lambda because: None  # the state itself, where the script has no save
-        self.failed: Callable[[str], None] = lambda because: None  # tells the others that the script's own save failed here
-        self.speak: Callable[[], None] = lambda: None  # on behalf of a training thread that is in Ray's barrier
+        # the state itself, where the script has no save
+        self.fall_back: Callable[[str], None] = lambda because: None
+        # tells the others that the script's own save failed here
+        self.failed: Callable[[str], None] = lambda because: None
+        # on behalf of a training thread that is in Ray's barrier
+        self.speak: Callable[[], None] = lambda: None
         self.context.progress.where = lambda: self.boundary.steps
 
-    # ---- news --------------------------------------------------------------------------------------------------------------------
+    # ---- news ----------------------------------------------------------------------------------------------
 
     def on_signal(self, signum: int, count: int) -> None:
         now = time.monotonic()
@@ -86,7 +98,11 @@ class ReportSave:
     def on_drain(self, left: float | None, nodes: Mapping[str, Sequence[int]]) -> None:
         """Ray says that nodes are taken away."""
         now = time.monotonic()
-        self.told(Notice("drain", "node drain", now, now + (self.context.jit.grace if left is None else left)), nodes, echo=False)
+        self.told(
+            Notice("drain", "node drain", now, now + (self.context.jit.grace if left is None else left)),
+            nodes,
+            echo=False,
+        )
 
     def listen(self) -> None:
         """A thread: what another rank was told."""
@@ -100,20 +116,28 @@ class ReportSave:
             news = line.agreement.heard(_LISTEN)
             if news is not None and news.get("rank") != self._line.rank:
                 now = time.monotonic()
-                left = float(news.get("left", self.context.jit.grace))  # the clocks of two nodes may differ by seconds
+                # the clocks of two nodes may differ by seconds
+                left = float(news.get("left", self.context.jit.grace))
                 notice = Notice(f"rank {news.get('rank')}", str(news.get("reason")), now, now + left)
                 self.told(notice, news.get("nodes", {}), announce=False, echo=not news.get("drain"))
 
-    def told(self, notice: Notice, nodes: Mapping[str, Sequence[int]], *, announce: bool = True, echo: bool = True) -> None:
-        """`echo`: Ray does not know of it yet. What Ray itself says (a drain) it says to every rank, and in its own words."""
+    def told(
+        self, notice: Notice, nodes: Mapping[str, Sequence[int]], *, announce: bool = True, echo: bool = True
+    ) -> None:
+        """`echo`: Ray does not know of it yet. What Ray itself says (a drain) it says to every rank, and in
+        its own words."""
         with self._lock:
             first = self.latch.notice is None
             if self.phases.closed or not self.latch.offer(notice):
                 return
         left = self.left()
         self.context.events.emit(
-            "notice", source=notice.source, reason=notice.reason, deadline_in=round(left, 3), step=self.boundary.steps
-        )  # fmt: skip
+            "notice",
+            source=notice.source,
+            reason=notice.reason,
+            deadline_in=round(left, 3),
+            step=self.boundary.steps,
+        )
         if echo:
             self._echo.say(left, nodes)
         if first:
@@ -123,7 +147,8 @@ class ReportSave:
 
     @property
     def native(self) -> bool:
-        """Whether the script handles a preemption itself. All ranks know it at the same report: get_preemption_info() is a barrier."""
+        """Whether the script handles a preemption itself. All ranks know it at the same report:
+        get_preemption_info() is a barrier."""
         return self.flow is not None and self.flow.native
 
     @property
@@ -149,7 +174,7 @@ class ReportSave:
             self.context.events.close()
             self.context.progress.flush()
 
-    # ---- time --------------------------------------------------------------------------------------------------------------------
+    # ---- time ----------------------------------------------------------------------------------------------
 
     def left(self) -> float:
         return self._answer.left
@@ -159,17 +184,22 @@ class ReportSave:
         return 0.0 if notice is None else time.monotonic() - notice.at
 
     def reserve(self) -> float:
-        """What must be left when a save begins: the save itself, and two polls of the controller until it is committed."""
+        """What must be left when a save begins: the save itself, and two polls of the controller until it is
+        committed."""
         return 1.3 * self.save_seconds + 2 * internals.poll_seconds() + 1.0
 
-    # ---- the agent's thread --------------------------------------------------------------------------------------------------------
+    # ---- the agent's thread --------------------------------------------------------------------------------
 
     def _serve(self, notice: Notice) -> None:
         try:
             # Where this Ray knows no preemption nobody restarts the run: training goes on after the save.
             self._responder.run(notice, passing=self._echo.degraded)
         except errors.StoreLost as error:
-            log.warning("Nothing is saved after %s: the controller is gone, and the run with it (%s)", notice.reason, error)
+            log.warning(
+                "Nothing is saved after %s: the controller is gone, and the run with it (%s)",
+                notice.reason,
+                error,
+            )
             self._responder.fault()
         except Exception:
             log.exception("The notice could not be served; the run goes on until it is stopped")
@@ -180,10 +210,21 @@ class ReportSave:
 
     def announce(self, notice: Notice) -> None:
         if self._nodes is None:
-            log.info("%s was told to stop (%s): rank %d saves, too", notice.source.capitalize(), notice.reason, self._line.rank)
+            log.info(
+                "%s was told to stop (%s): rank %d saves, too",
+                notice.source.capitalize(),
+                notice.reason,
+                self._line.rank,
+            )
             return
         left = self.left()
-        news = {"rank": self._line.rank, "reason": notice.reason, "nodes": self._nodes, "left": left, "deadline": time.time() + left}
+        news = {
+            "rank": self._line.rank,
+            "reason": notice.reason,
+            "nodes": self._nodes,
+            "left": left,
+            "deadline": time.time() + left,
+        }
         self._line.agreement.announce({**news, "drain": notice.source == "drain"})
 
     def hurried(self, notice: Notice) -> bool:
@@ -214,13 +255,19 @@ class ReportSave:
         if self._plan is not None and self._plan["how"] == decisions.OWN and self.left() > timing.MARGIN:
             plan = self._agree("again", decisions.again)
             self.phases.try_enter(Phase.BOUNDARY, plan["because"], only_from={Phase.INSTANT})
-            while self.phases.phase is Phase.BOUNDARY and not self.phases.closed and (left := self.left() - timing.MARGIN) > 0:
+            while (
+                self.phases.phase is Phase.BOUNDARY
+                and not self.phases.closed
+                and (left := self.left() - timing.MARGIN) > 0
+            ):
                 self.phases.wait_while({Phase.BOUNDARY}, min(left, timing.LOOK))
         if self.phases.phase not in (Phase.INSTANT, Phase.BOUNDARY) or self.phases.closed:
             return
         log.error(
-            "The training loop did not come to a save in time: nothing was saved after the notice (%s). A restart begins from the "
-            "last checkpoint that was reported. Report one more often, or raise the grace: export LASTCALL_GRACE_SECONDS=%d",
+            "The training loop did not come to a save in time: nothing was saved after the notice (%s). A "
+            "restart begins from the "
+            "last checkpoint that was reported. Report one more often, or raise the grace: export "
+            "LASTCALL_GRACE_SECONDS=%d",
             self._answer.notice.reason,
             round(2 * self.context.jit.grace),
         )
@@ -233,7 +280,8 @@ class ReportSave:
         return self.phases.phase is Phase.QUIET
 
     def stuck(self) -> None:
-        """Ray ends this process, or whoever has set the deadline; a report that comes before that is still committed."""
+        """Ray ends this process, or whoever has set the deadline; a report that comes before that is still
+        committed."""
 
     def fault(self) -> None:
         """The run goes on; a report with a checkpoint is committed all the same."""
@@ -242,26 +290,36 @@ class ReportSave:
         self.boundary.release()
 
     def _agree(self, name: str, decide: Any) -> dict[str, Any]:
-        """The step at which all ranks save, and how. The training thread stops at its next step until it is known."""
+        """The step at which all ranks save, and how. The training thread stops at its next step until it is
+        known."""
         left = max(0.0, self.left() - self.reserve())
         expected = None if self.expected is None else max(0.0, self.expected - time.monotonic())
-        mine = {"step": self.boundary.hold(), "seconds": expected, "inside": self._own.inside, **self._own.position()}
+        mine = {
+            "step": self.boundary.hold(),
+            "seconds": expected,
+            "inside": self._own.inside,
+            **self._own.position(),
+        }
         mine["native"] = self.native
         mine["checkpoints"] = bool(mine.get("checkpoints")) or (self.flow is not None and self.flow.own)
         until = time.monotonic() + min(_AGREE_SECONDS, max(0.5, left))
-        plan = self._line.agreement.settle(name, mine, lambda said: decide(said, left), until, self._line.gone)
+        plan = self._line.agreement.settle(
+            name, mine, lambda said: decide(said, left), until, self._line.gone
+        )
         if plan is None:
             raise errors.StoreLost("the ranks cannot agree")
         if not plan:
             raise RuntimeError("the ranks came to no decision")
         leaves = plan["how"] in (decisions.NATIVE, decisions.PERIOD)
-        what = "leaves the save to the script" if leaves else f"saves after step {plan['step']} of this process"
+        what = (
+            "leaves the save to the script" if leaves else f"saves after step {plan['step']} of this process"
+        )
         log.info("Rank %d %s (%s): %s", self._line.rank, what, plan["how"], plan["because"])
         self._plan = plan
         self.boundary.release()
         return plan
 
-    # ---- the save ----------------------------------------------------------------------------------------------------------------
+    # ---- the save ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """A report that saves is under way."""
@@ -272,9 +330,14 @@ class ReportSave:
     def saved(self, name: str, what: str, facts: Mapping[str, Any]) -> None:
         """`facts`: of the record."""
         self.context.events.emit(
-            "committed", save=Kind.JIT.value, step=self.boundary.steps, exact=facts["exact"], because=facts["because"],
-            seconds=self.since_notice(), path=name,
-        )  # fmt: skip
+            "committed",
+            save=Kind.JIT.value,
+            step=self.boundary.steps,
+            exact=facts["exact"],
+            because=facts["because"],
+            seconds=self.since_notice(),
+            path=name,
+        )
         self._answer.saved(f"{name} {what}")
 
     def not_saved(self, because: str) -> None:
@@ -294,7 +357,7 @@ class ReportSave:
         if self._writes:
             self.context.events.flush()
 
-    # ---- the training thread -----------------------------------------------------------------------------------------------------
+    # ---- the training thread -------------------------------------------------------------------------------
 
     @harmless
     def arrived(self, frame: FrameType) -> None:

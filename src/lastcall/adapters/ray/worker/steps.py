@@ -1,8 +1,9 @@
 """The steps of the training thread: counted from the first one on, and held where the ranks have to agree.
 
-Blocking a rank until all the others are there would deadlock: it waits at step n while another, which has not heard the notice yet,
-sits in the all-reduce of step n+1. So a side thread publishes how many steps were entered, from then on the training thread stops at
-its next one, and the step to save is one more than the highest count: whoever is below it runs on.
+Blocking a rank until all the others are there would deadlock: it waits at step n while another, which has not
+heard the notice yet, sits in the all-reduce of step n+1. So a side thread publishes how many steps were
+entered, from then on the training thread stops at its next one, and the step to save is one more than the
+highest count: whoever is below it runs on.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ _NEAR = 12  # frames: torch's own wrappers around step(), and those of a schedul
 
 
 class Boundary:
-    """`arrived(frame)` in the training thread at the first step, and at every step from `hold()` on. `before(frame)`, if one is set,
-    just before the first optimizer of a pass steps: everything of the pass before it (schedulers, scalers, counters) is complete."""
+    """`arrived(frame)` in the training thread at the first step, and at every step from `hold()` on.
+    `before(frame)`, if one is set, just before the first optimizer of a pass steps: everything of the pass
+    before it (schedulers, scalers, counters) is complete."""
 
     def __init__(self, arrived: Callable[[FrameType], None]) -> None:
         self.steps = 0
@@ -45,7 +47,10 @@ class Boundary:
         """Imports torch."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._handles = [register_optimizer_step_pre_hook(self._enter), register_optimizer_step_post_hook(self._leave)]
+        self._handles = [
+            register_optimizer_step_pre_hook(self._enter),
+            register_optimizer_step_post_hook(self._leave),
+        ]
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -54,7 +59,8 @@ class Boundary:
         self._open.set()
 
     def hold(self) -> int:
-        """Side thread: the training thread stops at its next step until release(). Returns the steps entered so far."""
+        """Side thread: the training thread stops at its next step until release(). Returns the steps entered
+        so far."""
         self._open.clear()
         self._awake = True  # before the count is read: a step that it misses is one that stops
         return self.steps
@@ -70,7 +76,11 @@ class Boundary:
             self._stop(frame)
 
     def _enter(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        if self.before is not None and id(optimizer) == self._first and not _of_torch(frame := sys._getframe(1)):
+        if (
+            self.before is not None
+            and id(optimizer) == self._first
+            and not _of_torch(frame := sys._getframe(1))
+        ):
             self.before(frame)
 
     def _leave(self, optimizer: object, _args: object, _kwargs: object) -> None:
@@ -86,8 +96,8 @@ class Boundary:
 
 
 def _of_torch(frame: FrameType | None) -> bool:
-    """Whether this step is none of training: torch.distributed.checkpoint steps an optimizer once, with nothing to learn, to have it
-    make the state that is about to be loaded into it."""
+    """Whether this step is none of training: torch.distributed.checkpoint steps an optimizer once, with
+    nothing to learn, to have it make the state that is about to be loaded into it."""
     for _ in range(_NEAR):
         if frame is None:
             return False

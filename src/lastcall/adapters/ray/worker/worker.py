@@ -63,7 +63,8 @@ class Worker:
             self._reporting.begin()
             threading.Thread(target=self._strategy.listen, name="lastcall-listener", daemon=True).start()
             threading.Thread(target=self._strategy.write_down, name="lastcall-events", daemon=True).start()
-            for signum in self._signals:  # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
+            # Ray's handler raises SystemExit: with one that does nothing below ours, nothing is torn
+            for signum in self._signals:
                 self._former[signum] = signal.signal(signum, _nothing)
             self._guarded.begin()
         except BaseException:

@@ -1,7 +1,9 @@
-"""Finds what the script's loop carries, saves it with the state, and puts it back where the resumed loop begins.
+"""Finds what the script's loop carries, saves it with the state, and puts it back where the resumed loop
+begins.
 
-What a local is for is read from the source (`places`). Attributes, globals and containers are watched: what is another at a boundary
-than where the loop began is carried. Values are read at boundaries that are looked at, on the training thread, and never in between.
+What a local is for is read from the source (`places`). Attributes, globals and containers are watched: what
+is another at a boundary than where the loop began is carried. Values are read at boundaries that are looked
+at, on the training thread, and never in between.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ Saved = dict[str, Any]
 
 
 class Carrier:
-    """`state`: what was handed over. `doubts`: where it says what it can not save. `is_ahead`: whether a value is a batch that was read
-    ahead, which belongs to the loader's position: the resumed script draws it again. None: unknown yet. `reads_ahead`: whether
-    the script has drawn such batches. None, too."""
+    """`state`: what was handed over. `doubts`: where it says what it can not save. `is_ahead`: whether a
+    value is a batch that was read ahead, which belongs to the loader's position: the resumed script draws it
+    again. None: unknown yet. `reads_ahead`: whether the script has drawn such batches. None, too."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Carrier:
         self.kept = Kept()
         self.pending: Saved = {}  # of the checkpoint, until the loop that it was saved in has begun
 
-    # ---- the run ---------------------------------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     def enter(self, frame: FrameType | None) -> None:
         """The block begins: what is reachable from here is looked at for the first time."""
@@ -111,11 +113,17 @@ class Carrier:
     _ticking = False
 
     def asked(self, frame: FrameType | None) -> bool:
-        """The script asks where to continue. In the head of its own loop (`range(run.step, n)`), what the loop carries can be put back.
-        Says whether it is there, for the first time: a pass that ends without a tick() comes to the head again."""
+        """The script asks where to continue. In the head of its own loop (`range(run.step, n)`), what the
+        loop carries can be put back. Says whether it is there, for the first time: a pass that ends without a
+        tick() comes to the head again."""
         chain = list(self._chain(frame))
         place = places.of(chain[0]) if chain else None
-        if place is None or not place.loops or not places.asks(place.loops[-1], place.line) or place.loops[-1] in self._begun:
+        if (
+            place is None
+            or not place.loops
+            or not places.asks(place.loops[-1], place.line)
+            or place.loops[-1] in self._begun
+        ):
             return False
         self._begun.add(place.loops[-1])
         if self.pending.get("tick"):
@@ -123,8 +131,9 @@ class Carrier:
         return True
 
     def read(self, *, thorough: bool) -> Saved:
-        """All that is carried now. On another thread, what was carried at the last boundary. `thorough`: also look for what has begun
-        to change; otherwise that is done now and then, since it costs more than the rest."""
+        """All that is carried now. On another thread, what was carried at the last boundary. `thorough`: also
+        look for what has begun to change; otherwise that is done now and then, since it costs more than the
+        rest."""
         found = self.pending
         if not found:
             if self._thread == threading.get_ident():
@@ -133,7 +142,11 @@ class Carrier:
                 began = time.thread_time()
                 chain = list(self._chain(sys._getframe(1)))
                 self._read = self._scan(chain, thorough=thorough)
-                self._modes = {owner.key: owner.value.training for owner in self._owners if isinstance(owner, owners.Inside)}
+                self._modes = {
+                    owner.key: owner.value.training
+                    for owner in self._owners
+                    if isinstance(owner, owners.Inside)
+                }
                 if self._undecided:
                     self._check_tick(chain)
                 self._learned += (time.thread_time() - began) * thorough
@@ -142,21 +155,30 @@ class Carrier:
         return {**found, "kept": kept} if kept else found
 
     def learned(self) -> float:
-        """Seconds of looking for what changes since this was last asked: few looks of a whole run, that its copies need not pay for."""
+        """Seconds of looking for what changes since this was last asked: few looks of a whole run, that its
+        copies need not pay for."""
         learned, self._learned = self._learned, 0.0
         return learned
 
     def unseen(self) -> str:
-        """For who saves what was read at the last boundary: what has begun to change, and was not read there."""
+        """For who saves what was read at the last boundary: what has begun to change, and was not read
+        there."""
         for owner in self._owners:
             marks, moving = self._marks.get(owner.key, {}), self._moving.get(owner.key, _NOTHING)
             # An evaluation has begun since the last boundary: that is no change at the boundary.
             evaluates = self._modes.get(owner.key, _NOTHING) is marks.get("training")
             for name, value in list(owner.read().items()):
-                if name in moving or not values.is_value(value) or name not in marks or (evaluates and _is_mode(name)):
+                if (
+                    name in moving
+                    or not values.is_value(value)
+                    or name not in marks
+                    or (evaluates and _is_mode(name))
+                ):
                     continue
                 if not _is_same(marks[name], _mark(value)):
-                    return f"`{owner.shown(name)}` has begun to change since the loop's variables were last read"
+                    return (
+                        f"`{owner.shown(name)}` has begun to change since the loop's variables were last read"
+                    )
         return ""
 
     def _kept(self) -> Saved:
@@ -166,19 +188,22 @@ class Carrier:
                 found[name] = values.savable(value, lambda _: False)
             except values.Unsavable as why:
                 self._doubts.add(
-                    f"`{name}` of run.carry() is not saved: {why}", "Carry numbers, text, tensors, lists and dicts of them."
+                    f"`{name}` of run.carry() is not saved: {why}",
+                    "Carry numbers, text, tensors, lists and dicts of them.",
                 )
         return found
 
     def load(self, saved: object) -> None:
         if isinstance(saved, dict) and isinstance(kept := saved.pop("kept", None), dict):
             self.kept._load(self._made(kept) or {})
-        if isinstance(saved, dict) and all(isinstance(part, dict) for part in (saved.get("frames"), saved.get("owners"))):
+        if isinstance(saved, dict) and all(
+            isinstance(part, dict) for part in (saved.get("frames"), saved.get("owners"))
+        ):
             self.pending = saved
             both = (*saved["owners"].items(), *saved["frames"].items())
             self._moving.update({key: set(named) for key, named in both if isinstance(named, dict)})
 
-    # ---- reading ---------------------------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------
 
     def _chain(self, frame: FrameType | None) -> Iterator[FrameType]:
         """The script's frames up to the one that entered the block."""
@@ -188,7 +213,8 @@ class Carrier:
                 return
 
     def _scan(self, chain: list[FrameType], *, anew: bool = False, thorough: bool = True) -> Saved:
-        """`anew`: look for owners everywhere, and not only where names have got other values since the last look."""
+        """`anew`: look for owners everywhere, and not only where names have got other values since the last
+        look."""
         named: Saved = {}
         roots: list[tuple[str, Any]] = []
         looped = self._ticking
@@ -207,7 +233,11 @@ class Carrier:
             if quick:
                 continue
             names = own if anew else place.remade
-            roots += [(f"{place.key}: {name}", own[name]) for name in names if name in own and not place.is_left(name)]
+            roots += [
+                (f"{place.key}: {name}", own[name])
+                for name in names
+                if name in own and not place.is_left(name)
+            ]
         if anew:
             self._owners = self._find(roots, chain)
             self._looked_at = tuple(map(id, chain))
@@ -219,7 +249,8 @@ class Carrier:
                 self._take(owner, found)
         elif self._look(roots, found, anew=anew):  # there are objects that were not there before
             return self._scan(chain, anew=True)
-        written = {f"{key}: {name}" for key, variables in named.items() for name in variables}  # with its frame
+        # with its frame
+        written = {f"{key}: {name}" for key, variables in named.items() for name in variables}
         for key in (self._left | written) & found.keys():
             del found[key]
         named = {key: values_ for key, values_ in named.items() if values_}
@@ -232,7 +263,11 @@ class Carrier:
 
     def _look(self, roots: list[tuple[str, Any]], found: Saved, *, anew: bool) -> bool:
         known = {id(owner.value) for owner in self._owners}
-        remade = [] if anew or not roots else [owner for owner in self._find(roots, []) if id(owner.value) not in known]
+        remade = (
+            []
+            if anew or not roots
+            else [owner for owner in self._find(roots, []) if id(owner.value) not in known]
+        )
         self._remade = bool(remade)
         stale = False
         for owner in (*self._owners, *remade):
@@ -284,12 +319,21 @@ class Carrier:
                 elif name in place.carried and why.matters and not movers.is_room(value):
                     self._doubt(f"`{name}` ({places.shown(place)})", why)
         if named and not frames.is_module(frame) and not frames.writable():
-            self._doubts.add(f"the loop carries {_listed(named)} ({places.shown(place)}), which this Python cannot put back", _REMEDY)
+            self._doubts.add(
+                f"the loop carries {_listed(named)} ({places.shown(place)}), which this Python "
+                "cannot put back",
+                _REMEDY,
+            )
         return named
 
     def _take_late(self, place: places.Place, name: str, value: Any, named: Saved) -> None:
-        """An object whose attributes are looked at; where the loop has made it, a resumed script has none to put them back into."""
-        if name not in place.carried or name in place.fresh or self._first.get((place.key, name), type(value)) is type(value):
+        """An object whose attributes are looked at; where the loop has made it, a resumed script has none to
+        put them back into."""
+        if (
+            name not in place.carried
+            or name in place.fresh
+            or self._first.get((place.key, name), type(value)) is type(value)
+        ):
             return
         try:
             named[name] = values.savable_object(value, self._handed, owners.is_object)
@@ -305,7 +349,8 @@ class Carrier:
                 self._first.setdefault((key, name), type(value))
 
     def _unread(self, place: places.Place, own: Mapping[str, Any], anew: bool) -> Saved:
-        """Of a frame whose source is not available (a notebook's cell, exec()): what is another value than when the loop began."""
+        """Of a frame whose source is not available (a notebook's cell, exec()): what is another value than
+        when the loop began."""
         marks = self._marks.setdefault(place.key, {})
         if anew:
             marks.clear()
@@ -327,7 +372,8 @@ class Carrier:
         return found
 
     def _drawn_again(self, key: str, name: str, value: Any) -> bool:
-        """Whether it is for the loader's position to bring back: a batch that was read ahead, or the None behind the last one."""
+        """Whether it is for the loader's position to bring back: a batch that was read ahead, or the None
+        behind the last one."""
         if value is None:
             return (key, name) in self._ahead
         if type(value) in values.PLAIN:
@@ -352,9 +398,12 @@ class Carrier:
             if name in moving and values.is_value(value):
                 continue
             if not values.is_value(value):
-                if marks.get(name, _NOTHING) is None and owners.is_object(value):  # made by the loop: a resumed script has none
+                # made by the loop: a resumed script has none
+                if marks.get(name, _NOTHING) is None and owners.is_object(value):
                     self._moving.setdefault(owner.key, set()).add(name)
-                stale = stale or (owner.open and id(value) != marks.setdefault(name, id(value)) and owners.is_object(value))
+                stale = stale or (
+                    owner.open and id(value) != marks.setdefault(name, id(value)) and owners.is_object(value)
+                )
                 marks[name] = id(value)
                 continue
             mark = _mark(value)
@@ -390,7 +439,7 @@ class Carrier:
             return values.savable_object(value, self._handed, owners.is_object)
         return values.savable(value, self._handed)
 
-    # ---- telling ---------------------------------------------------------------------------------------------------------------
+    # ---- telling -------------------------------------------------------------------------------------------
 
     def _doubt(self, what: str, why: values.Unsavable) -> None:
         self._doubts.add(f"the loop carries {what}, which is not saved: {why}", why.remedy or _REMEDY)
@@ -401,8 +450,14 @@ class Carrier:
             told: set[str] = self._told.setdefault(key, set())
             if told.issuperset(each):
                 continue
-            owner = next((owner for owner in self._owners if owner.key == key), None) if key in found else None
-            new += [_shown(key, name, owner) if key in found else name for name in each if name not in told and not _is_mode(name)]
+            owner = (
+                next((owner for owner in self._owners if owner.key == key), None) if key in found else None
+            )
+            new += [
+                _shown(key, name, owner) if key in found else name
+                for name in each
+                if name not in told and not _is_mode(name)
+            ]
             told.update(each)
         if new:
             place = next((each for each in map(places.of, chain) if each.loops), None)
@@ -410,8 +465,8 @@ class Carrier:
             log.info("Also saving what the loop carries: %s%s", _listed(new), where)
 
     def _check_tick(self, chain: list[FrameType]) -> None:
-        """Nothing tells when the first step of a loop with tick() begins, unless its head asks for `run.step`. What the script sets
-        between the block's begin and the loop is then lost."""
+        """Nothing tells when the first step of a loop with tick() begins, unless its head asks for
+        `run.step`. What the script sets between the block's begin and the loop is then lost."""
         self._undecided = False
         if any(_asks(place) for place in map(places.of, chain)):
             return
@@ -420,23 +475,32 @@ class Carrier:
             if not place.loops or place.node is None:
                 continue
             late = [
-                name for name in sorted(place.carried & place.needed) if frame is not self._entered or places.set_between(place, name)
+                name
+                for name in sorted(place.carried & place.needed)
+                if frame is not self._entered or places.set_between(place, name)
             ]
             own = frames.variables(frame)
-            late = [name for name in late if name in own and _saves(own[name], self._handed) and not place.is_time(name, own[name])]
+            late = [
+                name
+                for name in late
+                if name in own and _saves(own[name], self._handed) and not place.is_time(name, own[name])
+            ]
             ahead = {name: self._is_ahead(own[name]) for name in late}
             self._undecided = self._undecided or None in ahead.values()
             late = [name for name in late if ahead[name] is False]
             if late:
                 self._doubts.add(
-                    f"the loop carries {_listed(late)} ({places.shown(place)}), set where tick() cannot put it back",
-                    "Loop over `run.steps(n)` or `range(run.step, n)`, or keep it in `state = run.carry(...)`.",
+                    f"the loop carries {_listed(late)} ({places.shown(place)}), set where tick() cannot put "
+                    "it back",
+                    "Loop over `run.steps(n)` or `range(run.step, n)`, or keep it in `state = "
+                    "run.carry(...)`.",
                 )
 
-    # ---- putting back ----------------------------------------------------------------------------------------------------------
+    # ---- putting back --------------------------------------------------------------------------------------
 
     def _put_back(self, chain: list[FrameType], *, final: bool, early: bool = False) -> None:
-        """`final`: the script does not move iterators any more on its way to the loop, and they cannot be moved back."""
+        """`final`: the script does not move iterators any more on its way to the loop, and they cannot be
+        moved back."""
         saved: dict[str, Any] = self.pending["frames"]
         done: set[str] = set()
         roots: list[tuple[str, Any]] = []
@@ -446,7 +510,15 @@ class Carrier:
             if named is not None and place.key not in done:
                 done.add(place.key)
                 wanted = set(own) if early or place.node is None else place.needed
-                self._write(frame, {name: each for name, each in named.items() if name in wanted and (final or _rests(each))}, own)
+                self._write(
+                    frame,
+                    {
+                        name: each
+                        for name, each in named.items()
+                        if name in wanted and (final or _rests(each))
+                    },
+                    own,
+                )
             roots += [(f"{place.key}: {name}", value) for name, value in frames.variables(frame).items()]
         for owner in self._find(roots, chain):
             named = self._made(self.pending["owners"].get(owner.key))
@@ -456,13 +528,17 @@ class Carrier:
                         self._fill(owner, name, value)
 
     def _made(self, named: object) -> Saved | None:
-        """What was saved under these names. A class that the script no longer has is named, and its value left as it is."""
+        """What was saved under these names. A class that the script no longer has is named, and its value
+        left as it is."""
         found: Saved = {}
         for name, value in named.items() if isinstance(named, dict) else ():
             try:
                 found[name] = classes.made(value)
             except (LookupError, ValueError) as error:
-                self._doubts.add(f"`{name}` was not put back: the script no longer has {error}", "Keep the class under its name.")
+                self._doubts.add(
+                    f"`{name}` was not put back: the script no longer has {error}",
+                    "Keep the class under its name.",
+                )
         return found if isinstance(named, dict) else None
 
     def _write(self, frame: FrameType, named: Saved, own: Mapping[str, Any]) -> None:
@@ -471,7 +547,12 @@ class Carrier:
 
     def _fill(self, owner: owners.Owner, name: str, value: Any) -> None:
         live = owner.some((name,)).get(name)
-        if value is None and type(live) not in values.PLAIN and values.is_value(live) and self._is_prefetcher(owner):
+        if (
+            value is None
+            and type(live) not in values.PLAIN
+            and values.is_value(live)
+            and self._is_prefetcher(owner)
+        ):
             return  # it has drawn again, and moved to a device, what came behind the end of the last pass
         if type(value) in values.MUTABLE and values.put(live, value):
             return
@@ -480,7 +561,9 @@ class Carrier:
         owner.write(name, _like(live, value))
 
     def _is_prefetcher(self, owner: owners.Owner) -> bool:
-        return bool(self._reads_ahead()) and any(hasattr(type(each), "__next__") for each in owner.read().values())
+        return bool(self._reads_ahead()) and any(
+            hasattr(type(each), "__next__") for each in owner.read().values()
+        )
 
 
 def _rests(value: Any) -> bool:
@@ -500,7 +583,9 @@ def _mark(value: Any) -> Any:
 
 
 def _is_same(before: Any, mark: Any) -> bool:
-    return before is mark or (type(before) is type(mark) and (before == mark or (mark != mark and before != before)))
+    return before is mark or (
+        type(before) is type(mark) and (before == mark or (mark != mark and before != before))
+    )
 
 
 def _saves(value: Any, handed: Handed) -> bool:

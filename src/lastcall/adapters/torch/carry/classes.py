@@ -1,9 +1,9 @@
-"""Values whose class must come back with them: members of enumerations, named tuples, decimals and fractions, and objects of the
-script's own classes that the loop makes.
+"""Values whose class must come back with them: members of enumerations, named tuples, decimals and fractions,
+and objects of the script's own classes that the loop makes.
 
-They are saved as the name of the class and what is in them, and made again from the class that the resumed script has under that name.
-Nothing is imported for it, and no code of such an object runs: its attributes are set. A class that cannot be found by its name (one
-that is made inside a function) cannot be saved.
+They are saved as the name of the class and what is in them, and made again from the class that the resumed
+script has under that name. Nothing is imported for it, and no code of such an object runs: its attributes are
+set. A class that cannot be found by its name (one that is made inside a function) cannot be saved.
 """
 
 from __future__ import annotations
@@ -40,14 +40,22 @@ def state(value: Any, inside: Callable[[Any], Any]) -> tuple[Any, ...] | None:
         return (_TAG, *name, str(value))
     if not isinstance(value, enum.Enum):
         return (_TAG, *name, tuple(map(inside, value)))
-    return (_TAG, *name, value.name) if value.name in kind.__members__ else (_TAG, *name, None, inside(value.value))
+    return (
+        (_TAG, *name, value.name)
+        if value.name in kind.__members__
+        else (_TAG, *name, None, inside(value.value))
+    )
 
 
 def is_plain(kind: type) -> bool:
-    """Whether an object of this class is its attributes and nothing else, and can be made from them. One with a `__del__` would run it
-    on whatever attributes a forged checkpoint has given it."""
+    """Whether an object of this class is its attributes and nothing else, and can be made from them. One with
+    a `__del__` would run it on whatever attributes a forged checkpoint has given it."""
     new: object = kind.__new__
-    return new is object.__new__ and not hasattr(kind, "__del__") and _find(kind.__module__, kind.__qualname__) is kind
+    return (
+        new is object.__new__
+        and not hasattr(kind, "__del__")
+        and _find(kind.__module__, kind.__qualname__) is kind
+    )
 
 
 def object_state(kind: type, attributes: dict[str, Any]) -> tuple[Any, ...]:
@@ -55,8 +63,8 @@ def object_state(kind: type, attributes: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def made(saved: Any, *, anew: bool = False) -> Any:
-    """What was saved, with everything in it that has a class made again; the same object where nothing has, unless it is to be made
-    `anew`, for an object of its own. Raises LookupError."""
+    """What was saved, with everything in it that has a class made again; the same object where nothing has,
+    unless it is to be made `anew`, for an object of its own. Raises LookupError."""
     kind = type(saved)
     if kind is tuple and len(saved) > 3 and type(saved[0]) is str and saved[0] == _TAG:
         return _made(*saved[1:])
@@ -67,7 +75,9 @@ def made(saved: Any, *, anew: bool = False) -> Any:
         return collections.deque(items, saved.maxlen) if kind is collections.deque else kind(items)
     if isinstance(saved, dict):
         pairs = [(made(key), made(item, anew=anew)) for key, item in saved.items()]
-        if not anew and all(key is old and item is saved[old] for (key, item), old in zip(pairs, saved, strict=True)):
+        if not anew and all(
+            key is old and item is saved[old] for (key, item), old in zip(pairs, saved, strict=True)
+        ):
             return saved
         into = saved.copy()
         into.clear()
@@ -83,7 +93,12 @@ def _made(module: str, name: str, *parts: Any) -> Any:
         return kind(made(parts[1])) if inside is None else kind[inside]
     if kind in _NUMBERS:
         return kind(inside)
-    if kind is not None and type(inside) is dict and is_plain(kind) and not any(str(each).startswith("__") for each in inside):
+    if (
+        kind is not None
+        and type(inside) is dict
+        and is_plain(kind)
+        and not any(str(each).startswith("__") for each in inside)
+    ):
         one = object.__new__(kind)
         for attribute, value in inside.items():
             object.__setattr__(one, attribute, made(value, anew=True))
@@ -101,4 +116,6 @@ def _find(module: str, name: str) -> Any:
     if not isinstance(found, type):
         return None
     named = issubclass(found, tuple) and hasattr(found, "_fields")
-    return found if found in _NUMBERS or named or issubclass(found, enum.Enum) or frames.is_own(module) else None
+    return (
+        found if found in _NUMBERS or named or issubclass(found, enum.Enum) or frames.is_own(module) else None
+    )

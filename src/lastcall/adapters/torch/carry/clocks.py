@@ -1,4 +1,5 @@
-"""Variables that hold times of this machine. Brought back they would be wrong: no training was between two incarnations."""
+"""Variables that hold times of this machine. Brought back they would be wrong: no training was between two
+incarnations."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import functools
 from lastcall.script.source.scopes import assignments
 
 _CLOCKS = frozenset(
-    {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "default_timer"}
+    {
+        "time",
+        "time_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "monotonic",
+        "monotonic_ns",
+        "process_time",
+        "default_timer",
+    }
 )
 _DATES = frozenset({"now", "utcnow", "today"})
 _ROUNDS = 5
@@ -17,7 +27,8 @@ _NANOSECONDS = 10**15  # the year 1970 in nanoseconds
 
 
 def is_time(name: str, value: object, where: ast.AST) -> bool:
-    """Whether a variable or attribute of this name, which has this value now, is given times in a part of the source."""
+    """Whether a variable or attribute of this name, which has this value now, is given times in a part of the
+    source."""
     number = value if type(value) is int else 0
     timely = type(value) is float or isinstance(value, datetime.date) or abs(number) > _NANOSECONDS
     return timely and name in _timed(where)
@@ -37,8 +48,16 @@ def _timed(where: ast.AST) -> frozenset[str]:
 
 def _pairs(node: ast.AST) -> list[tuple[str, ast.expr]]:
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-        targets = [target for target in node.targets if isinstance(target, ast.Tuple) and len(target.elts) == len(node.value.elts)]
-        return [(_last(each), value) for target in targets for each, value in zip(target.elts, node.value.elts, strict=True)]
+        targets = [
+            target
+            for target in node.targets
+            if isinstance(target, ast.Tuple) and len(target.elts) == len(node.value.elts)
+        ]
+        return [
+            (_last(each), value)
+            for target in targets
+            for each, value in zip(target.elts, node.value.elts, strict=True)
+        ]
     return [(_last(target), value) for target, value in assignments(node) if value is not None]
 
 
@@ -50,7 +69,9 @@ def _is_time(node: ast.expr, known: frozenset[str]) -> bool:
     if isinstance(node, ast.Call):
         name = _last(node.func)
         base = _last(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-        return (name in _CLOCKS and base in ("", "time", "timeit")) or (name in _DATES and base in ("datetime", "date", "dt"))
+        return (name in _CLOCKS and base in ("", "time", "timeit")) or (
+            name in _DATES and base in ("datetime", "date", "dt")
+        )
     if isinstance(node, ast.Name | ast.Attribute):
         return _last(node) in known
     if isinstance(node, ast.BinOp):

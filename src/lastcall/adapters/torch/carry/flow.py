@@ -1,6 +1,8 @@
-"""Which names of a function are still needed where it stands: read later before they are surely written. From its source alone.
+"""Which names of a function are still needed where it stands: read later before they are surely written. From
+its source alone.
 
-Everything here errs on one side: a name that may be needed is needed. Saving it costs bytes; leaving it out costs the trajectory.
+Everything here errs on one side: a name that may be needed is needed. Saving it costs bytes; leaving it out
+costs the trajectory.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _ROUNDS = 50
 
 
 class Flow:
-    """`head`: for each loop, the names needed where it asks for its next item. `after`: for each statement, those needed behind it."""
+    """`head`: for each loop, the names needed where it asks for its next item. `after`: for each statement,
+    those needed behind it."""
 
     def __init__(self, body: Body) -> None:
         self.head: dict[ast.AST, Names] = {}
@@ -31,7 +34,8 @@ class Flow:
             self._all(body.body, _NONE, _NONE, _NONE)
 
     def _all(self, statements: list[ast.stmt], out: Names, leave: Names, again: Names) -> Names:
-        """The names needed before the statements, where `out` are needed behind them, `leave` behind the loop, `again` at its head."""
+        """The names needed before the statements, where `out` are needed behind them, `leave` behind the
+        loop, `again` at its head."""
         for statement in reversed(statements):
             self.after[statement] = self.after.get(statement, _NONE) | out
             out = self._one(statement, out, leave, again)
@@ -61,7 +65,10 @@ class Flow:
             case ast.Try() | ast.TryStar():
                 return self._try(node, out, leave, again)
             case ast.Match():
-                cases = [self._all(case.body, out, leave, again) - _captured(case.pattern) | reads(case.guard) for case in node.cases]
+                cases = [
+                    self._all(case.body, out, leave, again) - _captured(case.pattern) | reads(case.guard)
+                    for case in node.cases
+                ]
                 return out.union(*cases) | reads(node.subject)
             case ast.AugAssign():
                 return out | reads(node) | stored(node.target)
@@ -95,7 +102,9 @@ class Flow:
     def _try(self, node: ast.Try | ast.TryStar, out: Names, leave: Names, again: Names) -> Names:
         """Any statement of the body may be the last one before a handler."""
         finally_ = self._all(node.finalbody, out, leave, again)
-        handlers = _NONE.union(*(self._all(each.body, finally_, leave, again) - {each.name or ""} for each in node.handlers))
+        handlers = _NONE.union(
+            *(self._all(each.body, finally_, leave, again) - {each.name or ""} for each in node.handlers)
+        )
         handlers = handlers.union(*(reads(each.type) for each in node.handlers if each.type is not None))
         inside = self._all(node.body, self._all(node.orelse, finally_, leave, again) | handlers, leave, again)
         for statement in node.body:
@@ -113,8 +122,15 @@ class _Inside(Flow):
 
 def loops_at(body: Body, line: int) -> list[Loop]:
     """The loops that a line is in, the outermost first."""
-    spanning = [node for node in below(body) if isinstance(node, Loop) and node.lineno <= line <= (node.end_lineno or node.lineno)]
-    return sorted((node for node in spanning if not _in_else(node, line)), key=lambda node: (node.lineno, node.col_offset))
+    spanning = [
+        node
+        for node in below(body)
+        if isinstance(node, Loop) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return sorted(
+        (node for node in spanning if not _in_else(node, line)),
+        key=lambda node: (node.lineno, node.col_offset),
+    )
 
 
 def statement_at(body: Body, line: int) -> ast.stmt | None:
@@ -132,7 +148,9 @@ def at_head(loop: Loop, line: int) -> bool:
 
 def assigned(node: ast.AST) -> Names:
     """The names that are assigned anywhere in it, in the same frame."""
-    found = {each.id for each in below(node) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
+    found = {
+        each.id for each in below(node) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
+    }
     for each in below(node):
         if isinstance(each, _COMPREHENSIONS):
             found -= {name for part in each.generators for name in stored(part.target)} - _outside(each, node)
@@ -150,16 +168,22 @@ def _outside(comprehension: ast.AST, node: ast.AST) -> set[str]:
     """Names assigned in `node` by others than comprehensions."""
     inside = {id(each) for c in below(node) if isinstance(c, _COMPREHENSIONS) for each in ast.walk(c)}
     return {
-        each.id for each in below(node) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load) and id(each) not in inside
+        each.id
+        for each in below(node)
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load) and id(each) not in inside
     }
 
 
 def reads(node: ast.AST | None) -> Names:
-    """The names that an expression or a simple statement reads. Of a function, what it reads from around it."""
+    """The names that an expression or a simple statement reads. Of a function, what it reads from around
+    it."""
     if node is None:
         return _NONE
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        given: list[ast.AST] = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+        given: list[ast.AST] = [
+            *node.args.defaults,
+            *(each for each in node.args.kw_defaults if each is not None),
+        ]
         given += [] if isinstance(node, ast.Lambda) else node.decorator_list
         return _free(node).union(*map(reads, given))
     if isinstance(node, ast.Name):
@@ -170,7 +194,9 @@ def reads(node: ast.AST | None) -> Names:
 def stored(target: ast.AST | None) -> Names:
     """The names that a target binds."""
     nodes: Iterable[ast.AST] = ast.walk(target) if target is not None else ()
-    return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return frozenset(
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
 
 
 def _surely(node: ast.stmt) -> Names:
@@ -205,7 +231,9 @@ def _walrus(node: ast.expr) -> Names:
 def _captured(pattern: ast.pattern) -> Names:
     nodes = list(ast.walk(pattern))
     names = {node.name for node in nodes if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name}
-    return frozenset(names | {node.rest for node in nodes if isinstance(node, ast.MatchMapping) and node.rest})
+    return frozenset(
+        names | {node.rest for node in nodes if isinstance(node, ast.MatchMapping) and node.rest}
+    )
 
 
 def _in_else(loop: Loop, line: int) -> bool:
@@ -221,17 +249,27 @@ def _nested(body: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | 
 def _declared(node: ast.AST) -> Names:
     """The names that a function assigns in a scope around it: `global`, `nonlocal`."""
     inner = [node.body] if isinstance(node, ast.Lambda) else getattr(node, "body", [])
-    found = [each for part in inner for each in (part, *below(part)) if isinstance(each, ast.Global | ast.Nonlocal)]
+    found = [
+        each for part in inner for each in (part, *below(part)) if isinstance(each, ast.Global | ast.Nonlocal)
+    ]
     return _NONE.union(*(frozenset(each.names) for each in found))
 
 
 def _free(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Names:
     """What a function reads that is not its own."""
     inner: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else [*node.body]
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+    arguments = [
+        *node.args.posonlyargs,
+        *node.args.args,
+        *node.args.kwonlyargs,
+        node.args.vararg,
+        node.args.kwarg,
+    ]
     own = {each.arg for each in arguments if each is not None}
     if not isinstance(node, ast.Lambda):
-        own |= assigned(node) | {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef) and each is not node}
+        own |= assigned(node) | {
+            each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef) and each is not node
+        }
     return _NONE.union(*map(reads, inner)) - (own - _declared(node))
 
 

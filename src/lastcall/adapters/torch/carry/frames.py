@@ -1,7 +1,7 @@
 """The frames of the user's script above a call into lastcall, and their variables: read, and written.
 
-Python 3.13 lets a frame's variables be written through `f_locals`; before, that is a copy, which one C function writes back
-(what debuggers use). Whether it works here is tried out once, on a frame of our own.
+Python 3.13 lets a frame's variables be written through `f_locals`; before, that is a copy, which one C
+function writes back (what debuggers use). Whether it works here is tried out once, on a frame of our own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.pa
 
 
 def of_script(frame: FrameType | None) -> Iterator[FrameType]:
-    """The script's own frames, from the innermost on. Those of libraries between them (tqdm around a loop) are passed over."""
+    """The script's own frames, from the innermost on. Those of libraries between them (tqdm around a loop)
+    are passed over."""
     while frame is not None:
         if is_script(frame):
             yield frame
@@ -77,7 +78,14 @@ def _is_script(filename: str) -> bool:
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    found = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages(), _PACKAGE}
+    found = {
+        paths["stdlib"],
+        paths["platstdlib"],
+        paths["purelib"],
+        paths["platlib"],
+        *site.getsitepackages(),
+        _PACKAGE,
+    }
     return tuple(sorted(os.path.abspath(path) for path in found))
 
 
@@ -87,8 +95,8 @@ def is_module(frame: FrameType) -> bool:
 
 
 def variables(frame: FrameType) -> Mapping[str, Any]:
-    """A copy of its variables. Before 3.13 the interpreter keeps one of its own in the frame, which would keep the last batch and its
-    graph in memory: emptied at once."""
+    """A copy of its variables. Before 3.13 the interpreter keeps one of its own in the frame, which would
+    keep the last batch and its graph in memory: emptied at once."""
     found = frame.f_locals
     if _PROXIED or is_module(frame):
         return dict(found)

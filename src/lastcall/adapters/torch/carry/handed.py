@@ -11,7 +11,8 @@ from lastcall.adapters.torch.distributed import placement
 
 
 class Handed:
-    """Says of an object, or of the address of a tensor's memory, whether it belongs to what was handed over."""
+    """Says of an object, or of the address of a tensor's memory, whether it belongs to what was handed
+    over."""
 
     def __init__(self, state: Mapping[str, object]) -> None:
         self._ids: set[int] = set()

@@ -1,4 +1,5 @@
-"""run.carry(): values that a script keeps on purpose, saved with every checkpoint and there again in the next incarnation."""
+"""run.carry(): values that a script keeps on purpose, saved with every checkpoint and there again in the next
+incarnation."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Kept:
         object.__setattr__(self, "_loaded", {})
 
     def _begin(self, initial: Mapping[str, Any]) -> None:
-        """Give names their first values: those of the checkpoint where it has them. A name that is there keeps its value."""
+        """Give names their first values: those of the checkpoint where it has them. A name that is there
+        keeps its value."""
         for name, value in initial.items():
             if name in self._values:
                 continue
@@ -36,7 +38,9 @@ class Kept:
         try:
             return self._values[name]
         except KeyError:
-            raise AttributeError(f"run.carry() was not given {name!r}: name it with its first value, run.carry({name}=...)") from None
+            raise AttributeError(
+                f"run.carry() was not given {name!r}: name it with its first value, run.carry({name}=...)"
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -64,6 +68,7 @@ def _check(name: str, value: Any) -> None:
         values.savable(value, lambda _: False)
     except values.Unsavable as why:
         raise errors.StateError(
-            f"run.carry({name}=...) cannot be saved: {why}. Carry numbers, text, tensors, and lists and dicts of them; hand everything "
+            f"run.carry({name}=...) cannot be saved: {why}. Carry numbers, text, tensors, and lists and "
+            "dicts of them; hand everything "
             "else to protect()."
         ) from None

@@ -1,10 +1,10 @@
-"""Objects with a position inside that a script moves on: random generators of its own, `itertools.count()`, iterators over a list or a
-range. They are saved as where they are, and put there in place: a resumed script has made them as it did before, and they stand at
-their beginning.
+"""Objects with a position inside that a script moves on: random generators of its own, `itertools.count()`,
+iterators over a list or a range. They are saved as where they are, and put there in place: a resumed script
+has made them as it did before, and they stand at their beginning.
 
-A generator function that a loop pulls from has its position in a frame, and that cannot be restored: it is named. So are iterators
-made of others (`cycle(batches)`, `zip(a, b)`), and a queue or a future in which tensors wait for the next step: threads may be at both
-ends of it.
+A generator function that a loop pulls from has its position in a frame, and that cannot be restored: it is
+named. So are iterators made of others (`cycle(batches)`, `zip(a, b)`), and a queue or a future in which
+tensors wait for the next step: threads may be at both ends of it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,30 @@ from lastcall.adapters.torch.carry import frames
 from lastcall.adapters.torch.state import generators
 
 TAG = "lastcall.moved"
-_GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
-_MADE: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", b"", reversed([]), {}, {}.values(), {}.items())
+_GENERATORS = (
+    torch.Generator,
+    random.Random,
+    np.random.RandomState,
+    np.random.Generator,
+    np.random.BitGenerator,
+)
+_MADE: tuple[Any, ...] = (
+    [],
+    (),
+    range(0),
+    range(1 << 70),
+    "",
+    b"",
+    reversed([]),
+    {},
+    {}.values(),
+    {}.items(),
+)
 _SIZED = tuple(type(iter(made)) for made in _MADE)  # they know how many are left
 _DRAWN = (DataLoader, getattr(torch_dataloader, "_BaseDataLoaderIter", DataLoader))
-_CHAINED = frozenset({zip, enumerate, map, filter, *(kind for kind in vars(itertools).values() if isinstance(kind, type))}) - {
+_CHAINED = frozenset(
+    {zip, enumerate, map, filter, *(kind for kind in vars(itertools).values() if isinstance(kind, type))}
+) - {
     itertools.count,
     itertools.repeat,
 }
@@ -54,7 +73,12 @@ def is_one(value: object) -> bool:
 
 def _shared() -> frozenset[int]:
     """The generators of the process, which are saved with it."""
-    return frozenset(map(id, (np.random.mtrand._rand, random._inst, torch.default_generator, *torch.cuda.default_generators)))
+    return frozenset(
+        map(
+            id,
+            (np.random.mtrand._rand, random._inst, torch.default_generator, *torch.cuda.default_generators),
+        )
+    )
 
 
 def state(value: Any) -> dict[str, Any]:
@@ -78,7 +102,8 @@ def is_state(value: object) -> bool:
 
 
 def put(live: Any, saved: dict[str, Any]) -> bool:
-    """Bring a live one to where the saved one was. False where it is another kind of object, or beyond that."""
+    """Bring a live one to where the saved one was. False where it is another kind of object, or beyond
+    that."""
     kind, at = saved[TAG], saved["v"]
     if kind == "generator" and isinstance(live, _GENERATORS):
         generators.GeneratorPart(live).put(at)
@@ -104,12 +129,12 @@ def _pass(live: Iterator[Any], items: int) -> bool:
     return True
 
 
-# ---- generator functions -----------------------------------------------------------------------------------------------------------
+# ---- generator functions -----------------------------------------------------------------------------------
 
 
 def is_pulled(value: object) -> bool:
-    """Whether it is a generator of the script's, or an iterator made of others (`cycle(batches)`), that hands out something else than
-    the batches of a loader, whose position is known."""
+    """Whether it is a generator of the script's, or an iterator made of others (`cycle(batches)`), that hands
+    out something else than the batches of a loader, whose position is known."""
     own = isinstance(value, types.GeneratorType) and frames.is_own_code(value.gi_code)
     return (own or type(value) in _CHAINED) and not _draws(value)
 
@@ -119,7 +144,9 @@ def _draws(value: object) -> bool:
     for _ in range(_DEEP):
         if any(isinstance(one, _DRAWN) or _is_ours(one) for one in level):
             return True
-        level = [one for each in level for one in gc.get_referents(each) if _leads_on(one) or _is_held(each, one)]
+        level = [
+            one for each in level for one in gc.get_referents(each) if _leads_on(one) or _is_held(each, one)
+        ]
     return False
 
 
@@ -129,11 +156,17 @@ def _is_held(by: object, value: object) -> bool:
 
 
 def _leads_on(value: object) -> bool:
-    return isinstance(value, (types.GeneratorType, types.FrameType, types.CellType, *_DRAWN)) or hasattr(type(value), "__next__")
+    return isinstance(value, (types.GeneratorType, types.FrameType, types.CellType, *_DRAWN)) or hasattr(
+        type(value), "__next__"
+    )
 
 
 def _is_ours(value: object) -> bool:
-    return isinstance(value, types.GeneratorType) and not frames.is_own_code(value.gi_code) and "lastcall" in value.gi_code.co_filename
+    return (
+        isinstance(value, types.GeneratorType)
+        and not frames.is_own_code(value.gi_code)
+        and "lastcall" in value.gi_code.co_filename
+    )
 
 
 def stand(value: Any) -> object:
@@ -144,7 +177,9 @@ def stand(value: Any) -> object:
     if frame is None:
         return None
     own = frames.variables(frame)
-    return frame.f_lasti, tuple((name, each) for name, each in own.items() if isinstance(each, int | float | str | bool | None))
+    return frame.f_lasti, tuple(
+        (name, each) for name, each in own.items() if isinstance(each, int | float | str | bool | None)
+    )
 
 
 def _chained(value: object) -> object:
@@ -167,10 +202,13 @@ def described(value: Any) -> str:
     if not isinstance(value, types.GeneratorType):
         return f"it is a `{type(value).__name__}`, and its position cannot be known"
     code = value.gi_code
-    return f"it is a generator (`{code.co_qualname}`, {os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return (
+        f"it is a generator (`{code.co_qualname}`, "
+        f"{os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    )
 
 
-# ---- rooms: where values wait for who takes them ---------------------------------------------------------------------------------
+# ---- rooms: where values wait for who takes them -----------------------------------------------------------
 
 
 def is_room(value: object) -> bool:
@@ -178,8 +216,8 @@ def is_room(value: object) -> bool:
 
 
 def waiting(value: object) -> list[Any]:
-    """The tensors and arrays that wait in a room. Whatever else waits there (a number to be written down, the end of a job in the
-    background) decides nothing."""
+    """The tensors and arrays that wait in a room. Whatever else waits there (a number to be written down, the
+    end of a job in the background) decides nothing."""
     level, found = [value], []
     for _ in range(_DEEP):
         level = [one for each in level for one in gc.get_referents(each)]

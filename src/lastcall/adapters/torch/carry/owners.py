@@ -1,6 +1,8 @@
-"""Where a script keeps what it changes: variables of frames, attributes of its objects, classes and functions, globals of its modules.
+"""Where a script keeps what it changes: variables of frames, attributes of its objects, classes and
+functions, globals of its modules.
 
-An owner has a name that is the same in every incarnation (`main: self.meters['loss']`), so that what was saved of it finds it again.
+An owner has a name that is the same in every incarnation (`main: self.meters['loss']`), so that what was
+saved of it finds it again.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ _PASSED_OVER = (
     *(torch.Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator),
     *(torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler, BaseException),
 )
-_LEADING_ON = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)  # what is below them is looked at
+# what is below them is looked at
+_LEADING_ON = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
 _NAMESPACES = frozenset(
-    {("types", "SimpleNamespace"), ("argparse", "Namespace")} | {("collections", name) for name in ("UserDict", "UserList", "ChainMap")}
+    {("types", "SimpleNamespace"), ("argparse", "Namespace")}
+    | {("collections", name) for name in ("UserDict", "UserList", "ChainMap")}
 )
 
 
@@ -74,11 +78,18 @@ class Attributes(Owner):
     def read(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = getattr(self.value, "__dict__", {})
         if self._slots:
-            found = {**found, **{name: getattr(self.value, name) for name in self._slots if hasattr(self.value, name)}}
+            found = {
+                **found,
+                **{name: getattr(self.value, name) for name in self._slots if hasattr(self.value, name)},
+            }
         if isinstance(self.value, type):
             return {name: each for name, each in found.items() if not name.startswith("__")}
         if self._module:
-            return {name: each for name, each in found.items() if name not in _TORCH and type(each) not in values.PLAIN}
+            return {
+                name: each
+                for name, each in found.items()
+                if name not in _TORCH and type(each) not in values.PLAIN
+            }
         return found
 
     def write(self, name: str, value: Any) -> None:
@@ -86,7 +97,8 @@ class Attributes(Owner):
             setattr(self.value, name, value)
         elif name in getattr(self.value, "__dict__", {}) or name not in self._slots:
             try:
-                self.value.__dict__[name] = value  # and no __setattr__ of the script's: frozen dataclasses, side effects
+                # and no __setattr__ of the script's: frozen dataclasses, side effects
+                self.value.__dict__[name] = value
             except AttributeError:
                 setattr(self.value, name, value)
         else:
@@ -97,8 +109,8 @@ class Attributes(Owner):
 
 
 class Inside(Owner):
-    """What a module and those below it keep beside their state_dict(): plain attributes (`training`, a dropout's `p`), which parameters
-    are frozen, buffers that are not part of it."""
+    """What a module and those below it keep beside their state_dict(): plain attributes (`training`, a
+    dropout's `p`), which parameters are frozen, buffers that are not part of it."""
 
     open = False
 
@@ -109,9 +121,14 @@ class Inside(Owner):
     def read(self) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for path, module in self._modules.items():
-            private = not type(module).__module__.startswith("torch.")  # DDP notes there what it has set up in this process
+            # DDP notes there what it has set up in this process
+            private = not type(module).__module__.startswith("torch.")
             for name, each in vars(module).items():
-                if type(each) in values.PLAIN and (name == "training" or name not in _TORCH) and (private or not name.startswith("_")):
+                if (
+                    type(each) in values.PLAIN
+                    and (name == "training" or name not in _TORCH)
+                    and (private or not name.startswith("_"))
+                ):
                     found[path + name] = each
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -136,7 +153,11 @@ class Inside(Owner):
         module, path, attribute = self._place(name)
         if module is None:  # of a parameter
             module, _, parameter = self._place(path.rstrip("."))
-            if module is not None and isinstance(live := getattr(module, parameter, None), torch.Tensor) and live.is_leaf:
+            if (
+                module is not None
+                and isinstance(live := getattr(module, parameter, None), torch.Tensor)
+                and live.is_leaf
+            ):
                 live.requires_grad_(bool(value))
         elif attribute not in module._buffers:
             vars(module)[attribute] = value
@@ -235,7 +256,9 @@ class Walk:
         elif isinstance(value, types.MethodType):
             self.below(f"{key}.__self__", value.__self__, depth + 1)
         elif isinstance(value, types.FunctionType):
-            if frames.is_own(value.__module__ or "") and (value.__closure__ or vars(value) or _defaults(value)):
+            if frames.is_own(value.__module__ or "") and (
+                value.__closure__ or vars(value) or _defaults(value)
+            ):
                 self._add(Cells(key, value), depth)
         elif values.is_value(value) and values.base(kind) is None:
             if depth == 0 and not self._handed(value):
@@ -287,7 +310,9 @@ class Walk:
 
 def _moves(value: Any) -> bool:
     """Whether it can be changed in place, and put back in place."""
-    return type(value) in values.MUTABLE or isinstance(value, torch.Tensor | np.ndarray) or movers.is_one(value)
+    return (
+        type(value) in values.MUTABLE or isinstance(value, torch.Tensor | np.ndarray) or movers.is_one(value)
+    )
 
 
 def is_object(value: Any) -> bool:
@@ -296,7 +321,9 @@ def is_object(value: Any) -> bool:
     if kind in values.PLAIN or isinstance(value, _PASSED_OVER):
         return False
     if isinstance(value, type):
-        return frames.is_own(value.__module__) and not issubclass(value, (torch.nn.Module, BaseException, enum.Enum, *_PASSED_OVER))
+        return frames.is_own(value.__module__) and not issubclass(
+            value, (torch.nn.Module, BaseException, enum.Enum, *_PASSED_OVER)
+        )
     if (kind.__module__, kind.__qualname__) in _NAMESPACES:
         return True
     return kind.__module__ != "builtins" and frames.is_own(kind.__module__) and not classes.is_one(value)

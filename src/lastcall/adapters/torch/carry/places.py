@@ -1,4 +1,5 @@
-"""A frame of the script and where it stands: the loops around it, the names that it still needs, and those that its loops change."""
+"""A frame of the script and where it stands: the loops around it, the names that it still needs, and those
+that its loops change."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ READ_AGAIN = frozenset({"step", "epoch", "resumed"})  # what a loop may ask the 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """`needed`: assigned in a loop around it, and read later before they are surely written. `carried`: those that a pass of a loop
-    hands to the next. `fresh`: those that the script creates again on its way to this place, each time it comes here."""
+    """`needed`: assigned in a loop around it, and read later before they are surely written. `carried`: those
+    that a pass of a loop hands to the next. `fresh`: those that the script creates again on its way to this
+    place, each time it comes here."""
 
     code: CodeType
     line: int
@@ -32,7 +34,11 @@ class Place:
 
     @property
     def key(self) -> str:
-        return self.code.co_qualname if self.node is not None else f"{self.code.co_qualname} of {self.code.co_filename}"
+        return (
+            self.code.co_qualname
+            if self.node is not None
+            else f"{self.code.co_qualname} of {self.code.co_filename}"
+        )
 
     @functools.cached_property
     def asked(self) -> tuple[str, ...]:
@@ -67,7 +73,11 @@ def _place(code: CodeType, line: int, space: Mapping[str, Any]) -> Place:
         _known.clear()
     source = sources.of(code, space)
     node = source.body_of(code) if source is not None else None
-    made = Place(code, line, (), frozenset(), frozenset(), frozenset(), frozenset(), None) if node is None else _look(code, line, node)
+    made = (
+        Place(code, line, (), frozenset(), frozenset(), frozenset(), frozenset(), None)
+        if node is None
+        else _look(code, line, node)
+    )
     return _known.setdefault((code, line), made)
 
 
@@ -88,7 +98,9 @@ def _look(code: CodeType, line: int, node: sources.Body) -> Place:
         live = found.after.get(statement, frozenset())
     always = found.shared | frozenset(code.co_cellvars)
     changing = flow.assigned(outer) | found.rebound
-    carried = frozenset().union(*(found.exposed(loop) & flow.assigned(loop) for loop in loops)) | (always & changing)
+    carried = frozenset().union(*(found.exposed(loop) & flow.assigned(loop) for loop in loops)) | (
+        always & changing
+    )
     needed = (live | always) & changing
     fresh = needed - carried - flow.assigned(inner)
     return Place(code, line, tuple(loops), changing, needed, carried, fresh, node)
@@ -117,7 +129,8 @@ def shown(place: Place) -> str:
 
 
 def head_reads(loop: Loop, attributes: frozenset[str]) -> bool:
-    """Whether the head of a loop reads one of these attributes of something: `range(run.step, n)`, `while run.step < n`."""
+    """Whether the head of a loop reads one of these attributes of something: `range(run.step, n)`, `while
+    run.step < n`."""
     head = loop.test if isinstance(loop, ast.While) else loop.iter
     return any(isinstance(node, ast.Attribute) and node.attr in attributes for node in ast.walk(head))
 
@@ -128,13 +141,20 @@ def asks(loop: Loop, line: int) -> bool:
 
 
 def changed_before(place: Place) -> frozenset[str]:
-    """Of the method that stands there: the attributes of its object that it assigns before it comes to this line."""
+    """Of the method that stands there: the attributes of its object that it assigns before it comes to this
+    line."""
     if place.node is None or not place.code.co_argcount:
         return frozenset()
     itself = place.code.co_varnames[0]
-    nodes = (node for node in below(place.node) if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
+    nodes = (
+        node
+        for node in below(place.node)
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+    )
     return frozenset(
-        node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == itself and node.lineno < place.line
+        node.attr
+        for node in nodes
+        if isinstance(node.value, ast.Name) and node.value.id == itself and node.lineno < place.line
     )
 
 
@@ -151,7 +171,9 @@ def ends_pass(frame: FrameType) -> bool:
         if not isinstance(last, ast.If | ast.With):
             return isinstance(last, ast.Expr | ast.Assign)
         blocks = [last.body] if isinstance(last, ast.With) else [last.body, last.orelse]
-        here = [each for each in blocks if each and each[0].lineno <= place.line <= (each[-1].end_lineno or 0)]
+        here = [
+            each for each in blocks if each and each[0].lineno <= place.line <= (each[-1].end_lineno or 0)
+        ]
         if not here:
             return False
         block = here[0]
@@ -161,6 +183,10 @@ def set_between(place: Place, name: str) -> bool:
     """Whether a name is assigned in the same `with` block as the loop, before it."""
     assert place.node is not None
     loop = place.loops[0]
-    blocks = [node for node in below(place.node) if isinstance(node, ast.With) and node.lineno < loop.lineno <= (node.end_lineno or 0)]
+    blocks = [
+        node
+        for node in below(place.node)
+        if isinstance(node, ast.With) and node.lineno < loop.lineno <= (node.end_lineno or 0)
+    ]
     before = [node for block in blocks for node in block.body if node.lineno < loop.lineno]
     return any(name in flow.assigned(ast.Module([node], [])) for node in before)

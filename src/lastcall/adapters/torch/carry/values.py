@@ -24,7 +24,15 @@ _SETS = (set, frozenset)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 CONTAINERS = frozenset({*_SEQUENCES, *_SETS, *_MAPPINGS, bytearray})
 MUTABLE = CONTAINERS - {tuple, frozenset}
-_BASES = (collections.Counter, collections.OrderedDict, collections.defaultdict, dict, list, collections.deque, set)
+_BASES = (
+    collections.Counter,
+    collections.OrderedDict,
+    collections.defaultdict,
+    dict,
+    list,
+    collections.deque,
+    set,
+)
 _SAMPLED = 4096  # bytes of an array of more than BYTES that are compared
 _FACTORIES = (None, int, list, dict, set, float, str)
 _TRAINS = (
@@ -37,7 +45,8 @@ _flat = PLAIN.issuperset
 
 
 class Unsavable(Exception):
-    """Why a value is not saved, whether that can matter, and what to do, where that is not what helps with most values."""
+    """Why a value is not saved, whether that can matter, and what to do, where that is not what helps with
+    most values."""
 
     def __init__(self, because: str, *, matters: bool, remedy: str = "") -> None:
         super().__init__(because)
@@ -48,7 +57,12 @@ class Unsavable(Exception):
 def is_value(value: Any) -> bool:
     """Whether it is a value of its own, and no object whose attributes are looked at."""
     kind = type(value)
-    if kind in PLAIN or kind in CONTAINERS or isinstance(value, torch.Tensor | np.ndarray) or base(kind) is not None:
+    if (
+        kind in PLAIN
+        or kind in CONTAINERS
+        or isinstance(value, torch.Tensor | np.ndarray)
+        or base(kind) is not None
+    ):
         return True
     return movers.is_one(value) or movers.is_pulled(value) or movers.is_room(value) or classes.is_one(value)
 
@@ -91,7 +105,9 @@ class _Reader:
                 raise Unsavable("it is an array of Python objects", matters=value.dtype.hasobject)
             self._weigh(value.nbytes)
             return value
-        if (isinstance(value, np.generic) and not value.dtype.hasobject) or isinstance(value, torch.dtype | torch.device | torch.Size):
+        if (isinstance(value, np.generic) and not value.dtype.hasobject) or isinstance(
+            value, torch.dtype | torch.device | torch.Size
+        ):
             return value
         if kind in tree.LEAVES:
             return value
@@ -111,7 +127,10 @@ class _Reader:
             raise self._unknown(value, kind, depth)
         if depth > 20:
             raise Unsavable("it is nested too deeply", matters=True)
-        found = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots(kind) if hasattr(value, name)}}
+        found = {
+            **getattr(value, "__dict__", {}),
+            **{name: getattr(value, name) for name in slots(kind) if hasattr(value, name)},
+        }
         made = {
             name: self.object(each, is_object, depth + 1) if is_object(each) else self.value(each, depth + 1)
             for name, each in found.items()
@@ -123,11 +142,14 @@ class _Reader:
             self._count(len(value))
         saved = classes.state(value, lambda item: self.value(item, depth + 1))
         if saved is None:
-            raise Unsavable(f"its class `{type(value).__qualname__}` cannot be found by its name", matters=True)
+            raise Unsavable(
+                f"its class `{type(value).__qualname__}` cannot be found by its name", matters=True
+            )
         return saved
 
     def _unknown(self, value: Any, kind: type, depth: int) -> Unsavable:
-        """An object. Functions and parts of torch matter where they are kept in a container that changes, or made in the loop."""
+        """An object. Functions and parts of torch matter where they are kept in a container that changes, or
+        made in the loop."""
         if isinstance(value, types.GeneratorType) or movers.is_pulled(value):
             return Unsavable(movers.described(value), matters=movers.is_pulled(value), remedy=_GENERATOR)
         if movers.is_room(value):
@@ -179,7 +201,8 @@ class _Reader:
 
 
 def mark(value: Any, depth: int = 0) -> Any:
-    """Something to compare with later: equal to the mark of the same value, while nothing in it has changed."""
+    """Something to compare with later: equal to the mark of the same value, while nothing in it has
+    changed."""
     kind = type(value)
     if kind in PLAIN:
         return (kind, value) if value == value else (kind, repr(value))
@@ -206,7 +229,12 @@ def mark(value: Any, depth: int = 0) -> Any:
     if depth > 4 or len(value) > ITEMS:
         return (kind, len(value))
     if kind in _MAPPINGS:
-        return (kind, tuple((key if type(key) in PLAIN else id(key), mark(item, depth + 1)) for key, item in value.items()))
+        return (
+            kind,
+            tuple(
+                (key if type(key) in PLAIN else id(key), mark(item, depth + 1)) for key, item in value.items()
+            ),
+        )
     if kind in _SETS:
         return (kind, len(value), frozenset(item if type(item) in PLAIN else id(item) for item in value))
     if kind is bytearray:
@@ -217,7 +245,8 @@ def mark(value: Any, depth: int = 0) -> Any:
 
 
 def put(live: Any, saved: Any) -> bool:
-    """Make a live value the saved one in place, so that other holders see it too. False where it must be replaced."""
+    """Make a live value the saved one in place, so that other holders see it too. False where it must be
+    replaced."""
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
         if live.shape != saved.shape or live.dtype != saved.dtype or live.requires_grad or not live.is_leaf:
             return False
@@ -244,8 +273,8 @@ def put(live: Any, saved: Any) -> bool:
 
 
 def _refill(live: Any, saved: Any) -> None:
-    """Containers inside stay the same objects, too; tensors do not: they may be views of something else. The methods are those of the
-    container itself: a class of the script's may have its own, with effects."""
+    """Containers inside stay the same objects, too; tensors do not: they may be views of something else. The
+    methods are those of the container itself: a class of the script's may have its own, with effects."""
     if isinstance(live, dict):
         kept = {key: _same(dict.get(live, key), item) for key, item in saved.items()}
         _mapping(live).clear(live)
@@ -299,7 +328,9 @@ def _digest(array: np.ndarray[Any, Any]) -> object:
         return None
     if array.nbytes <= BYTES:
         return digest.of(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) if array.size else None
-    return digest.of(np.ascontiguousarray(array.reshape(-1)[:: max(1, array.size // _SAMPLED)]).view(np.uint8).data)
+    return digest.of(
+        np.ascontiguousarray(array.reshape(-1)[:: max(1, array.size // _SAMPLED)]).view(np.uint8).data
+    )
 
 
 def slots(kind: type) -> list[str]:
@@ -307,11 +338,20 @@ def slots(kind: type) -> list[str]:
     found = []
     for each in kind.__mro__:
         own = vars(each).get("__slots__", ())
-        names = [name for name in ((own,) if isinstance(own, str) else tuple(own)) if name not in ("__dict__", "__weakref__")]
-        found += [f"_{each.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names]
+        names = [
+            name
+            for name in ((own,) if isinstance(own, str) else tuple(own))
+            if name not in ("__dict__", "__weakref__")
+        ]
+        found += [
+            f"_{each.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n
+            for n in names
+        ]
     return found
 
 
 def is_silent(value: object) -> bool:
     """What a script holds by the dozen and no trajectory depends on."""
-    return isinstance(value, type | types.FunctionType | types.ModuleType | types.MethodType | types.BuiltinFunctionType)
+    return isinstance(
+        value, type | types.FunctionType | types.ModuleType | types.MethodType | types.BuiltinFunctionType
+    )

@@ -1,10 +1,12 @@
-"""run.batches() over anything that can be begun again: a range, a list, a prefetcher, a wrapper around a loader, nodes of torchdata.
+"""run.batches() over anything that can be begun again: a range, a list, a prefetcher, a wrapper around a
+loader, nodes of torchdata.
 
-What the loop has used is counted, whatever was read ahead behind it. A resumed run begins the pass again as it began the first time,
-with the generators and the loaders underneath as they were, and throws away as many items as the loop had used: what lies between may
-hold anything (left-over samples, a counter), so nothing of it is skipped. What training draws in between from the same generators is
-not drawn again: so what they were before an item is kept, of the first and of the latest items that have moved them. With the latter,
-what was read ahead is made again as it was; and a glimpse of the latest items shows whether it was.
+What the loop has used is counted, whatever was read ahead behind it. A resumed run begins the pass again as
+it began the first time, with the generators and the loaders underneath as they were, and throws away as many
+items as the loop had used: what lies between may hold anything (left-over samples, a counter), so nothing of
+it is skipped. What training draws in between from the same generators is not drawn again: so what they were
+before an item is kept, of the first and of the latest items that have moved them. With the latter, what was
+read ahead is made again as it was; and a glimpse of the latest items shows whether it was.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def unwrapped(source: Any) -> Any:
 
 
 def through(tracker: Any, source: Any, done: int) -> Iterator[Any]:
-    """What the tracker follows, as `source` hands it on: the thing itself, or a progress bar around it that has seen `done` of them."""
+    """What the tracker follows, as `source` hands it on: the thing itself, or a progress bar around it that
+    has seen `done` of them."""
     if source is tracker.loader:
         batches: Iterator[Any] = tracker.iterate()
         return batches
@@ -51,7 +54,9 @@ class ItemsTracker:
 
     def __init__(self, source: Iterable[Any], ledgers: Ledgers) -> None:
         if not hasattr(type(source), "__iter__") and not hasattr(type(source), "__getitem__"):
-            raise errors.StateError(f"run.batches() was given a {type(source).__qualname__}, which is nothing to iterate over")
+            raise errors.StateError(
+                f"run.batches() was given a {type(source).__qualname__}, which is nothing to iterate over"
+            )
         self.loader = source
         self.worlds: tuple[int, int] | None = None
         self.doubts = Doubts()
@@ -62,7 +67,8 @@ class ItemsTracker:
         self._seconds = 0.0  # that the items of this pass took to make
         self._again = 0
         self._watch = lazy.Watch()
-        self._moved: dict[int, rng.Parts] = {}  # items that moved the process's generators, and what these were before
+        # items that moved the process's generators, and what these were before
+        self._moved: dict[int, rng.Parts] = {}
         self._latest: deque[tuple[int, rng.Parts]] = deque(maxlen=_LATEST)
         self._glimpses: deque[tuple[int, int]] = deque(maxlen=seen.KEPT)
         self._seen: seen.Marks = ()  # of the pass that is continued
@@ -89,8 +95,10 @@ class ItemsTracker:
     def load(self, state: dict[str, Any]) -> None:
         if state.get("kind") != KIND or state.get("version") != VERSION:
             raise errors.MismatchError(
-                f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, but run.batches() is now "
-                f"given a {type(self.loader).__qualname__}, which needs kind {KIND!r}, version {VERSION}. Give it what it was "
+                f"The saved data position is of kind {state.get('kind')!r}, version "
+                f"{state.get('version')!r}, but run.batches() is now "
+                f"given a {type(self.loader).__qualname__}, which needs kind {KIND!r}, version {VERSION}. "
+                "Give it what it was "
                 "given when the position was saved, or begin in another directory."
             )
         self.delivered = self._again = state["delivered"]
@@ -115,7 +123,9 @@ class ItemsTracker:
         self._glimpses.clear()
         self.delivered, self.exhausted = again, False
         self._release()
-        self._open = {id(ledger) for ledger in self._ledgers() if ledger.latest is not None and ledger.latest.inside}
+        self._open = {
+            id(ledger) for ledger in self._ledgers() if ledger.latest is not None and ledger.latest.inside
+        }
         threads = set(threading.enumerate())
         items = iter(source)
         if again:
@@ -136,27 +146,35 @@ class ItemsTracker:
         self.delivered, self.exhausted = 0, True
 
     def _look_for_threads(self, started: set[threading.Thread]) -> None:
-        """Those that draw by themselves: what they have drawn at a boundary, and with which random numbers, is a matter of time."""
+        """Those that draw by themselves: what they have drawn at a boundary, and with which random numbers,
+        is a matter of time."""
         for thread in started:
-            if thread is not threading.current_thread() and not _HARMLESS.search(f"{type(thread).__module__} {thread.name}"):
+            if thread is not threading.current_thread() and not _HARMLESS.search(
+                f"{type(thread).__module__} {thread.name}"
+            ):
                 self.doubts.add(
-                    f"run.batches({type(self.loader).__qualname__}) is filled by another thread, ahead of the loop",
-                    "Let the loader itself work ahead: DataLoader(..., num_workers=1), iterated in the thread that trains.",
+                    f"run.batches({type(self.loader).__qualname__}) is filled by another thread, ahead of "
+                    "the loop",
+                    "Let the loader itself work ahead: DataLoader(..., num_workers=1), iterated in the "
+                    "thread that trains.",
                 )
 
     def _replay(self, items: Iterator[Any], count: int) -> None:
         what = f"run.batches({type(self.loader).__qualname__})"
         made_with = {**self._moved, **dict(self._latest)}
         numbers = iter(range(count))
-        found = replaying.replay(what, count, self._seconds, lambda: self._made_again(items, next(numbers), made_with))
+        found = replaying.replay(
+            what, count, self._seconds, lambda: self._made_again(items, next(numbers), made_with)
+        )
         if not self.doubts:  # a thread that reads ahead draws when it comes to it
-            # The first one is made while the loaders underneath begin, which puts the generators back behind its back: its noise is
-            # another, and it is not trained on.
+            # The first one is made while the loaders underneath begin, which puts the generators back behind
+            # its back: its noise is another, and it is not trained on.
             before = [mark for mark in self._seen if mark[0] > 0]
             seen.compare(before, seen.of_batches(self._glimpses, count), what, self.doubts)
         if found < count:
             self.doubts.add(
-                f"{what} ended after {found} items, though {count} of them had been used before the interruption",
+                f"{what} ended after {found} items, though {count} of them had been used before the "
+                "interruption",
                 "What it is made from must be the same in every incarnation.",
             )
 
@@ -195,7 +213,9 @@ class ItemsTracker:
 
 
 # Threads that draw nothing: those of torch's and Python's own queues, of progress bars, and ours.
-_HARMLESS = re.compile(r"^(torch|multiprocessing|concurrent|tqdm)\b|QueueFeeder|pin_memory|lastcall|TMonitor|ThreadPool")
+_HARMLESS = re.compile(
+    r"^(torch|multiprocessing|concurrent|tqdm)\b|QueueFeeder|pin_memory|lastcall|TMonitor|ThreadPool"
+)
 
 
 def _threads_of(source: object) -> set[threading.Thread]:

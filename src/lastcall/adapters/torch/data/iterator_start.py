@@ -1,4 +1,5 @@
-"""How an iterator begins: fresh, in the middle of a loaded pass, or with workers that would have been there already."""
+"""How an iterator begins: fresh, in the middle of a loaded pass, or with workers that would have been there
+already."""
 
 from __future__ import annotations
 
@@ -22,11 +23,18 @@ def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
     inside = resume.phase == position.INSIDE
     if inside:
         ledger.taken()
-        rng.put_generators(resume.state["generators"], ledger.generators)  # a peek at the loader may have moved them
+        # a peek at the loader may have moved them
+        rng.put_generators(resume.state["generators"], ledger.generators)
     elif ledger.step is not None and not resume.persistent:
         ledger.taken()
-    # Persistent workers that were there at the time of the interruption are made again, with the generators they had.
-    same_workers = resume.persistent and loader.num_workers > 0 and loader.persistent_workers and _same_count(resume, loader)
+    # Persistent workers that were there at the time of the interruption are made again, with the generators
+    # they had.
+    same_workers = (
+        resume.persistent
+        and loader.num_workers > 0
+        and loader.persistent_workers
+        and _same_count(resume, loader)
+    )
     ledger.pending = None
     try:
         if inside or (resume.phase == position.LEFT and same_workers):
@@ -43,8 +51,8 @@ def open_iterator(loader: Any, ledger: position.Ledger) -> Any:
 
 
 def adopt(iterator: Any, loader: Any, ledger: position.Ledger, site: str) -> None:
-    """An iterator without workers that torch made before anybody followed its loader, and that nothing was drawn from: from now on it
-    is as one of ours."""
+    """An iterator without workers that torch made before anybody followed its loader, and that nothing was
+    drawn from: from now on it is as one of ours."""
     ledger.opening = site
     try:
         ledger.generators = rng.find_generators(loader)
@@ -68,8 +76,12 @@ def adopt(iterator: Any, loader: Any, ledger: position.Ledger, site: str) -> Non
 def _open_fresh(loader: Any, ledger: position.Ledger) -> Any:
     now = rng.take(ledger.generators)
     if loader.num_workers == 0:
-        return iterators.FollowedSingle(loader, ledger, iterators.new_pass(loader, ledger, now, None), resumed=False)
-    return iterators.FollowedMulti(loader, ledger, position.Pool(now, [None] * loader.num_workers, loader.persistent_workers))
+        return iterators.FollowedSingle(
+            loader, ledger, iterators.new_pass(loader, ledger, now, None), resumed=False
+        )
+    return iterators.FollowedMulti(
+        loader, ledger, position.Pool(now, [None] * loader.num_workers, loader.persistent_workers)
+    )
 
 
 def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) -> Any:
@@ -97,11 +109,16 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
                 passage.draw = None  # nothing to replay: its first draw is an ordinary one
             iterator = iterators.FollowedSingle(loader, ledger, passage, resumed=True)
         else:
-            pool = position.Pool(resume.created, resume.workers(loader.num_workers), loader.persistent_workers)
+            pool = position.Pool(
+                resume.created, resume.workers(loader.num_workers), loader.persistent_workers
+            )
             passage = resume.to_pass(loader_facts.facts(loader), pool, loader_facts.sampler_facts(loader))
             iterator = iterators.FollowedMulti(loader, ledger, pool, passage)
         passage.held, passage.held_at_draw = held, held_at_draw
-        if tuple(resume.state["facts"])[: 4 if passage.iterable else 2] != passage.facts[: 4 if passage.iterable else 2]:
+        if (
+            tuple(resume.state["facts"])[: 4 if passage.iterable else 2]
+            != passage.facts[: 4 if passage.iterable else 2]
+        ):
             passage.seen = ()  # other batches, which got
         if left and iterator._lc_replay:
             iterator._lc_make_again()
@@ -110,7 +127,8 @@ def _open_inside(loader: Any, ledger: position.Ledger, resume: position.Resume) 
         rng.put(saved, () if anew else ledger.generators)
         holding.put(() if anew else resume.held_at("now"))
     if left:
-        # That pass was over; the workers only had to load what they had prefetched of it. Now comes the next one.
+        # That pass was over; the workers only had to load what they had prefetched of it. Now comes the next
+        # one.
         loader_facts.set_sampler_epochs(loader, told)
         iterator._reset(loader)
     return iterator

@@ -1,15 +1,15 @@
-"""torch's own DataLoader iterators, followed: they count what they deliver, and one of them can begin in the middle of
-a pass.
+"""torch's own DataLoader iterators, followed: they count what they deliver, and one of them can begin in the
+middle of a pass.
 
-The order of events that has to be repeated bit for bit (torch 2.4 to 2.13): the index sampler's iterator is made, the
-workers' base seed is drawn, and with workers the sampler's iterator is made once more and drawn from at once; without
-workers its first draw comes with the first batch, any amount of training later. So three moments are remembered:
-`created` (before the iterator), `begin` (before the sampler's last iterator), `draw` (before its first draw). Going
-back to them is done behind the back of the training loop: its generators are put back afterwards, since an
-uninterrupted run draws nothing at that point.
+The order of events that has to be repeated bit for bit (torch 2.4 to 2.13): the index sampler's iterator is
+made, the workers' base seed is drawn, and with workers the sampler's iterator is made once more and drawn
+from at once; without workers its first draw comes with the first batch, any amount of training later. So
+three moments are remembered: `created` (before the iterator), `begin` (before the sampler's last iterator),
+`draw` (before its first draw). Going back to them is done behind the back of the training loop: its
+generators are put back afterwards, since an uninterrupted run draws nothing at that point.
 
-Discarded: a wrapper around DataLoader, which code that holds the loader would not see; wrapping the sampler, which is
-an attribute users look at; and pickling sampler iterators, most of which are running generators.
+Discarded: a wrapper around DataLoader, which code that holds the loader would not see; wrapping the sampler,
+which is an attribute users look at; and pickling sampler iterators, most of which are running generators.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _OVERRIDDEN = ("_reset", "_next_index", "_next_data", "_get_data", "_try_put_ind
 
 
 class _WorkerView:
-    """The loader as the iterator's constructor shall see it. The loader itself is not touched, not for a moment."""
+    """The loader as the iterator's constructor shall see it. The loader itself is not touched, not for a
+    moment."""
 
     def __init__(self, loader: Any, saved: list[position.Worker | None]) -> None:
         self._loader = loader
@@ -139,7 +140,8 @@ class Followed:
         return batch
 
     def _lc_next_pass(self, passage: position.Pass) -> Any:
-        """The pass is over. All of it was delivered before the interruption: itertools.cycle() takes that for an empty loader."""
+        """The pass is over. All of it was delivered before the interruption: itertools.cycle() takes that for
+        an empty loader."""
         loader = self._lc_ledger.source()
         if passage.here or not passage.opened or loader is None or not between.cycled(self):
             raise StopIteration
@@ -172,8 +174,8 @@ class Followed:
         return self._lc_draw(passage)
 
     def _lc_draw(self, passage: position.Pass) -> Any:
-        """One index. Where the draw moves the process's generators, what they were before belongs to the pass from then on; where
-        another incarnation found that it does, it is made with those."""
+        """One index. Where the draw moves the process's generators, what they were before belongs to the pass
+        from then on; where another incarnation found that it does, it is made with those."""
         number, moved = passage.draws, passage.moved
         made_with = moved.get(number)
         if made_with is not None:
@@ -188,9 +190,12 @@ class Followed:
             if found is not None and not passage.remember(number, found):
                 self._lc_watched = False
                 self._lc_ledger.doubts.add(
-                    f"the sampler of the DataLoader over `{passage.over}` draws from a global random generator all through the pass, "
-                    f"mixed with what training draws from it, and only {lazy.MOST} such draws of a pass are saved",
-                    "Give the sampler a torch.Generator of its own, or draw the whole order at the start of each pass.",
+                    f"the sampler of the DataLoader over `{passage.over}` draws from a global random "
+                    "generator all through the pass, "
+                    f"mixed with what training draws from it, and only {lazy.MOST} such draws of a pass are "
+                    "saved",
+                    "Give the sampler a torch.Generator of its own, or draw the whole order at the start of "
+                    "each pass.",
                 )
         passage.indices.append((number, index))
         passage.draws += 1
@@ -226,7 +231,9 @@ class Followed:
                 holding.put(() if passage.anew else held_now)
         if not skip:
             return first
-        seen.compare(passage.seen, seen.of_indices(passage.indices, skip), passage.over, self._lc_ledger.doubts)
+        seen.compare(
+            passage.seen, seen.of_indices(passage.indices, skip), passage.over, self._lc_ledger.doubts
+        )
         return self._lc_draw(passage)
 
     def _lc_skip(self, done: int, skip: int) -> Any:
@@ -250,11 +257,22 @@ class Followed:
         saved, held_now = rng.take(self._lc_ledger.generators), holding.take()
         try:
             seconds = passage.seconds if passage is not None else 0.0
-            done = replaying.replay("An IterableDataset cannot be resumed in the middle", count, seconds, self._lc_take)
+            done = replaying.replay(
+                "An IterableDataset cannot be resumed in the middle", count, seconds, self._lc_take
+            )
             if done < count:
-                log.warning("The IterableDataset ended before the %d batches that were delivered before the interruption.", count)
+                log.warning(
+                    "The IterableDataset ended before the %d batches that were delivered before the "
+                    "interruption.",
+                    count,
+                )
             elif passage is not None and not passage.moves_unseen:
-                seen.compare(passage.seen, seen.of_batches(passage.glimpses, count), passage.over, self._lc_ledger.doubts)
+                seen.compare(
+                    passage.seen,
+                    seen.of_batches(passage.glimpses, count),
+                    passage.over,
+                    self._lc_ledger.doubts,
+                )
         finally:
             rng.put(saved, self._lc_ledger.generators)
             if self._lc_pass is not None and self._lc_pass.pool is None:  # what workers hold is theirs
@@ -291,7 +309,9 @@ class FollowedSingle(Followed, Single):  # type: ignore[misc]
         self._lc_fetched += 1
         batch = super()._next_data()
         before, self._lc_before = self._lc_before, None
-        self._lc_ledger.holding.random = before is not None and self._lc_ledger.watch.moved(before) is not None
+        self._lc_ledger.holding.random = (
+            before is not None and self._lc_ledger.watch.moved(before) is not None
+        )
         return batch
 
     def _next_index(self) -> Any:
@@ -329,7 +349,8 @@ class FollowedSingle(Followed, Single):  # type: ignore[misc]
         return batch
 
     def _lc_too_often(self, passage: position.Pass) -> None:
-        """What is drawn for a sample that is handed out at once need not be drawn again. What waits in a buffer must be."""
+        """What is drawn for a sample that is handed out at once need not be drawn again. What waits in a
+        buffer must be."""
         kept = lazy.buffers(getattr(self._dataset_fetcher, "dataset_iter", None))
         if self._lc_buffers is None:
             self._lc_buffers = kept
@@ -337,15 +358,18 @@ class FollowedSingle(Followed, Single):  # type: ignore[misc]
         passage.moves_unseen = True
         if lazy.keeps(self._lc_buffers, kept):
             self._lc_ledger.doubts.add(
-                f"`{passage.over}` keeps samples back (a shuffle buffer?) and draws from a global random generator all through the "
-                f"pass, mixed with what training draws from it, and only {lazy.MOST} such draws of a pass are saved",
-                "Give the dataset a generator of its own, or use num_workers=1, where it has the worker's generators to itself.",
+                f"`{passage.over}` keeps samples back (a shuffle buffer?) and draws from a global random "
+                "generator all through the "
+                f"pass, mixed with what training draws from it, and only {lazy.MOST} such draws of a pass "
+                "are saved",
+                "Give the dataset a generator of its own, or use num_workers=1, where it has the worker's "
+                "generators to itself.",
             )
 
 
 class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
-    """Worker processes. `resumed`: the pass to continue. `meanwhile`: the generators to go back to before a first pass
-    is begun with workers that, without the interruption, would have been there already."""
+    """Worker processes. `resumed`: the pass to continue. `meanwhile`: the generators to go back to before a
+    first pass is begun with workers that, without the interruption, would have been there already."""
 
     _lc_draining = False
     _lc_rotate = 0
@@ -376,7 +400,9 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         else:
             passage = resumed
             rng.put(passage.begin, ledger.generators)
-            self._lc_rotate = 0 if passage.iterable else (passage.delivered + passage.failed) % self._num_workers
+            self._lc_rotate = (
+                0 if passage.iterable else (passage.delivered + passage.failed) % self._num_workers
+            )
             self._lc_replay = passage.delivered if passage.iterable else 0
         self._lc_start(passage, loader)
         self._lc_draining = not first_iter
@@ -393,7 +419,8 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         return new_pass(loader, self._lc_ledger, rng.take(self._lc_ledger.generators), self._lc_pool)
 
     def _lc_drop_pass(self) -> None:
-        """Workers finish what was prefetched before the next pass: their generators move on, delivered or not."""
+        """Workers finish what was prefetched before the next pass: their generators move on, delivered or
+        not."""
         if self._lc_pass is not None:
             self._lc_ledger.leave(self._lc_pass)
         self._lc_replay = 0
@@ -421,7 +448,8 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
             return  # the first batch may be a peek
         self._lc_in_order = True  # it was said
         self._lc_ledger.doubts.add(
-            f"`{self._lc_ledger.name}` has in_order=False, which delivers batches in the order in which the workers finish: after an "
+            f"`{self._lc_ledger.name}` has in_order=False, which delivers batches in the order in which the "
+            "workers finish: after an "
             "interruption some of the pass may be repeated or missed",
             "Use in_order=True.",
         )
@@ -433,7 +461,8 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
         return message
 
     def _try_put_index(self) -> None:
-        # Batch j belongs to worker j % num_workers; _reset() makes a new cycle just before the first call of this.
+        # Batch j belongs to worker j % num_workers; _reset() makes a new cycle just before the first call of
+        # this.
         for _ in range(self._lc_rotate):
             next(self._worker_queue_idx_cycle)
         self._lc_rotate = 0
@@ -441,12 +470,14 @@ class FollowedMulti(Followed, _Multi):  # type: ignore[misc]
 
     def __del__(self) -> None:
         Followed.__del__(self)
-        if hasattr(self, "_workers_done_event"):  # otherwise __init__ failed before there was anything to shut down
+        # otherwise __init__ failed before there was anything to shut down
+        if hasattr(self, "_workers_done_event"):
             super(Followed, self).__del__()
 
 
 class PassHandle:
-    """One pass of a persistent iterator. torch hands out one for all passes: only a handle can tell of a `break`."""
+    """One pass of a persistent iterator. torch hands out one for all passes: only a handle can tell of a
+    `break`."""
 
     def __init__(self, iterator: FollowedMulti) -> None:
         self._iterator = iterator
@@ -473,7 +504,9 @@ class PassHandle:
             self._iterator._lc_ledger.leave(self._pass)
 
 
-def new_pass(loader: Any, ledger: position.Ledger, begin: rng.State, pool: position.Pool | None) -> position.Pass:
+def new_pass(
+    loader: Any, ledger: position.Ledger, begin: rng.State, pool: position.Pool | None
+) -> position.Pass:
     told, sampler = loader_facts.sampler_epochs(loader), loader_facts.sampler_facts(loader)
     if ledger.told:
         loader_facts.compare_epochs(loader, ledger.told, ledger.doubts)

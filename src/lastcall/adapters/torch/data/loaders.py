@@ -1,14 +1,14 @@
 """The exact position inside a DataLoader, saved and brought back bit for bit.
 
-A loader is followed by swapping its instance's class for a subclass, so that every way of iterating over it counts:
-`for batch in loader`, `iter(loader)`, a generator of the user's, or `run.batches(loader)`. Batches and the consumption
-of random numbers are the same as without it. The state that comes back: the order of the samples, the number of
-batches delivered, the generators of the loader and its samplers, and those of the worker processes. What a dataset or
-a collate function keeps in its own attributes is not part of it.
+A loader is followed by swapping its instance's class for a subclass, so that every way of iterating over it
+counts: `for batch in loader`, `iter(loader)`, a generator of the user's, or `run.batches(loader)`. Batches
+and the consumption of random numbers are the same as without it. The state that comes back: the order of the
+samples, the number of batches delivered, the generators of the loader and its samplers, and those of the
+worker processes. What a dataset or a collate function keeps in its own attributes is not part of it.
 
-With an IterableDataset there are no indices to skip: the delivered batches are made again and thrown away, which is
-exact if the dataset is deterministic given the seeds. With in_order=False the order depends on time, and no position
-can be exact.
+With an IterableDataset there are no indices to skip: the delivered batches are made again and thrown away,
+which is exact if the dataset is deterministic given the seeds. With in_order=False the order depends on time,
+and no position can be exact.
 """
 
 from __future__ import annotations
@@ -30,15 +30,25 @@ from lastcall.adapters.torch.data.stateful import StatefulTracker, is_stateful
 from lastcall.core.checkpoint.doubts import Doubts
 
 __all__ = [
-    "Followed", "FollowedLoader", "LoaderTracker", "Noting", "StatefulTracker", "Tracker", "is_foreign", "is_loader", "register",
-    "track", "track_own",
-]  # fmt: skip
+    "Followed",
+    "FollowedLoader",
+    "LoaderTracker",
+    "Noting",
+    "StatefulTracker",
+    "Tracker",
+    "is_foreign",
+    "is_loader",
+    "register",
+    "track",
+    "track_own",
+]
 
 log = logging.getLogger("lastcall")
 
 
 class FollowedLoader(torch_data.DataLoader[Any]):
-    """Stands right above DataLoader in the hierarchy, so that what a user's subclass overrides still comes first."""
+    """Stands right above DataLoader in the hierarchy, so that what a user's subclass overrides still comes
+    first."""
 
     _lc_ledger: position.Ledger
 
@@ -51,7 +61,8 @@ class FollowedLoader(torch_data.DataLoader[Any]):
         ledger = self._lc_ledger
         ledger.opening = ledger.opening or sites.here()
         if ledger.resume_for(ledger.opening) is not None and self._iterator is not None:
-            self._iterator = None  # persistent workers of a peek: theirs are not the generators that were saved
+            # persistent workers of a peek: theirs are not the generators that were saved
+            self._iterator = None
         try:
             iterator = super().__iter__()
         finally:
@@ -64,17 +75,18 @@ class FollowedLoader(torch_data.DataLoader[Any]):
 class LoaderTracker:
     """Follows one torch.utils.data.DataLoader while attached.
 
-    The position is that of the iterator begun last and not dropped since: with two iterators alive at once on one
-    loader, the younger one counts, and it is the only one that a resume brings back. A pass that was left early
-    (`break`) is over as soon as its iterator is gone, so `state()` belongs to the boundary: taken after an exception
-    has left the loop, it says that the pass was left.
+    The position is that of the iterator begun last and not dropped since: with two iterators alive at once on
+    one loader, the younger one counts, and it is the only one that a resume brings back. A pass that was left
+    early (`break`) is over as soon as its iterator is gone, so `state()` belongs to the boundary: taken after
+    an exception has left the loop, it says that the pass was left.
 
     A copy or a pickle of an attached loader is a plain loader that is not followed.
     """
 
     def __init__(self, loader: torch_data.DataLoader[Any]) -> None:
         self.loader = loader
-        self.worlds: tuple[int, int] | None = None  # ranks of the run that saved the position, and of this one
+        # ranks of the run that saved the position, and of this one
+        self.worlds: tuple[int, int] | None = None
         self._ledger = position.Ledger()
         self._attached = False
 
@@ -90,12 +102,16 @@ class LoaderTracker:
         if self._attached:
             return
         if isinstance(self.loader, FollowedLoader):
-            self._ledger = self.loader._lc_ledger  # another tracker follows it already: both report the same position
+            # another tracker follows it already: both report the same position
+            self._ledger = self.loader._lc_ledger
         else:
             self._adopt_persistent_iterator()
             object.__setattr__(self.loader, "__class__", _followed_class(type(self.loader), self._ledger))
         self._ledger.generators = rng.find_generators(self.loader)
-        self._ledger.source, self._ledger.name = weakref.ref(self.loader), f"DataLoader({type(self.loader.dataset).__name__})"
+        self._ledger.source, self._ledger.name = (
+            weakref.ref(self.loader),
+            f"DataLoader({type(self.loader.dataset).__name__})",
+        )
         self._ledger.followers += 1
         self._attached = True
 
@@ -121,7 +137,8 @@ class LoaderTracker:
         return position.state_of(noted)
 
     def load(self, state: dict[str, Any]) -> None:
-        """The next iterator continues from `state`. The generators of the loader and its samplers are set at once."""
+        """The next iterator continues from `state`. The generators of the loader and its samplers are set at
+        once."""
         position.check(state)
         state = rescaling.taken_up(state, self.loader, self.worlds)
         self._ledger.generators = rng.find_generators(self.loader)
@@ -135,7 +152,8 @@ class LoaderTracker:
         self._ledger.pending = None if state["phase"] == position.FRESH else position.Resume(dict(state))
         self._ledger.latest = None
         if getattr(self.loader, "_iterator", None) is not None:
-            self.loader._iterator = None  # persistent workers of before: theirs are not the generators that were saved
+            # persistent workers of before: theirs are not the generators that were saved
+            self.loader._iterator = None
 
     def iterate(self) -> Iterator[Any]:
         return self.through(self.loader)
@@ -149,7 +167,8 @@ class LoaderTracker:
         return self._counted(iterator)
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """A subclass has put something between, which may read ahead on a thread of its own (DataLoaderX and the like)."""
+        """A subclass has put something between, which may read ahead on a thread of its own (DataLoaderX and
+        the like)."""
         ledger = self._ledger
         ledger.used, ledger.noting = 0, ledger.step is not None
         try:
@@ -203,7 +222,8 @@ class LoaderTracker:
             self._ledger = iterator._lc_ledger
         elif iterator is not None:
             log.warning(
-                "The loader's persistent workers were started before lastcall followed it: they are restarted for the next pass."
+                "The loader's persistent workers were started before lastcall followed it: they are "
+                "restarted for the next pass."
             )
             self.loader._iterator = None
 
@@ -232,7 +252,8 @@ class LoaderTracker:
 
 
 class Followed(Protocol):
-    """A place in the data that is saved and brought back. `worlds`: ranks of the run that saved the position, and of this one."""
+    """A place in the data that is saved and brought back. `worlds`: ranks of the run that saved the position,
+    and of this one."""
 
     worlds: tuple[int, int] | None
     doubts: Doubts  # where to say what cannot be brought back
@@ -270,7 +291,8 @@ class Noting(Tracker, Protocol):
         """What state() was at that moment."""
 
 
-_kinds: list[tuple[Callable[[object], bool], Callable[[Any], Tracker]]] = []  # loaders of other libraries, wrapped around ours
+# loaders of other libraries, wrapped around ours
+_kinds: list[tuple[Callable[[object], bool], Callable[[Any], Tracker]]] = []
 
 
 def register(is_one: Callable[[object], bool], make: Callable[[Any], Tracker]) -> None:
@@ -281,7 +303,9 @@ def register(is_one: Callable[[object], bool], make: Callable[[Any], Tracker]) -
 
 def is_loader(obj: object) -> bool:
     """Whether `obj` is something that track() can follow."""
-    return isinstance(obj, torch_data.DataLoader) or is_stateful(obj) or any(is_one(obj) for is_one, _ in _kinds)
+    return (
+        isinstance(obj, torch_data.DataLoader) or is_stateful(obj) or any(is_one(obj) for is_one, _ in _kinds)
+    )
 
 
 def is_foreign(loader: object) -> bool:
@@ -303,8 +327,10 @@ def track_own(loader: object) -> Noting:
     if isinstance(loader, torch_data.DataLoader):
         if missing := ", ".join(iterators.missing()):
             raise errors.StateError(
-                f"The DataLoader of torch {torch.__version__} cannot be followed: its iterators have no {missing}. "
-                "lastcall knows those of torch 2.4 to 2.13; use one of them, or torchdata's StatefulDataLoader."
+                f"The DataLoader of torch {torch.__version__} cannot be followed: its iterators have no "
+                f"{missing}. "
+                "lastcall knows those of torch 2.4 to 2.13; use one of them, or torchdata's "
+                "StatefulDataLoader."
             )
         return LoaderTracker(loader)
     raise errors.StateError(

@@ -1,8 +1,10 @@
-"""Loaders that were not handed over: while a run is open, every DataLoader that is iterated over is followed from then on.
+"""Loaders that were not handed over: while a run is open, every DataLoader that is iterated over is followed
+from then on.
 
-It is known by the place in the script where it was opened first, since the resumed script opens it there, too. A loader that is
-recreated for each pass takes the place of the one before. An iterator that was made before the block is adopted, if nothing was drawn
-from it yet and no worker has begun; otherwise its position cannot be known, and that is said.
+It is known by the place in the script where it was opened first, since the resumed script opens it there,
+too. A loader that is recreated for each pass takes the place of the one before. An iterator that was made
+before the block is adopted, if nothing was drawn from it yet and no worker has begun; otherwise its position
+cannot be known, and that is said.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _Base: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
 class Noticed:
     """The loaders that were noticed, by the place where they were opened. `follow` attaches a tracker."""
 
-    def __init__(self, follow: Callable[[Any], loaders.Tracker], handed: dict[int, Any], doubts: Doubts) -> None:
+    def __init__(
+        self, follow: Callable[[Any], loaders.Tracker], handed: dict[int, Any], doubts: Doubts
+    ) -> None:
         self._follow = follow
         self._handed = handed  # trackers of what protect() and run.batches() know, by the loader's id
         self._doubts = doubts
@@ -35,7 +39,7 @@ class Noticed:
         self._resumed: dict[str, Any] = {}
         self._undo: list[Callable[[], None]] = []
 
-    # ---- the block -------------------------------------------------------------------------------------------------------------
+    # ---- the block -----------------------------------------------------------------------------------------
 
     def install(self) -> None:
         self._wrap(torch_data.DataLoader, "__iter__", self._opened)
@@ -59,13 +63,14 @@ class Noticed:
             return hook(this, own)
 
         def undo() -> None:
-            if kind.__dict__[name] is wrapper:  # somebody else's wrapper may lie over ours: it stays, and ours does nothing
+            # somebody else's wrapper may lie over ours: it stays, and ours does nothing
+            if kind.__dict__[name] is wrapper:
                 setattr(kind, name, own)
 
         setattr(kind, name, wrapper)
         self._undo.append(undo)
 
-    # ---- positions -------------------------------------------------------------------------------------------------------------
+    # ---- positions -----------------------------------------------------------------------------------------
 
     def trackers(self) -> list[loaders.Tracker]:
         return list(self._here.values())
@@ -82,14 +87,15 @@ class Noticed:
         return [entry for entry in positions if entry not in mine]
 
     def hand_over(self, loader: object) -> loaders.Tracker | None:
-        """run.batches() is given a loader that was noticed before: it is followed as one of its loaders from now on."""
+        """run.batches() is given a loader that was noticed before: it is followed as one of its loaders from
+        now on."""
         for place, tracker in self._here.items():
             if getattr(tracker, "loader", None) is loader:
                 del self._here[place]
                 return tracker
         return None
 
-    # ---- what is noticed -------------------------------------------------------------------------------------------------------
+    # ---- what is noticed -----------------------------------------------------------------------------------
 
     def _opened(self, loader: Any, own: Any) -> Any:
         if not self._undo or isinstance(loader, loaders.FollowedLoader) or loaders.is_foreign(loader):
@@ -121,7 +127,8 @@ class Noticed:
         if self._adopt(iterator):
             return iterator.__next__()
         self._doubts.add(
-            f"an iterator over a DataLoader of `{type(iterator._dataset).__name__}` is not followed: it was made before the block",
+            f"an iterator over a DataLoader of `{type(iterator._dataset).__name__}` is not followed: it was "
+            "made before the block",
             "Call iter(loader) inside `with lastcall.protect(...)`.",
         )
         return own(iterator)
@@ -155,4 +162,7 @@ def _kind(loader: Any) -> str:
         size: Any = len(loader.dataset)
     except (TypeError, NotImplementedError):
         size = "?"
-    return f"{type(loader.dataset).__name__}, {size} in batches of {loader.batch_size}, {len(rng.find_generators(loader))}"
+    return (
+        f"{type(loader.dataset).__name__}, {size} in batches of {loader.batch_size}, "
+        f"{len(rng.find_generators(loader))}"
+    )

@@ -1,7 +1,8 @@
 """Where a loader stands: the passes over it, and what is needed to make the latest one again.
 
-Kept apart from the loader itself: iterators hold the ledger, and a ledger that held the loader would close a cycle
-around persistent workers, which then would live until the next garbage collection instead of ending with the loader.
+Kept apart from the loader itself: iterators hold the ledger, and a ledger that held the loader would close a
+cycle around persistent workers, which then would live until the next garbage collection instead of ending
+with the loader.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ LEFT = "left"  # the latest pass was left before its end (`break`), and its iter
 _LOOKS = 2  # boundaries at which it is looked for what stands between a loader and the loop
 
 Facts = tuple[int | None, int | None, int, bool]  # batches, batch size, workers, iterable
-Sampler = tuple[int, int, int, bool, bool]  # of a DistributedSampler: replicas, samples, seed, shuffle, drop_last
-Worker = tuple[Any, ...]  # of a worker process: rng.Parts, and what its objects hold (absent where it was saved before that was known)
-# A moment of a loader: what may have changed a batch later. Resume, passes begun, pass; phase, delivered, failed, draw, workers of the
-# pass; generators; what moves below the loader, and where it is; draws that moved generators. A plain tuple: one is made at every
-# batch, and a class would double what that costs.
+# of a DistributedSampler: replicas, samples, seed, shuffle, drop_last
+Sampler = tuple[int, int, int, bool, bool]
+# of a worker process: rng.Parts, and what its objects hold (absent where it was saved before that was known)
+Worker = tuple[Any, ...]
+# A moment of a loader: what may have changed a batch later. Resume, passes begun, pass; phase, delivered,
+# failed, draw, workers of the pass; generators; what moves below the loader, and where it is; draws that
+# moved generators. A plain tuple: one is made at every batch, and a class would double what that costs.
 Noted = tuple[Any, ...]
 
 
 class Pool:
-    """The workers of one iterator: the generators that seeded them, and their own as of the last delivered batches."""
+    """The workers of one iterator: the generators that seeded them, and their own as of the last delivered
+    batches."""
 
     def __init__(self, created: rng.State, saved: Sequence[Worker | None], persistent: bool) -> None:
         self.created = created
@@ -95,9 +99,12 @@ class Pass:
     ended: int = 0  # the step in which its end was seen
     seconds: float = 0.0  # that its batches took, where they must be made again
     costly: float = 30.0  # of these, where it is said what a resume would cost
-    recent: deque[tuple[Noted, rng.Parts | None]] = field(default_factory=lambda: deque(maxlen=lead.UNKNOWN))  # before the latest draws
-    remade: list[rng.Parts | None] = field(default_factory=list)  # the randomness for what was drawn and not trained, and is made again
-    moves: bool = False  # begun before the loop; an uninterrupted run would have begun it inside: what it draws is drawn for good
+    # before the latest draws
+    recent: deque[tuple[Noted, rng.Parts | None]] = field(default_factory=lambda: deque(maxlen=lead.UNKNOWN))
+    # the randomness for what was drawn and not trained, and is made again
+    remade: list[rng.Parts | None] = field(default_factory=list)
+    # begun before the loop; an uninterrupted run would have begun it inside: what it draws is drawn for good
+    moves: bool = False
     iterator: weakref.ref[Any] | None = None  # that the script holds
     before_end: Noted | None = None  # where it stood before its end was seen
     former: Pass | None = None  # the one before, for what is held across the end of a pass
@@ -106,10 +113,13 @@ class Pass:
     over: str = ""  # the kind of its dataset
     draws: int = 0  # from the sampler
     taken_out: int = 0  # batches of a stream that workers have made
-    indices: deque[tuple[int, Any]] = field(default_factory=lambda: deque(maxlen=seen.KEPT))  # the latest draws
-    glimpses: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=seen.KEPT))  # of the latest batches of a stream
+    # the latest draws
+    indices: deque[tuple[int, Any]] = field(default_factory=lambda: deque(maxlen=seen.KEPT))
+    # of the latest batches of a stream
+    glimpses: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=seen.KEPT))
     seen: Marks = ()  # of the pass that is continued
-    moved: dict[int, rng.Parts] = field(default_factory=dict)  # draws that moved the process's generators, and what these were before
+    # draws that moved the process's generators, and what these were before
+    moved: dict[int, rng.Parts] = field(default_factory=dict)
     moves_unseen: bool = False  # ... and there were more of them
     anew: bool = False  # somebody makes all of it again: what its draws move stays moved
     again: Pairs = ()  # of a resumed pass: what they held then, where it differs from what they hold now
@@ -135,7 +145,8 @@ class Pass:
         return self.delivered - self.opened
 
 
-Anchor = tuple[Pass, int, bool]  # the pass; the passes begun; whether its iterator is older than who begins it again
+# the pass; the passes begun; whether its iterator is older than who begins it again
+Anchor = tuple[Pass, int, bool]
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,8 @@ class Resume:
         return found
 
     def workers(self, count: int) -> list[Worker | None]:
-        """Each worker's generators; none if the number of workers changed, since no batch would go to the same one."""
+        """Each worker's generators; none if the number of workers changed, since no batch would go to the
+        same one."""
         pool = self.state["pool"]
         saved = [] if pool is None else list(pool[2])
         return saved if len(saved) == count else [None] * count
@@ -196,7 +208,8 @@ class Resume:
 
 @dataclass(eq=False)
 class Ledger:
-    """All passes over one loader. Of several iterators alive at once, the one begun last is the loader's position."""
+    """All passes over one loader. Of several iterators alive at once, the one begun last is the loader's
+    position."""
 
     generators: list[Any] = field(default_factory=list)
     holding: held.Holding = field(default_factory=held.Holding)
@@ -211,19 +224,23 @@ class Ledger:
     moved: Callable[[], None] = lambda: None  # ... and after what it draws from there
     lead: lead.Lead = field(default_factory=lead.Lead)
     noting: bool = False  # every draw is noted
-    told: tuple[tuple[int, int], ...] = ()  # of a resumed pass: epochs that its samplers were told, and those that they are at
+    # of a resumed pass: epochs that its samplers were told, and those that they are at
+    told: tuple[tuple[int, int], ...] = ()
     opening: str = ""  # who opens the next iterator, where it is not the script itself
     site: str = ""  # where the script opens the iterator that it trains from
-    anchor: Anchor | None = None  # the pass whose beginning is the position, where somebody begins all of it again
+    # the pass whose beginning is the position, where somebody begins all of it again
+    anchor: Anchor | None = None
     name: str = "a DataLoader"
     elsewhere: str = ""  # the thread that draws, where it is not the one that trains
     thread: int = field(default_factory=threading.get_ident)
     source: Callable[[], Any] = lambda: None  # the loader: not held, see above
     _looks: int = 0
-    used: int | None = None  # batches of the latest pass that the loop was given, where somebody stands between and reads ahead
+    # batches of the latest pass that the loop was given, where somebody stands between and reads ahead
+    used: int | None = None
     _alive: list[Pass] = field(default_factory=list)
     _returned: Resume | None = None  # a loaded position that was taken up, and given back
-    _before_left: tuple[Pass, Resume | None, Resume | None, int] | None = None  # how it stood when the latest pass was left
+    # how it stood when the latest pass was left
+    _before_left: tuple[Pass, Resume | None, Resume | None, int] | None = None
 
     def attend(self, step: Callable[[], int], taken: Callable[[], None], moved: Callable[[], None]) -> None:
         """The loader is drawn from by a script's own loop, whose boundaries we see."""
@@ -254,11 +271,17 @@ class Ledger:
 
     def leave(self, passage: Pass) -> None:
         if passage is self.latest and passage.inside:
-            self._before_left = (passage, self.pending, self._returned, -1 if self.step is None else self.step())
+            self._before_left = (
+                passage,
+                self.pending,
+                self._returned,
+                -1 if self.step is None else self.step(),
+            )
         self._end(passage, LEFT)
 
     def take_back(self) -> None:
-        """It was no `break`: an exception has freed the iterator on its way out. The pass stands where it was interrupted."""
+        """It was no `break`: an exception has freed the iterator on its way out. The pass stands where it was
+        interrupted."""
         if self._before_left is None:
             return
         passage, pending, returned, step = self._before_left
@@ -280,19 +303,24 @@ class Ledger:
         if self.latest is passage and self._alive:
             self.latest = self._alive[-1]
         # Nor must one that the script does before its loop use up what was loaded.
-        if phase == LEFT and passage.taken is not None and self.step is not None and passage.site != sites.BATCHES:
+        if (
+            phase == LEFT
+            and passage.taken is not None
+            and self.step is not None
+            and passage.site != sites.BATCHES
+        ):
             self._returned = passage.taken
             self.pending = passage.taken if self.pending is None else self.pending
 
     def epoch_over(self) -> None:
-        """An epoch is over. What was opened in it and left again without a step (by a zip() that ended with its first) is no longer
-        waited for."""
+        """An epoch is over. What was opened in it and left again without a step (by a zip() that ended with
+        its first) is no longer waited for."""
         if self.pending is not None and self.pending is self._returned:
             self.pending = None
         if self.latest is not None and self.latest.phase == BETWEEN:
             self.latest.before_end = None  # a consumer that has seen the end has also come to it
 
-    # ---- draws and steps -------------------------------------------------------------------------------------------------------
+    # ---- draws and steps -----------------------------------------------------------------------------------
 
     def draw(self, passage: Pass) -> tuple[Noted, rng.Parts | None]:
         """A batch is about to be drawn."""
@@ -309,8 +337,10 @@ class Ledger:
             self._passed_over(self.pending)
         if self.elsewhere and self.used is None and self.anchor is None:
             self.doubts.add(
-                f"`{self.name}` is drawn from by another thread (`{self.elsewhere}`), ahead of the steps that use its batches",
-                "Let the loader itself work ahead: DataLoader(..., num_workers=1), iterated in the thread that trains.",
+                f"`{self.name}` is drawn from by another thread (`{self.elsewhere}`), ahead of the steps "
+                "that use its batches",
+                "Let the loader itself work ahead: DataLoader(..., num_workers=1), iterated in the thread "
+                "that trains.",
             )
         if self.noting and latest is not None and latest.here and self.anchor is None:
             self._look(latest)
@@ -336,9 +366,12 @@ class Ledger:
         self.pending, self.site = None, ""
         if resume.phase == INSIDE:
             self.doubts.add(
-                f"the data position that was loaded (batch {resume.state['delivered']} of a pass that was opened at "
-                f"`{resume.state.get('site')}`) was not used, since the loader was opened at another place first",
-                "Open the loader that you train from at the same place in every incarnation, or iterate with run.batches().",
+                f"the data position that was loaded (batch {resume.state['delivered']} of a pass that was "
+                "opened at "
+                f"`{resume.state.get('site')}`) was not used, since the loader was opened at another place "
+                "first",
+                "Open the loader that you train from at the same place in every incarnation, or iterate with "
+                "run.batches().",
             )
 
     def _settled(self) -> None:
@@ -354,9 +387,11 @@ class Ledger:
             return self._beginning(*self.anchor)
         if self.used is not None and latest is not None:
             held = latest.here - self.used
-            if held <= 0 and latest.before_end is not None:  # the end was seen by who reads ahead, and not by the loop
+            # the end was seen by who reads ahead, and not by the loop
+            if held <= 0 and latest.before_end is not None:
                 return state_of(latest.before_end, self.site)
-            return {**self._before(latest, held), "remade": ()}  # another thread would make them with the loop's generators
+            # another thread would make them with the loop's generators
+            return {**self._before(latest, held), "remade": ()}
         held = self._held()
         if held and latest is not None:
             return self._before(latest, held)
@@ -365,9 +400,14 @@ class Ledger:
         return state_of(self.note(), self.site)
 
     def _end_is_ahead(self, latest: Pass) -> bool:
-        """Whether the end of a pass was seen by who reads ahead, and no step has come to it yet. Of run.batches(), the loop that has
-        ended is counted instead."""
-        if self.step is None or self.pending is not None or latest.phase != BETWEEN or latest.site == sites.BATCHES:
+        """Whether the end of a pass was seen by who reads ahead, and no step has come to it yet. Of
+        run.batches(), the loop that has ended is counted instead."""
+        if (
+            self.step is None
+            or self.pending is not None
+            or latest.phase != BETWEEN
+            or latest.site == sites.BATCHES
+        ):
             return False
         return self.step() - latest.ended <= self.lead.held
 
@@ -376,13 +416,18 @@ class Ledger:
         latest, held = self.latest, self.lead.held
         if not held or latest is None or self.pending is not None or latest.phase == LEFT:
             return 0
-        if latest.phase == BETWEEN and self.step is not None:  # to see the end was a draw, too; since then every step used one
+        # to see the end was a draw, too; since then every step used one
+        if latest.phase == BETWEEN and self.step is not None:
             held = max(0, held - max(1, self.step() - latest.ended))
         return held
 
     def is_ahead(self, value: Any) -> bool | None:
         """Whether a value of the script is a batch that the resumed script draws again. None: unknown yet."""
-        return self.lead.has(value, self._held()) if self.noting and self.used is None and self.anchor is None else False
+        return (
+            self.lead.has(value, self._held())
+            if self.noting and self.used is None and self.anchor is None
+            else False
+        )
 
     def _before(self, latest: Pass, held: int) -> dict[str, Any]:
         """The position before the last `held` draws."""
@@ -395,8 +440,8 @@ class Ledger:
         return {**state_of(drawn[0][0], self.site), "remade": tuple(parts for _, parts in drawn)}
 
     def anchor_here(self, opened: bool) -> None:
-        """The latest pass will be begun again, by who draws from it: until further notice the position is before its beginning.
-        `opened`: its iterator was made before that one began."""
+        """The latest pass will be begun again, by who draws from it: until further notice the position is
+        before its beginning. `opened`: its iterator was made before that one began."""
         if self.anchor is None and self.latest is not None:
             self.anchor = (self.latest, self.begun if opened else self.begun - 1, opened)
 
@@ -405,7 +450,18 @@ class Ledger:
         phase, draw = (INSIDE, passage.draw) if opened else (BETWEEN, None)
         holding = self.holding
         now = holding.now() if passage.held is None else holding.then(passage.held)
-        where = (phase, 0, 0, draw, passage.workers_at_begin, passage.begin[3], tuple(holding.moving), now, 0, 0.0)
+        where = (
+            phase,
+            0,
+            0,
+            draw,
+            passage.workers_at_begin,
+            passage.begin[3],
+            tuple(holding.moving),
+            now,
+            0,
+            0.0,
+        )
         return {**state_of((None, begun, passage, *where), passage.site), "anew": opened}
 
     def note(self, passage: Pass | None = None) -> Noted:
@@ -425,7 +481,21 @@ class Ledger:
 
 def state_of(noted: Noted, site: str = "") -> dict[str, Any]:
     """The position at that moment. Nothing in it changes afterwards."""
-    pending, begun, passage, phase, delivered, failed, draw, workers, drawn_from, moving, now, often, seconds = noted
+    (
+        pending,
+        begun,
+        passage,
+        phase,
+        delivered,
+        failed,
+        draw,
+        workers,
+        drawn_from,
+        moving,
+        now,
+        often,
+        seconds,
+    ) = noted
     generators = rng.told_generators(drawn_from)
     if pending is not None:
         return {**pending.state, "generators": generators}
@@ -443,13 +513,16 @@ def state_of(noted: Noted, site: str = "") -> dict[str, Any]:
         "begin": passage.begin if remembered else None,
         "draw": draw if remembered else None,
         "pool": None if passage is None else _pool_entry(passage, workers, remembered),
-        "sampler": None if passage is None else passage.sampler,  # absent where it was saved before worlds could change
+        # absent where it was saved before worlds could change
+        "sampler": None if passage is None else passage.sampler,
         "seconds": round(seconds, 3).hex() if seconds else "",
         "site": site or ("" if passage is None else passage.site),
         "seen": _seen(passage, delivered + failed) if remembered else (),
         "moved": tuple(itertools.islice(passage.moved.items(), often)) if remembered else (),
         "moves_unseen": passage.moves_unseen if remembered else False,
-        "held": held.saved(moving, passage.held, passage.held_at_draw, now) if remembered else held.saved(moving, None, None, now),
+        "held": held.saved(moving, passage.held, passage.held_at_draw, now)
+        if remembered
+        else held.saved(moving, None, None, now),
     }
 
 
@@ -464,9 +537,11 @@ def _seen(passage: Pass, done: int) -> seen.Marks:
 def check(state: dict[str, Any]) -> None:
     if state.get("kind") != KIND or state.get("version") != VERSION:
         raise errors.MismatchError(
-            f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, but "
+            f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, "
+            "but "
             f"this loader needs kind {KIND!r}, version {VERSION}. It was saved with another loader class or "
-            f"another release of lastcall: use the same loader class, or leave the loader out of protect() to "
+            "another release of lastcall: use the same loader class, or leave the loader out of protect() "
+            "to "
             f"start its data from the beginning."
         )
 
@@ -479,6 +554,7 @@ def _pool_entry(passage: Pass, delivered: tuple[Any, ...], remembered: bool) -> 
     pool = passage.pool
     if pool is None or not (remembered or pool.persistent):
         return None
-    # The batches of an iterable dataset are made again from the start of the pass, so its workers start from there.
+    # The batches of an iterable dataset are made again from the start of the pass, so its workers start from
+    # there.
     replayed = remembered and passage.iterable
     return (pool.created, pool.persistent, passage.workers_at_begin if replayed else delivered)

@@ -1,9 +1,10 @@
 """A position that was saved in a world of another size.
 
-torch's DistributedSampler deals one global order out to the ranks, sample by sample. So all of them together have used up the first
-so many samples of it, and in a world of any size the position is behind as many, if whole batches of all ranks come to that number. A
-loader without it gives every rank the same samples: its position does not depend on the world. Nothing is known of all others, which
-begin their epoch again. What is repeated is always told; nothing is left out but what a sampler pads or drops at the end of its order.
+torch's DistributedSampler deals one global order out to the ranks, sample by sample. So all of them together
+have used up the first so many samples of it, and in a world of any size the position is behind as many, if
+whole batches of all ranks come to that number. A loader without it gives every rank the same samples: its
+position does not depend on the world. Nothing is known of all others, which begin their epoch again. What is
+repeated is always told; nothing is left out but what a sampler pads or drops at the end of its order.
 """
 
 from __future__ import annotations
@@ -26,27 +27,34 @@ def taken_up(state: dict[str, Any], loader: Any, worlds: tuple[int, int] | None)
 
 
 def rescaled(state: dict[str, Any], loader: Any, old: int, new: int) -> tuple[dict[str, Any], str]:
-    """The position for a world of `new` ranks of a position that was saved by one of `old`, and what must be told about it ("" where it
-    is exact). `loader`: the loader of this rank, or its tracker."""
+    """The position for a world of `new` ranks of a position that was saved by one of `old`, and what must be
+    told about it ("" where it is exact). `loader`: the loader of this rank, or its tracker."""
     loader = getattr(loader, "loader", loader)
     if state.get("kind") == STATEFUL:
         return (state, "") if old == new else _stateful(state, old, new)
     if state.get("kind") != position.KIND or state.get("phase") != position.INSIDE:
         return state, ""  # between two passes there is nothing to recompute
     saved, now = state.get("sampler"), loader_facts.sampler_facts(loader)
-    if old == new and (saved is None or now is None or saved[0] == now[0]):  # the ranks may share the work otherwise all the same
+    # the ranks may share the work otherwise all the same
+    if old == new and (saved is None or now is None or saved[0] == now[0]):
         return state, ""
     if saved is None and now is None and not state["facts"][3] and loader_facts.trusted(loader):
         return state, ""
     if saved is None or now is None:
-        what = "an IterableDataset" if state["facts"][3] else "a sampler that is not torch's DistributedSampler, or was not"
+        what = (
+            "an IterableDataset"
+            if state["facts"][3]
+            else "a sampler that is not torch's DistributedSampler, or was not"
+        )
         return _again(state, old, new, f"nothing is known about the order of {what}")
     if saved[1:] != now[1:]:
         return _again(state, old, new, f"the sampler had {_named(saved)} and has {_named(now)} now")
     return _moved(state, loader, saved[0], now[0])
 
 
-def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int) -> tuple[dict[str, Any], str]:
+def _moved(
+    state: dict[str, Any], loader: Any, replicas: int, replicas_now: int
+) -> tuple[dict[str, Any], str]:
     length, batch, workers, iterable = state["facts"]
     length_now: Any
     batch_now: Any
@@ -56,7 +64,8 @@ def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int)
     done = state["delivered"] + state["failed"]
     used, together = done * batch * replicas, batch_now * replicas_now
     delivered, repeated = divmod(used, together)
-    if done >= length or delivered >= length_now:  # all was delivered, the last and shorter batch included; only the end was not seen
+    # all was delivered, the last and shorter batch included; only the end was not seen
+    if done >= length or delivered >= length_now:
         delivered, repeated = length_now, 0
     moved = {
         **state,
@@ -70,8 +79,10 @@ def _moved(state: dict[str, Any], loader: Any, replicas: int, replicas_now: int)
     if not repeated:
         return moved, ""
     return moved, (
-        f"The data position of {replicas} ranks is resumed on {replicas_now}: they had used {used} samples of the epoch, which is no "
-        f"multiple of {replicas_now} ranks x batch_size={batch_now}. The epoch continues at sample {used - repeated}: the {repeated} "
+        f"The data position of {replicas} ranks is resumed on {replicas_now}: they had used {used} samples "
+        "of the epoch, which is no "
+        f"multiple of {replicas_now} ranks x batch_size={batch_now}. The epoch continues at sample "
+        f"{used - repeated}: the {repeated} "
         f"samples from there on are repeated."
     )
 
@@ -88,14 +99,19 @@ def _stateful(state: dict[str, Any], old: int, new: int) -> tuple[dict[str, Any]
     if not inner or inner.get("_iterator_finished"):
         return state, ""
     count = inner.get("_num_yielded")
-    batches = f"the {count} batches that each rank was given" if isinstance(count, int) else "the batches that each rank was given"
+    batches = (
+        f"the {count} batches that each rank was given"
+        if isinstance(count, int)
+        else "the batches that each rank was given"
+    )
     because = "only torchdata can read the state of a StatefulDataLoader, and it is that of one rank"
     return {**state, "inner": None}, _told(old, new, because, batches)
 
 
 def _told(old: int, new: int, because: str, what: str) -> str:
     return (
-        f"The data position of {old} ranks cannot be resumed on {new}: {because}. The epoch begins again, and {what} in it come "
+        f"The data position of {old} ranks cannot be resumed on {new}: {because}. The epoch begins again, "
+        f"and {what} in it come "
         f"again. Resume on {old} ranks for an exact position, or use torch.utils.data.DistributedSampler."
     )
 

@@ -1,12 +1,14 @@
 """torchdata's StatefulDataLoader, followed through its own state_dict().
 
-It is known by the name of its class, so that torchdata is imported only by those who use it. What is exact is what torchdata saves: the
-order of the samples and the state of objects that have one. Four things are set right here: the workers' random generators, and what
-objects without a state_dict() hold, come back as with a DataLoader (see `inside`, `held`); making an iterator from a loaded state draws
-from the training loop's generators, which an uninterrupted run does not do at that point; the generator of its sampler loses the draw
+It is known by the name of its class, so that torchdata is imported only by those who use it. What is exact is
+what torchdata saves: the order of the samples and the state of objects that have one. Four things are set
+right here: the workers' random generators, and what objects without a state_dict() hold, come back as with a
+DataLoader (see `inside`, `held`); making an iterator from a loaded state draws from the training loop's
+generators, which an uninterrupted run does not do at that point; the generator of its sampler loses the draw
 of the workers' seed; and asking for the state before the first pass would start the workers.
 
-A pass that was left with `break` counts as unfinished until the next one is begun: torchdata keeps the iterator alive.
+A pass that was left with `break` counts as unfinished until the next one is begun: torchdata keeps the
+iterator alive.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ KIND = rescaling.STATEFUL
 
 
 def is_stateful(obj: object) -> bool:
-    return any(kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata") for kind in type(obj).__mro__)
+    return any(
+        kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata")
+        for kind in type(obj).__mro__
+    )
 
 
 class StatefulTracker:
@@ -39,7 +44,8 @@ class StatefulTracker:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self.worlds: tuple[int, int] | None = None  # ranks of the run that saved the position, and of this one
+        # ranks of the run that saved the position, and of this one
+        self.worlds: tuple[int, int] | None = None
         self._crew = _Crew()
         self._own_class: type[Any] | None = None
 
@@ -88,9 +94,11 @@ class StatefulTracker:
     def load(self, state: dict[str, Any]) -> None:
         if state.get("kind") != KIND or state.get("version") != VERSION:
             raise errors.MismatchError(
-                f"The saved data position is of kind {state.get('kind')!r}, version {state.get('version')!r}, "
+                f"The saved data position is of kind {state.get('kind')!r}, version "
+                f"{state.get('version')!r}, "
                 f"but a StatefulDataLoader needs kind {KIND!r}, version {VERSION}. Use the loader class that "
-                f"it was saved with, or leave the loader out of protect() to start its data from the beginning."
+                "it was saved with, or leave the loader out of protect() to start its data from the "
+                "beginning."
             )
         state = rescaling.taken_up(state, self.loader, self.worlds)
         self.loader.load_state_dict({} if state["inner"] is None else _thaw(state["inner"]))
@@ -107,7 +115,8 @@ class StatefulTracker:
 
     @property
     def delivered(self) -> int:
-        """Batches delivered in the latest pass; 0 between load() and iter(): only torchdata can read its state."""
+        """Batches delivered in the latest pass; 0 between load() and iter(): only torchdata can read its
+        state."""
         return int(getattr(self.loader._iterator, "_num_yielded", 0))
 
     @property
@@ -118,14 +127,16 @@ class StatefulTracker:
 
 
 class _Crew:
-    """The worker processes of the latest iterator: what they reported with the batches that were delivered."""
+    """The worker processes of the latest iterator: what they reported with the batches that were
+    delivered."""
 
     def __init__(self) -> None:
         self.doubts = Doubts()
         self.saved: tuple[Any, ...] = ()  # of the pass that is continued
         self.holding = held.Holding(asked=True)
         self.held: dict[str, Any] = {}  # of the pass that is continued
-        self.created: rng.Parts | None = None  # the process's generators, before the iterator of the latest pass was made
+        # the process's generators, before the iterator of the latest pass was made
+        self.created: rng.Parts | None = None
         self._begin: held.Snapshot | None = None
         self._pool: position.Pool | None = None
 
@@ -139,7 +150,8 @@ class _Crew:
             told_by_the_script = path[1:] == (".epoch",) and hasattr(loader.sampler, "set_epoch")
             if path[0] in ("sampler", "batch_sampler") and not told_by_the_script:
                 self.doubts.add(
-                    f"`{graph.name_of(path)}` changes with every pass, and torchdata begins the order of an interrupted pass twice",
+                    f"`{graph.name_of(path)}` changes with every pass, and torchdata begins the order of an "
+                    "interrupted pass twice",
                     "Give the sampler state_dict() and load_state_dict(), or use torch's own DataLoader.",
                 )
         return held.saved(tuple(self.holding.moving), self._begin, None, self.holding.now())
@@ -175,7 +187,11 @@ class _Crew:
         saved, self.saved = self.saved, ()
         if not count:
             return build()
-        resumed = loader.next_iter_state is not None and (loader.persistent_workers or not _finished(loader)) and not iterable
+        resumed = (
+            loader.next_iter_state is not None
+            and (loader.persistent_workers or not _finished(loader))
+            and not iterable
+        )
         pool = self._pool = position.Pool(
             _NOTHING, saved if resumed and len(saved) == count else [None] * count, loader.persistent_workers
         )
@@ -198,7 +214,8 @@ class _Crew:
         held = envelope.report.held and not pool.asked  # torchdata asks a dataset with state_dict() for it
         if skips and (envelope.report.parts != (None, None, None) or held):
             self.doubts.add(
-                "the workers of the StatefulDataLoader draw random numbers, and torchdata makes some batches again when it continues, "
+                "the workers of the StatefulDataLoader draw random numbers, and torchdata makes some batches "
+                "again when it continues, "
                 "with other ones",
                 "Use snapshot_every_n_steps=1 and a dataset with indices, or torch's own DataLoader.",
             )
@@ -209,7 +226,8 @@ _NOTHING: Any = (None, None, None, ())
 
 
 def _draw_order(iterator: Any) -> None:
-    """torchdata skips in the order of a sampler without a state when the first batch is made: here it is made to skip at once."""
+    """torchdata skips in the order of a sampler without a state when the first batch is made: here it is made
+    to skip at once."""
     waiting = getattr(iterator, "_sampler_iter", None)
     if isinstance(waiting, itertools.islice):
         iterator._sampler_iter = itertools.chain(list(itertools.islice(waiting, 1)), waiting)
@@ -244,7 +262,8 @@ def _followed_class(own: type[Any], crew: _Crew) -> type[Any]:
 
 
 def _freeze(value: Any) -> Any:
-    """A copy that shares nothing with torchdata's live state; tensors and arrays (sampler generators) become bytes."""
+    """A copy that shares nothing with torchdata's live state; tensors and arrays (sampler generators) become
+    bytes."""
     if isinstance(value, dict):
         return {key: _freeze(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -258,7 +277,12 @@ def _freeze(value: Any) -> Any:
             "data": array.tobytes(),
         }
     if isinstance(value, np.ndarray):
-        return {"__lastcall__": "array", "dtype": value.dtype.str, "shape": tuple(value.shape), "data": value.tobytes()}
+        return {
+            "__lastcall__": "array",
+            "dtype": value.dtype.str,
+            "shape": tuple(value.shape),
+            "data": value.tobytes(),
+        }
     return value
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def derive(own: type[Any], bases: tuple[type[Any], ...], members: dict[str, Any]) -> type[Any]:
-    """A subclass that carries the name of `own`. Copies and pickles of its instances are plain instances of `own`."""
+    """A subclass that carries the name of `own`. Copies and pickles of its instances are plain instances of
+    `own`."""
 
     def reduce_as_own(self: Any, protocol: Any) -> Any:
         reduced = super(derived, self).__reduce_ex__(protocol)

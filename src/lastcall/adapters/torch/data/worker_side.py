@@ -1,15 +1,17 @@
-"""What runs inside a DataLoader's worker processes: each batch comes back with the generators that it left behind.
+"""What runs inside a DataLoader's worker processes: each batch comes back with the generators that it left
+behind.
 
-A worker's generators can only be known from the worker, and only its batches come back from there. So a batch travels
-in an Envelope with the states that changed since that worker's previous one, and a resumed worker starts from the last
-states that were *delivered*: batches loaded ahead, but never handed to the training loop, are loaded again with the
-same random numbers.
+A worker's generators can only be known from the worker, and only its batches come back from there. So a batch
+travels in an Envelope with the states that changed since that worker's previous one, and a resumed worker
+starts from the last states that were *delivered*: batches loaded ahead, but never handed to the training
+loop, are loaded again with the same random numbers.
 
-Discarded: reseeding each worker from (seed, epoch, batch), which is cheaper but gives other random numbers than a
-plain DataLoader; and asking the workers for their state at the time of the notice, when they are batches
-ahead and may be dying.
+Discarded: reseeding each worker from (seed, epoch, batch), which is cheaper but gives other random numbers
+than a plain DataLoader; and asking the workers for their state at the time of the notice, when they are
+batches ahead and may be dying.
 
-What the worker's copies of the dataset and the collate function hold of their own (see `held`) travels the same way.
+What the worker's copies of the dataset and the collate function hold of their own (see `held`) travels the
+same way.
 
 Everything here is picklable by name, for the "spawn" and "forkserver" start methods.
 """
@@ -60,13 +62,17 @@ class Envelope:
 class WorkerStop(_StopIteration):  # type: ignore[misc]
     """torch's message that a worker's IterableDataset has ended, with the states it ended with.
 
-    Without them, what a worker drew for a last batch that drop_last threw away would be unknown to the next epoch of a
-    persistent worker.
+    Without them, what a worker drew for a last batch that drop_last threw away would be unknown to the next
+    epoch of a persistent worker.
     """
 
     def __init__(self, worker_id: int) -> None:
         super().__init__(worker_id)
-        report = Report(rng.take_parts()) if _reporter is None else _reporter.changes()._replace(parts=rng.take_parts())
+        report = (
+            Report(rng.take_parts())
+            if _reporter is None
+            else _reporter.changes()._replace(parts=rng.take_parts())
+        )
         object.__setattr__(self, "report", report)  # torch's message is a frozen dataclass
 
 
@@ -106,12 +112,18 @@ class _Reporter:
             self._seeding.end(self._over, self._doubts)
             self._seeding = None
         known, self._known = self._known, rng.take_parts()
-        torch_part, python_part, numpy_part = (now if now != before else None for now, before in zip(self._known, known, strict=True))
+        torch_part, python_part, numpy_part = (
+            now if now != before else None for now, before in zip(self._known, known, strict=True)
+        )
         holding = self._holding
         holding.random = holding.random or self._known != known
         holding.glance(self._doubts)
         before, self._held = self._held, holding.now()
-        moved = tuple((path, frozen) for path, frozen in self._held.items() if frozen is not None and before.get(path) != frozen)
+        moved = tuple(
+            (path, frozen)
+            for path, frozen in self._held.items()
+            if frozen is not None and before.get(path) != frozen
+        )
         told, self._doubts.new = tuple(self._doubts.new), []
         return Report((torch_part, python_part, numpy_part), moved, told)
 
@@ -120,12 +132,16 @@ _reporter: _Reporter | None = None
 
 
 class WorkerStart:
-    """Stands in for the loader's worker_init_fn: runs it, then puts back what the worker's generators and objects were.
+    """Stands in for the loader's worker_init_fn: runs it, then puts back what the worker's generators and
+    objects were.
 
-    `stops`: the end of a stream is reported as WorkerStop. torchdata's workers hold torch's own class, which could not be pickled then.
+    `stops`: the end of a stream is reported as WorkerStop. torchdata's workers hold torch's own class, which
+    could not be pickled then.
     """
 
-    def __init__(self, inner: Callable[[int], Any] | None, workers: Sequence[Any], collate: Any, *, stops: bool = True) -> None:
+    def __init__(
+        self, inner: Callable[[int], Any] | None, workers: Sequence[Any], collate: Any, *, stops: bool = True
+    ) -> None:
         self._stops = stops
         self._inner = inner
         self._workers = tuple(workers)

@@ -1,1 +1,2 @@
-"""PyTorch's distributed checkpoint (DCP), written and read in lastcall's format: its planners decide, our engine moves the bytes."""
+"""PyTorch's distributed checkpoint (DCP), written and read in lastcall's format: its planners decide, our
+engine moves the bytes."""

@@ -1,4 +1,5 @@
-"""The engines that writers and readers share: people make a new Writer for every checkpoint, and its threads and buffers cost 50 ms."""
+"""The engines that writers and readers share: people make a new Writer for every checkpoint, and its threads
+and buffers cost 50 ms."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _made: dict[tuple[int, int, object], writer.Engine] = {}
 
 
 def engine(threads: int, tensors: Iterable[torch.Tensor]) -> writer.Engine:
-    """An engine with so many threads, and with buffers that suit these tensors. It does one piece of work at a time."""
+    """An engine with so many threads, and with buffers that suit these tensors. It does one piece of work at
+    a time."""
     allocate = pinned.allocator(tensors)
     key = (os.getpid(), threads, allocate)  # the threads of an engine do not come along into a fork
     with _lock:

@@ -1,7 +1,9 @@
-"""Whose folder it is: torch's own reader and ours each find the other's folders, and say which reader is meant.
+"""Whose folder it is: torch's own reader and ours each find the other's folders, and say which reader is
+meant.
 
-Discarded: a `.metadata` of torch's kind beside our files, so that its FileSystemReader reads them. That file is a pickle, and the
-reader wants each tensor as a stream of torch.save(), for which safetensors files have no room: each tensor would be written twice.
+Discarded: a `.metadata` of torch's kind beside our files, so that its FileSystemReader reads them. That file
+is a pickle, and the reader wants each tensor as a stream of torch.save(), for which safetensors files have no
+room: each tensor would be written twice.
 """
 
 from __future__ import annotations
@@ -27,22 +29,27 @@ def check(path: Path) -> None:
     if os.path.lexists(path / records.NAME):
         return
     if not path.is_dir():
-        raise errors.CheckpointError(f"{path} is {'a file, not the folder of a checkpoint' if path.exists() else 'not there'}.")
+        raise errors.CheckpointError(
+            f"{path} is {'a file, not the folder of a checkpoint' if path.exists() else 'not there'}."
+        )
     if any((path / name).exists() for name in _METADATA):
         raise errors.CheckpointError(
-            f"{path} was written by torch's own FileSystemWriter. Its metadata is a pickle, which can run code when it is loaded, so "
-            f"lastcall does not read it. Read it with: storage_reader=torch.distributed.checkpoint.FileSystemReader({str(path)!r})"
+            f"{path} was written by torch's own FileSystemWriter. Its metadata is a pickle, which can run "
+            "code when it is loaded, so "
+            "lastcall does not read it. Read it with: "
+            f"storage_reader=torch.distributed.checkpoint.FileSystemReader({str(path)!r})"
         )
     if (path / catalog.PRIVATE).is_dir():
         raise errors.CheckpointError(
-            f"{path} is the directory of a run, not a checkpoint. Name one of its checkpoints: lastcall ls {path}"
+            f"{path} is the directory of a run, not a checkpoint. Name one of its checkpoints: lastcall ls "
+            f"{path}"
         )
     raise errors.CheckpointError(f"{path} is no checkpoint of lastcall: {records.NAME} is missing.")
 
 
 def teach() -> None:
-    """Let torch's FileSystemReader (`dcp.load(checkpoint_id=...)`, dcp_to_torch_save()) say which reader a folder of ours needs.
-    Without it the error is that a file called `.metadata` is missing."""
+    """Let torch's FileSystemReader (`dcp.load(checkpoint_id=...)`, dcp_to_torch_save()) say which reader a
+    folder of ours needs. Without it the error is that a file called `.metadata` is missing."""
     with _lock:
         original = filesystem.FileSystemReader.read_metadata
         if getattr(original, "_lastcall", False):

@@ -42,23 +42,33 @@ class Commit:
 def check(path: Path, *, overwrite: bool) -> None:
     """Refuse to write where something is that must not be replaced."""
     if _OF_A_RUN.fullmatch(path.name) and (path.parent / catalog.PRIVATE).is_dir():
-        raise errors.SaveError(f"{path} lies among the checkpoints of a run, which would take it for its own. Write it elsewhere.")
+        raise errors.SaveError(
+            f"{path} lies among the checkpoints of a run, which would take it for its "
+            "own. Write it elsewhere."
+        )
     if not os.path.lexists(path):
         return
     if not path.is_dir():
-        raise errors.SaveError(f"{path} is a file where the checkpoint's folder belongs. Move it away, or write elsewhere.")
+        raise errors.SaveError(
+            f"{path} is a file where the checkpoint's folder belongs. Move it away, or write elsewhere."
+        )
     if not os.listdir(path):
         return
     if not os.path.lexists(path / records.NAME):
         raise errors.SaveError(
-            f"{path} is not empty, and no checkpoint of lastcall: it is not replaced. Move it away, or write elsewhere."
+            f"{path} is not empty, and no checkpoint of lastcall: it is not replaced. Move it away, or write "
+            "elsewhere."
         )
     if not overwrite:
-        raise errors.SaveError(f"{path} holds a checkpoint, and overwrite is False. Write elsewhere, or allow it with overwrite=True.")
+        raise errors.SaveError(
+            f"{path} holds a checkpoint, and overwrite is False. Write elsewhere, or "
+            "allow it with overwrite=True."
+        )
 
 
 def stage(path: Path) -> Path:
-    """A new folder beside the target. Those that earlier saves to this path left behind when they were killed are removed."""
+    """A new folder beside the target. Those that earlier saves to this path left behind when they were killed
+    are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in _staged(path):
         with contextlib.suppress(OSError):
@@ -70,14 +80,15 @@ def stage(path: Path) -> Path:
 
 
 def find(path: Path, name: str) -> Path:
-    """The staging folder of this save. A planner that caches plans (enable_plan_caching) hands out the one of an earlier save, which is
-    gone: then it is the only one that is there."""
+    """The staging folder of this save. A planner that caches plans (enable_plan_caching) hands out the one of
+    an earlier save, which is gone: then it is the only one that is there."""
     if (path.parent / name).is_dir():
         return path.parent / name
     found = _staged(path)
     if len(found) != 1:
         raise errors.SaveError(
-            f"{path.parent / name} is not there: the coordinator made it. Do all ranks see the same file system under {path.parent}?"
+            f"{path.parent / name} is not there: the coordinator made it. Do all ranks see the same file "
+            f"system under {path.parent}?"
         )
     return found[0]
 
@@ -88,11 +99,18 @@ def _prefix(path: Path) -> str:
 
 def _staged(path: Path) -> list[Path]:
     with os.scandir(path.parent) as entries:
-        return [Path(entry.path) for entry in entries if entry.name.startswith(_prefix(path)) and entry.is_dir(follow_symlinks=False)]
+        return [
+            Path(entry.path)
+            for entry in entries
+            if entry.name.startswith(_prefix(path)) and entry.is_dir(follow_symlinks=False)
+        ]
 
 
-def write(folder: Path, layouts: Sequence[FileLayout], engine: writer.Engine, *, sync: bool) -> list[FileRecord]:
-    """Write files, durable unless told otherwise. What could be written in part is removed again: the space may be needed."""
+def write(
+    folder: Path, layouts: Sequence[FileLayout], engine: writer.Engine, *, sync: bool
+) -> list[FileRecord]:
+    """Write files, durable unless told otherwise. What could be written in part is removed again: the space
+    may be needed."""
     done = []
     try:
         with contextlib.ExitStack() as opened:
@@ -116,7 +134,9 @@ def _explain(error: OSError, folder: Path, needed: int) -> None:
     what = f"the checkpoint could not be written to {folder} ({error.strerror or error})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = _files.free_bytes(folder)
-        raise errors.NoSpaceError(f"{what}. This rank needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room.") from error
+        raise errors.NoSpaceError(
+            f"{what}. This rank needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free: make room."
+        ) from error
     raise errors.SaveError(what) from error
 
 
@@ -135,10 +155,14 @@ def _open(opened: contextlib.ExitStack, path: Path, layout: FileLayout) -> write
 
 
 def commit(folder: Path, path: Path, made: Commit, *, sync: bool) -> None:
-    """Complete the folder and give it its name. Runs on the coordinator, after every rank has said that its file is there."""
+    """Complete the folder and give it its name. Runs on the coordinator, after every rank has said that its
+    file is there."""
     engine = writer.Engine(1)
     try:
-        small = [_layout(manifest.NAME, made.manifest), _layout(filenames.document(0), json.dumps(made.document).encode())]
+        small = [
+            _layout(manifest.NAME, made.manifest),
+            _layout(filenames.document(0), json.dumps(made.document).encode()),
+        ]
         files = [*write(folder, small, engine, sync=sync), *made.files]
     finally:
         engine.close()

@@ -2,8 +2,9 @@
 
     dcp.load(state_dict, storage_reader=lastcall.dcp.Reader("checkpoints/step-1000"))
 
-It reads what Writer wrote, and the tensors of what protect() saved, on any number of ranks and into any sharding: DCP's planner says
-which regions a rank needs, and only the chunks of the files that hold them are read, each checked against its digest first.
+It reads what Writer wrote, and the tensors of what protect() saved, on any number of ranks and into any
+sharding: DCP's planner says which regions a rank needs, and only the chunks of the files that hold them are
+read, each checked against its digest first.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Reader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return "://" not in str(checkpoint_id)
 
-    # ---- what is there ---------------------------------------------------------------------------------------------------------
+    # ---- what is there -------------------------------------------------------------------------------------
 
     def read_metadata(self, *args: Any, **more: Any) -> Metadata:
         # `more` and not `kwargs`: by that name DCP would take it that each rank may have metadata of its own.
@@ -75,26 +76,40 @@ class Reader(StorageReader):
         found = self._found = Inventory(self.path)
         self._places = found.named()
         odd = _object(found.dcp, "dtypes")
-        self._dtypes = {name: _dtype(name, found.tensor(place).dtype, odd.get(name)) for name, place in self._places.items()}
+        self._dtypes = {
+            name: _dtype(name, found.tensor(place).dtype, odd.get(name))
+            for name, place in self._places.items()
+        }
         described: dict[str, STORAGE_TYPES] = {name: self._describe(name, found) for name in self._places}
         described.update((name, BytesStorageMetadata()) for name in _object(found.dcp, "values"))
         paths = _paths(found.dcp, described) if found.dcp is not None else _nested(found)
-        return Metadata(described, planner_data=paths, storage_data={}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
+        return Metadata(
+            described,
+            planner_data=paths,
+            storage_data={},
+            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+        )
 
     def _describe(self, name: str, found: Inventory) -> TensorStorageMetadata:
         dtype, place = self._dtypes[name], self._places[name]
         stored = found.tensor(place)
         more = _more(dtype)
         if dtypes.stored_as(dtype, stored.shape[: len(stored.shape) - more]) != (stored.dtype, stored.shape):
-            raise errors.CheckpointError(f"{name!r:.120} is stored as {stored.dtype}{list(stored.shape)}, which is not how {dtype} is")
-        boxes = [(offset[: len(offset) - more], shape[: len(shape) - more]) for offset, shape in found.boxes(place)]
+            raise errors.CheckpointError(
+                f"{name!r:.120} is stored as {stored.dtype}{list(stored.shape)}, which is not how {dtype} is"
+            )
+        boxes = [
+            (offset[: len(offset) - more], shape[: len(shape) - more]) for offset, shape in found.boxes(place)
+        ]
         return TensorStorageMetadata(
             TensorProperties(dtype=dtype),
             torch.Size(stored.shape[: len(stored.shape) - more]),
             [ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)) for offset, shape in boxes],
         )
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -103,13 +118,15 @@ class Reader(StorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
-    # ---- reading ---------------------------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         found = self._found
         assert found is not None, "read_metadata() comes first"
         arrivals = [
-            _Arrival(item, planner, self._dtypes[item.storage_index.fqn]) for item in plan.items if item.type is LoadItemType.TENSOR
+            _Arrival(item, planner, self._dtypes[item.storage_index.fqn])
+            for item in plan.items
+            if item.type is LoadItemType.TENSOR
         ]
         cuda.settle()
         engine = engines.engine(self.threads, [arrival.memory for arrival in arrivals])
@@ -126,23 +143,29 @@ class Reader(StorageReader):
 
 
 def to_torch_save(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
-    """Write the whole state dict of a checkpoint, nested as it was saved, into one file for `torch.load()`: what
-    `torch.distributed.checkpoint.format_utils.dcp_to_torch_save` does for torch's own folders. It needs the memory for all of it."""
+    """Write the whole state dict of a checkpoint, nested as it was saved, into one file for `torch.load()`:
+    what `torch.distributed.checkpoint.format_utils.dcp_to_torch_save` does for torch's own folders. It needs
+    the memory for all of it."""
     state: dict[str, Any] = {}
     _load_state_dict(state, storage_reader=Reader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)  # type: ignore[no-untyped-call]
     torch.save(state, file)
 
 
 class _Arrival:
-    """A region on its way into a tensor: straight into its memory where it has the stored type, through a copy otherwise."""
+    """A region on its way into a tensor: straight into its memory where it has the stored type, through a
+    copy otherwise."""
 
     def __init__(self, item: ReadItem, planner: LoadPlanner, dtype: torch.dtype) -> None:
         self.name = item.storage_index.fqn
         self._item = item
         self._live = planner.resolve_tensor(item).detach()
         if self._live.shape != item.lengths:
-            raise errors.MismatchError(f"{self.name}: {list(item.lengths)} are to be read into a tensor of {list(self._live.shape)}")
-        direct = self._live.dtype is dtype and tensors.problem(self._live) is None and 0 not in self._live.stride()
+            raise errors.MismatchError(
+                f"{self.name}: {list(item.lengths)} are to be read into a tensor of {list(self._live.shape)}"
+            )
+        direct = (
+            self._live.dtype is dtype and tensors.problem(self._live) is None and 0 not in self._live.stride()
+        )
         self.memory = self._live if direct else torch.empty(self._live.shape, dtype=dtype)
         base = item.storage_index.offset or (0,) * len(item.lengths)
         offset = tuple(begin + inside for begin, inside in zip(base, item.storage_offsets, strict=True))
@@ -164,14 +187,18 @@ def _dtype(name: str, code: str, true: object) -> torch.dtype:
     if true is not None:
         return dtypes.by_name(true)
     if code not in _BY_CODE:
-        raise errors.CheckpointError(f"{name!r:.120} has elements of the type {code}, which is not known here")
+        raise errors.CheckpointError(
+            f"{name!r:.120} has elements of the type {code}, which is not known here"
+        )
     return _BY_CODE[code]
 
 
 def _object(document: Mapping[str, Any] | None, part: str) -> Mapping[str, Any]:
     found = document.get(part) if document is not None else {}
     if not isinstance(found, dict):
-        raise errors.CheckpointError(f"the part {part!r} of the document is {reprlib.repr(found)}, not an object")
+        raise errors.CheckpointError(
+            f"the part {part!r} of the document is {reprlib.repr(found)}, not an object"
+        )
     return found
 
 
@@ -179,8 +206,11 @@ def _nested(found: Inventory) -> dict[str, tuple[str | int, ...]]:
     return {f"{group}.{name}": (group, name) for group, names in found.groups.items() for name in names}
 
 
-def _paths(document: Mapping[str, Any], described: Mapping[str, object]) -> dict[str, tuple[str | int, ...]] | None:
-    """Where each name stood in the nested state dict. Numbers are places in lists, which DCP fills up to there: none may be absurd."""
+def _paths(
+    document: Mapping[str, Any], described: Mapping[str, object]
+) -> dict[str, tuple[str | int, ...]] | None:
+    """Where each name stood in the nested state dict. Numbers are places in lists, which DCP fills up to
+    there: none may be absurd."""
     if document.get("paths") is None:
         return None
     paths = {}
@@ -191,7 +221,9 @@ def _paths(document: Mapping[str, Any], described: Mapping[str, object]) -> dict
             and all(type(part) is str or (type(part) is int and 0 <= part < 10**6) for part in path)
         )
         if not right or ".".join(map(str, path)) != name:
-            raise errors.CheckpointError(f"the document says that {name!r:.120} stood at {reprlib.repr(path)}, which cannot be")
+            raise errors.CheckpointError(
+                f"the document says that {name!r:.120} stood at {reprlib.repr(path)}, which cannot be"
+            )
         if name in described:
             paths[name] = tuple(path)
     return paths

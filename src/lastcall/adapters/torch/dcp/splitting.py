@@ -1,7 +1,8 @@
 """Replicated tensors, split evenly over the ranks that hold them, so that all disks and links work.
 
-DCP's planners give each such tensor to one rank. The writer may change the plans after that: every rank says in its local plan what it
-holds, and the coordinator lays all tensors that the same ranks hold end to end and cuts them into equal parts, at rows.
+DCP's planners give each such tensor to one rank. The writer may change the plans after that: every rank says
+in its local plan what it holds, and the coordinator lays all tensors that the same ranks hold end to end and
+cuts them into equal parts, at rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Held:
 
 @dataclass
 class Portion:
-    """What a rank is to write. `wholes` are the items that its parts were cut from, by the index of the part."""
+    """What a rank is to write. `wholes` are the items that its parts were cut from, by the index of the
+    part."""
 
     items: list[WriteItem] = field(default_factory=list)
     wholes: dict[MetadataIndex, WriteItem] = field(default_factory=dict)
@@ -36,7 +38,8 @@ def held(plan: SavePlan) -> Held:
 
 
 def even(plans: Sequence[SavePlan]) -> list[Portion]:
-    """The plans of all ranks, from which the planner has removed what is there twice, with the replicated tensors cut up."""
+    """The plans of all ranks, from which the planner has removed what is there twice, with the replicated
+    tensors cut up."""
     holders: dict[MetadataIndex, list[int]] = {}
     for rank, plan in enumerate(plans):
         for index in plan.storage_data.indices if isinstance(plan.storage_data, Held) else ():
@@ -66,7 +69,8 @@ def _rows(item: WriteItem) -> tuple[int, int]:
 
 
 def _cut(items: Sequence[WriteItem], writers: int) -> Iterator[tuple[int, WriteItem, int, int]]:
-    """(writer, item, first row, row behind the last) of every part. The cuts are where the bytes are even, moved to the nearest row."""
+    """(writer, item, first row, row behind the last) of every part. The cuts are where the bytes are even,
+    moved to the nearest row."""
     rows = [_rows(item) for item in items]
     total = sum(count * nbytes for count, nbytes in rows)
     begin = 0
@@ -78,7 +82,9 @@ def _cut(items: Sequence[WriteItem], writers: int) -> Iterator[tuple[int, WriteI
         done = 0
         for writer in range(begin * writers // total, writers):
             cut = total * (writer + 1) // writers
-            last = count if writer == writers - 1 else min(max((cut - begin + nbytes // 2) // nbytes, 0), count)
+            last = (
+                count if writer == writers - 1 else min(max((cut - begin + nbytes // 2) // nbytes, 0), count)
+            )
             if last > done:
                 yield writer, item, done, last
                 done = last
@@ -94,14 +100,20 @@ def _give(portion: Portion, item: WriteItem, first: int, last: int) -> None:
         portion.items.append(item)
         return
     offsets, sizes = data.chunk.offsets, data.chunk.sizes
-    chunk = ChunkStorageMetadata(torch.Size((offsets[0] + first, *offsets[1:])), torch.Size((last - first, *sizes[1:])))
+    chunk = ChunkStorageMetadata(
+        torch.Size((offsets[0] + first, *offsets[1:])), torch.Size((last - first, *sizes[1:]))
+    )
     index = MetadataIndex(item.index.fqn, chunk.offsets)
-    part = dataclasses.replace(item, index=index, type=WriteItemType.SHARD, tensor_data=dataclasses.replace(data, chunk=chunk))
+    part = dataclasses.replace(
+        item, index=index, type=WriteItemType.SHARD, tensor_data=dataclasses.replace(data, chunk=chunk)
+    )
     portion.items.append(part)
     portion.wholes[index] = item
 
 
-def narrowed(tensor: torch.Tensor, part: WriteItem, wholes: Mapping[MetadataIndex, WriteItem]) -> torch.Tensor:
+def narrowed(
+    tensor: torch.Tensor, part: WriteItem, wholes: Mapping[MetadataIndex, WriteItem]
+) -> torch.Tensor:
     """The rows of a whole item's tensor that a part of it stands for."""
     whole = wholes.get(part.index)
     if whole is None:

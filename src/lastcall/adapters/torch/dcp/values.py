@@ -29,7 +29,8 @@ def decode(document: object) -> object:
 
 
 def as_torch_saved(value: object) -> io.BytesIO:
-    """A value as a LoadPlanner takes it: DCP's own unpickles what it is handed, so it is handed a pickle of our making."""
+    """A value as a LoadPlanner takes it: DCP's own unpickles what it is handed, so it is handed a pickle of
+    our making."""
     data = io.BytesIO()
     torch.save(value, data)
     data.seek(0)
@@ -40,7 +41,8 @@ def _foreign(value: Any, path: str) -> object:
     if isinstance(value, torch.Tensor):
         raise errors.StateError(
             f"{path}: a tensor inside another value cannot be saved. Let the planner flatten the state dict "
-            "(DefaultSavePlanner(flatten_state_dict=True), its default), or put the tensor under a key of its own."
+            "(DefaultSavePlanner(flatten_state_dict=True), its default), or put the tensor under a key of "
+            "its own."
         )
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return table.scalar(value)
@@ -55,8 +57,13 @@ def _foreign(value: Any, path: str) -> object:
         return {tree.TAG: f"torch.{type(value).__name__}", "v": str(value)}
     if type(value) is torch.Size:
         return {tree.TAG: "torch.Size", "v": list(value)}
-    if type(value) is io.BytesIO and not value.closed:  # what people keep torch.save()d things in; an attribute of its own is not kept
-        return {tree.TAG: _BUFFER, "base64": base64.b64encode(value.getbuffer()).decode("ascii"), "at": value.tell()}
+    # what people keep torch.save()d things in; an attribute of its own is not kept
+    if type(value) is io.BytesIO and not value.closed:
+        return {
+            tree.TAG: _BUFFER,
+            "base64": base64.b64encode(value.getbuffer()).decode("ascii"),
+            "at": value.tell(),
+        }
     return tree.refuse(value, path)
 
 

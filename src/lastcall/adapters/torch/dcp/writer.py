@@ -2,8 +2,9 @@
 
     dcp.save(state_dict, storage_writer=lastcall.dcp.Writer("checkpoints/step-1000"))
 
-Every rank writes one safetensors file into a staging folder beside the target. When all are durable the coordinator adds the manifest,
-the document and the commit record, and gives the folder its name: a reader finds the whole checkpoint, the one before it, or none.
+Every rank writes one safetensors file into a staging folder beside the target. When all are durable the
+coordinator adds the manifest, the document and the commit record, and gives the folder its name: a reader
+finds the whole checkpoint, the one before it, or none.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Box:
-    """What a rank tells the coordinator of a tensor: its type and the whole's shape as stored, and the piece, unless it is empty."""
+    """What a rank tells the coordinator of a tensor: its type and the whole's shape as stored, and the piece,
+    unless it is empty."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,11 +61,14 @@ class Value:
 class Writer(StorageWriter):
     """Writes a state dict as a lastcall checkpoint at `path`, with `threads` threads a rank.
 
-    `sync`: make the files durable before the checkpoint appears. `overwrite`: replace a checkpoint that is there, in one atomic step;
-    with False it is refused, and so is in any case what is not a checkpoint of lastcall.
+    `sync`: make the files durable before the checkpoint appears. `overwrite`: replace a checkpoint that is
+    there, in one atomic step; with False it is refused, and so is in any case what is not a checkpoint of
+    lastcall.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, threads: int = 16, sync: bool = True, overwrite: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, threads: int = 16, sync: bool = True, overwrite: bool = True
+    ) -> None:
         super().__init__()
         if threads < 1:
             raise ValueError(f"threads={threads}: a writer needs one or more")
@@ -91,12 +96,13 @@ class Writer(StorageWriter):
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
-    # ---- planning --------------------------------------------------------------------------------------------------------------
+    # ---- planning ------------------------------------------------------------------------------------------
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise errors.SaveError(
-                "use_collectives=False would let every rank write a checkpoint of its own, and lastcall commits one for all. "
+                "use_collectives=False would let every rank write a checkpoint of its own, and lastcall "
+                "commits one for all. "
                 "Leave it out, or use torch's FileSystemWriter."
             )
         self._coordinator = is_coordinator
@@ -110,11 +116,13 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         self._staging = publishing.stage(self.path)
         return [
-            dataclasses.replace(plan, items=portion.items, storage_data=Task(rank, self._staging.name, portion.wholes))
+            dataclasses.replace(
+                plan, items=portion.items, storage_data=Task(rank, self._staging.name, portion.wholes)
+            )
             for rank, (plan, portion) in enumerate(zip(plans, splitting.even(plans), strict=True))
         ]
 
-    # ---- writing ---------------------------------------------------------------------------------------------------------------
+    # ---- writing -------------------------------------------------------------------------------------------
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         task: Task = plan.storage_data
@@ -132,7 +140,9 @@ class Writer(StorageWriter):
             results.append(WriteResult(item.index, tensor.nbytes, box))
             if box.piece is not None:
                 live.append(tensor)
-                entries[box.piece.key] = types.TensorEntry(box.piece.key, box.dtype, box.piece.shape, tensors.source(tensor))
+                entries[box.piece.key] = types.TensorEntry(
+                    box.piece.key, box.dtype, box.piece.shape, tensors.source(tensor)
+                )
         if entries:
             cuda.fence()
             layout = safetensors.layout(file, tuple(entries.values()), {"format": "pt"})
@@ -149,7 +159,11 @@ class Writer(StorageWriter):
             "format": 1,
             inventory.DCP: {
                 "values": {name: found.document for name, found in told if isinstance(found, Value)},
-                "dtypes": {name: found.true for name, found in told if isinstance(found, Box) and found.true is not None},
+                "dtypes": {
+                    name: found.true
+                    for name, found in told
+                    if isinstance(found, Box) and found.true is not None
+                },
                 "paths": _paths(metadata.planner_data),
             },
         }
@@ -158,7 +172,9 @@ class Writer(StorageWriter):
             self.path,
             publishing.Commit(
                 files=[found for _, found in told if isinstance(found, types.FileRecord)],
-                manifest=manifest.merge(_described(name, found) for name, found in told if isinstance(found, Box)),
+                manifest=manifest.merge(
+                    _described(name, found) for name, found in told if isinstance(found, Box)
+                ),
                 document=document,
                 world=len(results),
                 seconds=time.monotonic() - self._began,
@@ -169,7 +185,8 @@ class Writer(StorageWriter):
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
-    """Through links, as torch's own writer would go: the folder itself is replaced, and a link to it is not."""
+    """Through links, as torch's own writer would go: the folder itself is replaced, and a link to it is
+    not."""
     return Path(os.path.realpath(path))
 
 
@@ -177,7 +194,8 @@ def _value(item: WriteItem, planner: SavePlanner) -> object:
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:
         raise errors.StateError(
-            f"{item.index.fqn}: {type(planner).__name__} offers values that are no tensors only as bytes, which would have to be "
+            f"{item.index.fqn}: {type(planner).__name__} offers values that are no tensors only as bytes, "
+            "which would have to be "
             "unpickled. Use a planner with lookup_object(), such as DefaultSavePlanner."
         )
     return values.encode(look_up(item.index), item.index.fqn)
@@ -190,7 +208,8 @@ def _tensor(item: WriteItem, planner: SavePlanner, wholes: Mapping[MetadataIndex
     tensors.check(tensor, item.index.fqn)
     if tensor.shape != whole.tensor_data.chunk.sizes:
         raise errors.SaveError(
-            f"{item.index.fqn}: the planner announced {list(whole.tensor_data.chunk.sizes)} and came with {list(tensor.shape)}"
+            f"{item.index.fqn}: the planner announced {list(whole.tensor_data.chunk.sizes)} and came with "
+            f"{list(tensor.shape)}"
         )
     return splitting.narrowed(tensor.detach(), item, wholes)
 
@@ -205,23 +224,33 @@ def _box(item: WriteItem, tensor: torch.Tensor, file: str, taken: Mapping[str, o
         return Box(code, whole, None, true)
     offset = (*data.chunk.offsets, *(0,) * (len(shape) - tensor.dim()))
     key = item.index.fqn if shape == whole else manifest.key(item.index.fqn, offset)
-    while key in taken or key == "__metadata__":  # a tensor may be called what a part of another is, and safetensors keeps one name
+    # a tensor may be called what a part of another is, and safetensors keeps one name
+    while key in taken or key == "__metadata__":
         key += "~"
     return Box(code, whole, manifest.Piece(file, key, offset, shape), true)
 
 
 def _described(name: str, box: Box) -> manifest.Description:
-    pieces = [{**box.piece._asdict(), "offset": list(box.piece.offset), "shape": list(box.piece.shape)}] if box.piece else []
+    pieces = (
+        [{**box.piece._asdict(), "offset": list(box.piece.offset), "shape": list(box.piece.shape)}]
+        if box.piece
+        else []
+    )
     return {inventory.DCP: {name: {"dtype": box.dtype, "shape": list(box.shape), "pieces": pieces}}}
 
 
 def _paths(found: object) -> dict[str, list[str | int]] | None:
-    """Where each flattened name stood in the nested state dict, as DCP's own planner notes it; what another one notes is not kept."""
+    """Where each flattened name stood in the nested state dict, as DCP's own planner notes it; what another
+    one notes is not kept."""
     if not isinstance(found, dict):
         return None
     paths: dict[str, list[str | int]] = {}
     for name, path in found.items():
-        if type(name) is not str or not isinstance(path, tuple) or any(type(part) not in (str, int) for part in path):
+        if (
+            type(name) is not str
+            or not isinstance(path, tuple)
+            or any(type(part) not in (str, int) for part in path)
+        ):
             return None
         paths[name] = list(path)
     return paths

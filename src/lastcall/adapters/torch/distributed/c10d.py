@@ -2,10 +2,12 @@
 
 Measured with torch 2.13:
 - A connection is kept busy by the thread that waits on it, so every store here has a clone of its own.
-- A `wait` that times out writes two warnings to stderr, and one that ends while the interpreter shuts down aborts the process (134). So
-  no thread waits here for a key itself, which only its setter could end. A waiter parks on a key of its own, its bell, which is rung by
-  the writer of the key, by its own time-out, and by close().
-- `add`, `check` and the like have no time-out: a cut link would hold them for a quarter of an hour. So the calls are made on a thread
+- A `wait` that times out writes two warnings to stderr, and one that ends while the interpreter shuts down
+  aborts the process (134). So
+  no thread waits here for a key itself, which only its setter could end. A waiter parks on a key of its own,
+  its bell, which is rung by the writer of the key, by its own time-out, and by close().
+- `add`, `check` and the like have no time-out: a cut link would hold them for a quarter of an hour. So the
+  calls are made on a thread
   of ours, and given up.
 """
 
@@ -31,9 +33,12 @@ from lastcall import errors
 
 T = TypeVar("T")
 _PATIENCE = 10.0  # seconds for an answer
-_CONNECTING = 30.0  # seconds for a connection: torch asks the name server for the name of each address, which may take 5 s and more
+# seconds for a connection: torch asks the name server for the name of each address, which may take 5 s and
+# more
+_CONNECTING = 30.0
 _LONG = timedelta(days=20)  # milliseconds that an int holds
-_LOOK = 2.0  # seconds between two looks of a waiter that was not rung: a setter may be killed between setting and ringing
+# seconds between two looks of a waiter that was not rung: a setter may be killed between setting and ringing
+_LOOK = 2.0
 _SLOWEST_POLL = 1.0
 
 
@@ -51,7 +56,8 @@ class C10dStore:
         try:
             if not hasattr(store, "clone"):
                 raise self._loss(
-                    f"{type(store).__name__} of torch {torch.__version__} cannot be cloned. Start the run with `lastcall run`"
+                    f"{type(store).__name__} of torch {torch.__version__} cannot be cloned. Start the run "
+                    "with `lastcall run`"
                 )
             self._store = self._run(store.clone, _CONNECTING)
             rings = isinstance(_innermost(self._store), dist.TCPStore)  # type: ignore[attr-defined]  # the others have no `append`
@@ -113,7 +119,8 @@ class C10dStore:
         self._ring(key)
 
     def _claim(self, key: str, value: bytes) -> bytes:
-        # Only with "" as the expected value does it create a key; with any other it would return that one and store nothing.
+        # Only with "" as the expected value does it create a key; with any other it would return that one and
+        # store nothing.
         kept = bytes(self._store.compare_set(key, "", value))
         self._ring(key)
         return kept
@@ -124,7 +131,8 @@ class C10dStore:
         return total
 
     def _some(self, keys: list[str]) -> list[bytes | None]:
-        """`check` says whether all are there, so halve until they are: a question for each missing one and a few more."""
+        """`check` says whether all are there, so halve until they are: a question for each missing one and a
+        few more."""
         if not keys:
             return []
         if self._store.check(keys):
@@ -181,7 +189,9 @@ class C10dStore:
 
     def _loss(self, why: str | None = None) -> errors.StoreLost:
         self._lost = self._lost or why
-        return errors.StoreLost(f"torch's store is lost: {'this connection was closed' if self._closed else self._lost}")
+        return errors.StoreLost(
+            f"torch's store is lost: {'this connection was closed' if self._closed else self._lost}"
+        )
 
 
 class _Job(Generic[T]):
@@ -233,7 +243,8 @@ class _Worker:
 
 
 class _Ringer:
-    """A connection from which parked waiters are woken: their own are busy. The clones of a store share it."""
+    """A connection from which parked waiters are woken: their own are busy. The clones of a store share
+    it."""
 
     def __init__(self, store: Any) -> None:
         self._store = store

@@ -1,14 +1,14 @@
 """Which gradients share a bucket of DistributedDataParallel, and in which order: brought back with the rest.
 
-A wrapper begins with one layout of its buckets, and makes another after its first backward, in the order in which the gradients came.
-A ring adds up the ranks' numbers in an order that depends on where in its bucket a number lies. So with three ranks or more, a resumed
-step in the first layout has other bits than the same step of a run that was not interrupted (measured with gloo; with two, a + b is
-b + a).
+A wrapper begins with one layout of its buckets, and makes another after its first backward, in the order in
+which the gradients came. A ring adds up the ranks' numbers in an order that depends on where in its bucket a
+number lies. So with three ranks or more, a resumed step in the first layout has other bits than the same step
+of a run that was not interrupted (measured with gloo; with two, a + b is b + a).
 
-Discarded: to send zeros through the wrapper's hooks in the saved order, and have it rebuild. The user's hooks on parameters would run
-(an optimizer inside backward() would step), a static graph would count it as an iteration, and sparse gradients would not fit. Instead
-the wrapper gets a new Reducer, made as DDP makes one when it is unpickled, with the saved layout to begin with. After its first
-backward it rebuilds into the same.
+Discarded: to send zeros through the wrapper's hooks in the saved order, and have it rebuild. The user's hooks
+on parameters would run (an optimizer inside backward() would step), a static graph would count it as an
+iteration, and sparse gradients would not fit. Instead the wrapper gets a new Reducer, made as DDP makes one
+when it is unpickled, with the saved layout to begin with. After its first backward it rebuilds into the same.
 
 Not brought back: a static graph at step 1. It takes note of the order in its second backward.
 """
@@ -29,13 +29,19 @@ log = logging.getLogger("lastcall")
 dist: Any = torch.distributed  # most of what is needed here is not declared
 
 Layout = list[list[int]]  # the numbers of the parameters in each bucket, as DDP counts them
-_NEEDED = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_get_ddp_logging_data", "_has_rebuilt_buckets")
+_NEEDED = (
+    "_build_params_for_reducer",
+    "_build_debug_param_to_name_mapping",
+    "_get_ddp_logging_data",
+    "_has_rebuilt_buckets",
+)
 _HELPER = ["parameters", "expect_sparse_gradient", "param_to_name_mapping", "static_graph"]
 
 
 class Layouts:
-    """The layouts of a run's wrappers, as far as they are known. `look` is for the training thread between two steps: it takes the
-    reducer's lock, which a backward holds while it waits for other ranks. The rest is for any thread."""
+    """The layouts of a run's wrappers, as far as they are known. `look` is for the training thread between
+    two steps: it takes the reducer's lock, which a backward holds while it waits for other ranks. The rest is
+    for any thread."""
 
     def __init__(self, wrappers: Sequence[DistributedDataParallel] = ()) -> None:
         self.wrappers = tuple(wrappers)
@@ -60,8 +66,9 @@ class Layouts:
         return list(self._known) if any(self._known) else []
 
     def put_back(self, saved: object) -> None:
-        """Give each wrapper the layout that the first rank of its group has saved. Every rank of the group must call it, whatever it
-        has saved itself (it is one small broadcast a wrapper): a rank with a layout of its own would add up other gradients."""
+        """Give each wrapper the layout that the first rank of its group has saved. Every rank of the group
+        must call it, whatever it has saved itself (it is one small broadcast a wrapper): a rank with a layout
+        of its own would add up other gradients."""
         kept = saved if isinstance(saved, list) else []
         for place in list(self._open):
             wrapper: Any = self.wrappers[place]
@@ -69,7 +76,8 @@ class Layouts:
             mine = _checked(kept[place] if place < len(kept) else None, len(parameters))
             try:
                 layout = _of_first(wrapper, len(parameters), mine)
-            except RuntimeError as error:  # another rank is gone: the first step will say so where it can be dealt with
+            except RuntimeError as error:
+                # another rank is gone: the first step will say so where it can be dealt with
                 log.warning("the ranks could not agree on the buckets of %s: %s", _name(wrapper), error)
                 return
             if layout is None:
@@ -79,9 +87,11 @@ class Layouts:
             self._known[place] = layout
 
 
-def sorted_by(wrappers: Iterable[DistributedDataParallel], tensors: Iterable[torch.Tensor]) -> tuple[DistributedDataParallel, ...]:
-    """The wrappers in the order in which all ranks have them: that of their first parameters in the state. Those that have none there
-    are left out, and so are those that share it, which nothing tells apart."""
+def sorted_by(
+    wrappers: Iterable[DistributedDataParallel], tensors: Iterable[torch.Tensor]
+) -> tuple[DistributedDataParallel, ...]:
+    """The wrappers in the order in which all ranks have them: that of their first parameters in the state.
+    Those that have none there are left out, and so are those that share it, which nothing tells apart."""
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     found: dict[int, list[DistributedDataParallel]] = {}
     for wrapper in wrappers:
@@ -92,7 +102,8 @@ def sorted_by(wrappers: Iterable[DistributedDataParallel], tensors: Iterable[tor
 
 
 def order(wrapper: Any) -> Layout | None:
-    """The layout that the next backward will have, or None where it is still the first one. No collective. See Layouts.look()."""
+    """The layout that the next backward will have, or None where it is still the first one. No collective.
+    See Layouts.look()."""
     wrapper.logger.set_runtime_stats_and_log()  # otherwise it learns of a rebuild one forward later
     told = wrapper._get_ddp_logging_data()
     if wrapper._has_rebuilt_buckets:
@@ -105,7 +116,9 @@ def order(wrapper: Any) -> Layout | None:
     if _checked([came], len(parameters)) is None:
         return None
     # The first backward is over, and the next forward will rebuild.
-    arranged, _ = dist._compute_bucket_assignment_by_size([parameters[number] for number in came], _limits(wrapper), sparse, came)
+    arranged, _ = dist._compute_bucket_assignment_by_size(
+        [parameters[number] for number in came], _limits(wrapper), sparse, came
+    )
     return [list(bucket) for bucket in arranged]
 
 
@@ -117,7 +130,9 @@ def unfit(wrapper: Any) -> str:
         return "it keeps its first buckets"
     if wrapper._comm_hooks or "comm_hook" in wrapper._get_ddp_logging_data():
         return "its communication hook may know the buckets"
-    if not all(hasattr(wrapper, name) for name in _NEEDED) or not hasattr(wrapper.reducer, "_remove_autograd_hooks"):
+    if not all(hasattr(wrapper, name) for name in _NEEDED) or not hasattr(
+        wrapper.reducer, "_remove_autograd_hooks"
+    ):
         return "this version of torch makes them in another way"
     if list(inspect.signature(wrapper._ddp_init_helper).parameters) != _HELPER:
         return "this version of torch makes them in another way"
@@ -127,7 +142,11 @@ def unfit(wrapper: Any) -> str:
 def _limits(wrapper: Any) -> list[int]:
     """How large the buckets may become, as the Reducer has it for a rebuild."""
     each = getattr(wrapper, "bucket_bytes_cap_list", ())
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES if getattr(wrapper, "bucket_bytes_cap_default", False) else wrapper.bucket_bytes_cap
+    first = (
+        dist._DEFAULT_FIRST_BUCKET_BYTES
+        if getattr(wrapper, "bucket_bytes_cap_default", False)
+        else wrapper.bucket_bytes_cap
+    )
     return list(each) or [first, wrapper.bucket_bytes_cap]
 
 
@@ -172,12 +191,15 @@ def _install(wrapper: Any, parameters: list[torch.Tensor], sparse: list[bool], l
         wrapper.reducer._set_static_graph()
         wrapper.logger._set_static_graph()
     if not taken:
-        log.warning("%s starts with new buckets: this version of torch makes them in another way", _name(wrapper))
+        log.warning(
+            "%s starts with new buckets: this version of torch makes them in another way", _name(wrapper)
+        )
 
 
 @contextmanager
 def _assigned(layout: Layout, limit: int) -> Iterator[list[bool]]:
-    """DDP asks for a layout of the parameters in their order, and turns the buckets around: the last layer's gradients come first."""
+    """DDP asks for a layout of the parameters in their order, and turns the buckets around: the last layer's
+    gradients come first."""
     usual = dist._compute_bucket_assignment_by_size
     taken: list[bool] = []
 

@@ -1,7 +1,9 @@
-"""Which ranks hold which piece of a tensor: DTensors (FSDP2, HSDP, tensor parallelism) and the parameters of DistributedDataParallel.
+"""Which ranks hold which piece of a tensor: DTensors (FSDP2, HSDP, tensor parallelism) and the parameters of
+DistributedDataParallel.
 
-Nothing here communicates or looks at a byte: what a mesh, its placements and a process group say is known to every rank alone.
-torch.distributed.tensor is not imported (it takes a second, and most runs have no use for it): a DTensor is known by its type's name.
+Nothing here communicates or looks at a byte: what a mesh, its placements and a process group say is known to
+every rank alone. torch.distributed.tensor is not imported (it takes a second, and most runs have no use for
+it): a DTensor is known by its type's name.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ Runs = list[tuple[int, int]]  # [begin, end) of rows, in order
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset, shape
 
 _FSDP = "torch.distributed.fsdp._fully_shard."
-_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."  # they average over all ranks, but for those of _APART
+# they average over all ranks, but for those of _APART
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 _APART = frozenset({"noop_hook", "post_localSGD_hook"})
 
 
-# ---- DTensors ------------------------------------------------------------------------------------------------------------------
+# ---- DTensors ----------------------------------------------------------------------------------------------
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
@@ -41,7 +44,8 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has in memory of a tensor. Not by to_local(): it is differentiable, and so makes new tensors."""
+    """What this rank has in memory of a tensor. Not by to_local(): it is differentiable, and so makes new
+    tensors."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
@@ -66,30 +70,58 @@ class Problem(NamedTuple):
 
 def _placed(tensor: DTensor) -> Share | Problem:
     mesh = tensor.device_mesh
-    return _computed(tuple(tensor.shape), tuple(tensor._local_tensor.shape), mesh, mesh.get_coordinate(), tuple(tensor.placements))
+    return _computed(
+        tuple(tensor.shape),
+        tuple(tensor._local_tensor.shape),
+        mesh,
+        mesh.get_coordinate(),
+        tuple(tensor.placements),
+    )
 
 
 @functools.lru_cache(4096)
 def _computed(
-    shape: tuple[int, ...], held: tuple[int, ...], mesh: Any, coordinate: Sequence[int] | None, placements: tuple[Any, ...]
+    shape: tuple[int, ...],
+    held: tuple[int, ...],
+    mesh: Any,
+    coordinate: Sequence[int] | None,
+    placements: tuple[Any, ...],
 ) -> Share | Problem:
     if any(way.is_partial() for way in placements):
-        return Problem("a DTensor of partial sums", "Have them added up: tensor.redistribute(placements=[Replicate()]).")
+        return Problem(
+            "a DTensor of partial sums", "Have them added up: tensor.redistribute(placements=[Replicate()])."
+        )
     if coordinate is None:
-        return Problem("a DTensor on a mesh that this rank is not part of", "Pass it on the ranks that hold it only.")
-    cuts = [(None if way.is_replicate() else getattr(way, "dim", -1), int(getattr(way, "split_factor", 1))) for way in placements]
-    box = _box(shape, tuple(mesh.shape), tuple(coordinate), cuts) if all(dim is None or dim >= 0 for dim, _ in cuts) else None
+        return Problem(
+            "a DTensor on a mesh that this rank is not part of", "Pass it on the ranks that hold it only."
+        )
+    cuts = [
+        (None if way.is_replicate() else getattr(way, "dim", -1), int(getattr(way, "split_factor", 1)))
+        for way in placements
+    ]
+    box = (
+        _box(shape, tuple(mesh.shape), tuple(coordinate), cuts)
+        if all(dim is None or dim >= 0 for dim, _ in cuts)
+        else None
+    )
     if box is None:
-        return Problem(f"a DTensor with the placements {placements}", "Pass its rows in one piece: tensor.redistribute().")
+        return Problem(
+            f"a DTensor with the placements {placements}",
+            "Pass its rows in one piece: tensor.redistribute().",
+        )
     if box[1] != held:
-        return Problem(f"a DTensor that holds {held} where its placements say {box[1]}", "Pass shape= to DTensor.from_local().")
+        return Problem(
+            f"a DTensor that holds {held} where its placements say {box[1]}",
+            "Pass shape= to DTensor.from_local().",
+        )
     # The ranks that stand where this one does on every dimension of the mesh that splits the tensor.
     where = tuple(slice(None) if dim is None else at for (dim, _), at in zip(cuts, coordinate, strict=True))
     return Share(shape, box[0], tuple(sorted(mesh.mesh[where].flatten().tolist())))
 
 
 def mark_of(tensor: DTensor) -> str:
-    """What is put behind its name. Ranks outside its mesh may have another tensor of that name (a stage of a pipeline)."""
+    """What is put behind its name. Ranks outside its mesh may have another tensor of that name (a stage of a
+    pipeline)."""
     return mark(_ranks(tensor.device_mesh))
 
 
@@ -104,10 +136,13 @@ def _ranks(mesh: Any) -> Holders:
 
 
 def _box(
-    shape: tuple[int, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...], cuts: Sequence[tuple[int | None, int]]
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    cuts: Sequence[tuple[int | None, int]],
 ) -> Box | None:
-    """The piece at a coordinate of the mesh, or None where it is not one box. DCP computes the same (in 70 µs), but only the beginning:
-    it would take the rows of a _StridedShard that lie apart for neighbours."""
+    """The piece at a coordinate of the mesh, or None where it is not one box. DCP computes the same (in 70
+    µs), but only the beginning: it would take the rows of a _StridedShard that lie apart for neighbours."""
     kept: dict[int, Runs] = {}
     for (dim, factor), size, at in zip(cuts, sizes, coordinate, strict=True):
         if dim is not None:
@@ -147,12 +182,13 @@ def _joined(runs: Runs) -> Runs:
     return joined
 
 
-# ---- DistributedDataParallel ---------------------------------------------------------------------------------------------------
+# ---- DistributedDataParallel -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """The ranks that hold the same parameter, by its id. The parameters are kept, so that their ids stay theirs."""
+    """The ranks that hold the same parameter, by its id. The parameters are kept, so that their ids stay
+    theirs."""
 
     holders: dict[int, Holders] = field(default_factory=dict)
     kept: tuple[torch.Tensor, ...] = ()
@@ -163,8 +199,9 @@ class Replicas:
 
 
 def replicas() -> Replicas:
-    """The parameters under DistributedDataParallel, in the whole process: a user may have given us the module inside it, and a trainer
-    may hide the wrapper. It looks at every object there is: call it once, when the wrapper must be there (after the first step)."""
+    """The parameters under DistributedDataParallel, in the whole process: a user may have given us the module
+    inside it, and a trainer may hide the wrapper. It looks at every object there is: call it once, when the
+    wrapper must be there (after the first step)."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return Replicas()
     holders: dict[int, Holders] = {}
@@ -179,7 +216,9 @@ def replicas() -> Replicas:
             continue
         if not _averages(wrapper):
             name = class_of(wrapper.module).__qualname__
-            log.info("ranks may diverge under the communication hook of %s: each saves its own parameters", name)
+            log.info(
+                "ranks may diverge under the communication hook of %s: each saves its own parameters", name
+            )
             continue
         wrappers.append(wrapper)
         for parameter in wrapper._module_parameters:  # all but those that it must ignore
@@ -190,20 +229,25 @@ def replicas() -> Replicas:
 
 
 def _wrappers(found: Iterable[object]) -> Iterator[DistributedDataParallel]:
-    """By their exact type: a million objects take 50 ms, and ten times as long with isinstance(), which would also ask a lazy proxy for
-    its __class__ and so import what is behind it."""
+    """By their exact type: a million objects take 50 ms, and ten times as long with isinstance(), which would
+    also ask a lazy proxy for its __class__ and so import what is behind it."""
     kinds = {DistributedDataParallel}
     more = [DistributedDataParallel]
     while more:
         more = [kind for known in more for kind in known.__subclasses__()]
         kinds.update(more)
     for value in found:
-        if type(value) in kinds and isinstance(value, DistributedDataParallel) and hasattr(value, "_module_parameters"):
+        if (
+            type(value) in kinds
+            and isinstance(value, DistributedDataParallel)
+            and hasattr(value, "_module_parameters")
+        ):
             yield value
 
 
 def _averages(wrapper: DistributedDataParallel) -> bool:
-    """Whether all ranks apply the same gradient. Local SGD does not, and of a hook that is not torch's own, this is unknown."""
+    """Whether all ranks apply the same gradient. Local SGD does not, and of a hook that is not torch's own,
+    this is unknown."""
     for hook, state in getattr(wrapper, "_comm_hooks", ()):
         name, module = getattr(hook, "__name__", ""), getattr(hook, "__module__", "")
         if name in _APART or type(state).__name__ == "PostLocalSGDState" or not module.startswith(_HOOKS):
@@ -211,15 +255,16 @@ def _averages(wrapper: DistributedDataParallel) -> bool:
     return True
 
 
-# ---- fully_shard ---------------------------------------------------------------------------------------------------------------
+# ---- fully_shard -------------------------------------------------------------------------------------------
 #
-# Facts, torch 2.13. fully_shard() gives a module a class made for the purpose (FSDPLinear: FSDPModule, then Linear), and its parameters
-# become DTensors: FSDPParam.sharded_param, the ones that the optimizer has. From forward to backward `module._parameters` holds other
-# tensors, the gathered ones or a smaller sharding (reshard_after_forward=2), and those of the root stay there after an evaluation. The
-# sharded ones keep their memory all the while, and nothing but the optimizer writes to it. So they are what is saved, whatever the
-# module holds at the moment. FSDPParam is known to the hook that it hangs on its module's load_state_dict(), the only way to it from a
-# module whose group belongs to a module above. That hook, and those that the group adds at the first forward, do nothing to tensors
-# that are written in place.
+# Facts, torch 2.13. fully_shard() gives a module a class made for the purpose (FSDPLinear: FSDPModule, then
+# Linear), and its parameters become DTensors: FSDPParam.sharded_param, the ones that the optimizer has. From
+# forward to backward `module._parameters` holds other tensors, the gathered ones or a smaller sharding
+# (reshard_after_forward=2), and those of the root stay there after an evaluation. The sharded ones keep their
+# memory all the while, and nothing but the optimizer writes to it. So they are what is saved, whatever the
+# module holds at the moment. FSDPParam is known to the hook that it hangs on its module's load_state_dict(),
+# the only way to it from a module whose group belongs to a module above. That hook, and those that the group
+# adds at the first forward, do nothing to tensors that are written in place.
 
 
 def own_hook(hook: Any) -> bool:
@@ -236,7 +281,10 @@ def managed(modules: Iterable[torch.nn.Module]) -> dict[tuple[int, str], Any]:
                 parameter = _behind(hook)
                 if parameter is not None:
                     info = parameter._module_info
-                    places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+                    places = [
+                        (info.module, info.param_name),
+                        *zip(info.shared_modules, info.shared_param_names, strict=True),
+                    ]
                     found.update({(id(owner), name): parameter for owner, name in places})
     return found
 
@@ -256,6 +304,9 @@ def class_of(module: torch.nn.Module) -> type:
 
 
 def pending(parameter: Any) -> bool:
-    """Whether an FSDPParam holds a gradient that has not been reduced (set_requires_gradient_sync(False)): it is not in .grad."""
+    """Whether an FSDPParam holds a gradient that has not been reduced (set_requires_gradient_sync(False)): it
+    is not in .grad."""
     gathered = getattr(parameter, "_unsharded_param", None)
-    return getattr(parameter, "unsharded_accumulated_grad", None) is not None or (gathered is not None and gathered.grad is not None)
+    return getattr(parameter, "unsharded_accumulated_grad", None) is not None or (
+        gathered is not None and gathered.grad is not None
+    )

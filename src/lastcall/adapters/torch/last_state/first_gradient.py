@@ -1,8 +1,10 @@
-"""Tells when the first gradient of a backward is there: the forward is over, and nothing has been sent to other ranks yet.
+"""Tells when the first gradient of a backward is there: the forward is over, and nothing has been sent to
+other ranks yet.
 
-One hook on one parameter, learned from the first backward. Any parameter that gets a gradient would do: no other rank completes its
-step before that gradient is reduced, hence not before the hook has run. Where parameters themselves get no gradient from autograd
-(FSDP2 hands it to them), a hook on the output of the forward takes over.
+One hook on one parameter, learned from the first backward. Any parameter that gets a gradient would do: no
+other rank completes its step before that gradient is reduced, hence not before the hook has run. Where
+parameters themselves get no gradient from autograd (FSDP2 hands it to them), a hook on the output of the
+forward takes over.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from typing import Any
 
 import torch
 
-_LESSONS = 8  # a model whose parameters take turns is not learned for ever: every parameter is hooked while it is
+# a model whose parameters take turns is not learned for ever: every parameter is hooked while it is
+_LESSONS = 8
 
 
 class FirstGradient:
-    """Calls `fire` in every backward. It runs inside autograd, perhaps on another thread, and must not raise."""
+    """Calls `fire` in every backward. It runs inside autograd, perhaps on another thread, and must not
+    raise."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], fire: Callable[[], None]) -> None:
         self._modules = modules
@@ -30,7 +34,9 @@ class FirstGradient:
         self.resting = False
 
     def install(self) -> None:
-        parameters: dict[int, Any] = {id(p): p for module in self._modules for p in module.parameters() if p.requires_grad}
+        parameters: dict[int, Any] = {
+            id(p): p for module in self._modules for p in module.parameters() if p.requires_grad
+        }
         self._handles = [p.register_hook(functools.partial(self._learned, p)) for p in parameters.values()]
 
     def remove(self) -> None:

@@ -1,9 +1,10 @@
 """The part of a rank that is dead, made from its mail and from what a survivor would save of itself.
 
-A boundary record of the step has everything that was the rank's own. An F record has what the forward moved on: randomness, the
-positions of loaders, generators, buffers; the rest comes from the survivor, which runs the same program. Two comparisons keep that
-honest. The last boundary records of both tell whether the rest is the same on both ranks. And the survivor's own F record tells whether
-anything moved on between its forward and its boundary: if nothing did there, nothing would have done with the dead one.
+A boundary record of the step has everything that was the rank's own. An F record has what the forward moved
+on: randomness, the positions of loaders, generators, buffers; the rest comes from the survivor, which runs
+the same program. Two comparisons keep that honest. The last boundary records of both tell whether the rest is
+the same on both ranks. And the survivor's own F record tells whether anything moved on between its forward
+and its boundary: if nothing did there, nothing would have done with the dead one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Place = tuple[str, str]
 
 
 class Composed(NamedTuple):
-    """A rank's part of a checkpoint: the document, and the tensors that are its own (and no piece of a shared one)."""
+    """A rank's part of a checkpoint: the document, and the tensors that are its own (and no piece of a shared
+    one)."""
 
     document: dict[str, Any]
     groups: tuple[Group, ...]
@@ -40,8 +42,8 @@ def compose(
     step: int,
     own: Sequence[mailbox.Record] = (),
 ) -> Composed:
-    """The part of a dead rank at `step`. `document` and `groups` are the survivor's capture of that step, `mail` are the records of the
-    dead rank, `own` those of the survivor."""
+    """The part of a dead rank at `step`. `document` and `groups` are the survivor's capture of that step,
+    `mail` are the records of the dead rank, `own` those of the survivor."""
     draft = _Draft(document, groups)
     try:
         boundary, after = _letter(mailbox.newest(mail, step, "B")), _letter(mailbox.newest(mail, step, "F"))
@@ -50,15 +52,22 @@ def compose(
             return draft.finish(step, _left(boundary))
         if after is not None:
             draft.take_forward(after)
-            return draft.finish(step, _left(after) or _unlike(mail, own, document) or _moved(document, groups, own, step))
+            return draft.finish(
+                step, _left(after) or _unlike(mail, own, document) or _moved(document, groups, own, step)
+            )
         last = min(mail, key=lambda record: (abs(record.step - step), -record.sequence), default=None)
         if last is not None:
             draft.take_randomness(state_record.read(last.data))
-            because = f"its randomness is that of step {last.step}, the newest recorded, and its data position that of another rank"
+            because = (
+                f"its randomness is that of step {last.step}, the newest recorded, and its data position "
+                "that of another rank"
+            )
             return draft.finish(step, because)
     except errors.CheckpointError as error:
         return _Draft(document, groups).finish(step, f"{error}; its small state is that of another rank")
-    return draft.finish(step, "it has recorded no last state on this host; its small state is that of another rank")
+    return draft.finish(
+        step, "it has recorded no last state on this host; its small state is that of another rank"
+    )
 
 
 class _Draft:
@@ -68,9 +77,14 @@ class _Draft:
         self.document = copy.deepcopy(document)
         self._groups = groups
         self.entries: dict[Place, TensorEntry] = {
-            (group.name, entry.name): entry for group in groups for entry in group.entries if entry.share is None
+            (group.name, entry.name): entry
+            for group in groups
+            for entry in group.entries
+            if entry.share is None
         }
-        self._shared = {(group.name, entry.name) for group in groups for entry in group.entries if entry.share is not None}
+        self._shared = {
+            (group.name, entry.name) for group in groups for entry in group.entries if entry.share is not None
+        }
 
     def take_boundary(self, letter: state_record.Received) -> None:
         epoch, inside, loops = letter.place
@@ -91,8 +105,8 @@ class _Draft:
         self._take(letter)
 
     def take_randomness(self, letter: state_record.Received) -> None:
-        """Of another step than the survivor's. Where that stands in its data, this one must stand too: ranks with other numbers of
-        batches before them would wait for each other at the end, for ever."""
+        """Of another step than the survivor's. Where that stands in its data, this one must stand too: ranks
+        with other numbers of batches before them would wait for each other at the end, for ever."""
         self.document["run"].update(randomness=letter.randomness)
 
     def _take(self, letter: state_record.Received) -> None:
@@ -105,8 +119,14 @@ class _Draft:
             if place in self._shared:
                 continue
             known = self.entries.get(place) if place is not None else None
-            if place is None or known is None or (known.dtype, tuple(known.shape)) != (entry.dtype, entry.shape):
-                raise errors.CheckpointError(f"its last state has a buffer {key[1]!r} that another rank does not have")
+            if (
+                place is None
+                or known is None
+                or (known.dtype, tuple(known.shape)) != (entry.dtype, entry.shape)
+            ):
+                raise errors.CheckpointError(
+                    f"its last state has a buffer {key[1]!r} that another rank does not have"
+                )
             self.entries[place] = TensorEntry(known.name, entry.dtype, entry.shape, entry.source)
 
     def finish(self, step: int, because: str) -> Composed:
@@ -129,13 +149,18 @@ def _letter(record: mailbox.Record | None) -> state_record.Received | None:
 
 
 def _left(letter: state_record.Received) -> str:
-    told = [f"{name!r} is that of another rank: {because}" for name, because in letter.left.items() if because]
+    told = [
+        f"{name!r} is that of another rank: {because}" for name, because in letter.left.items() if because
+    ]
     return "; ".join(told)
 
 
 def _unlike(mail: Sequence[mailbox.Record], own: Sequence[mailbox.Record], document: dict[str, Any]) -> str:
-    """What an F record leaves to the survivor, compared between the two at the last boundary that both have mailed."""
-    shared = {record.step for record in mail if record.phase == "B"} & {record.step for record in own if record.phase == "B"}
+    """What an F record leaves to the survivor, compared between the two at the last boundary that both have
+    mailed."""
+    shared = {record.step for record in mail if record.phase == "B"} & {
+        record.step for record in own if record.phase == "B"
+    }
     if not shared:
         return "no boundary that both ranks recorded shows whether the rest of its state was the same"
     step = max(shared)
@@ -155,10 +180,15 @@ def _same(name: str, theirs: state_record.Received, ours: state_record.Received)
     one, other = _still(theirs.names[name]), _still(ours.names[name])
     if one != other:
         return False
-    return all(_bytes(theirs.tensors[place].source) == _bytes(ours.tensors[place].source) for place in _references(one))
+    return all(
+        _bytes(theirs.tensors[place].source) == _bytes(ours.tensors[place].source)
+        for place in _references(one)
+    )
 
 
-def _moved(document: dict[str, Any], groups: Sequence[Group], own: Sequence[mailbox.Record], step: int) -> str:
+def _moved(
+    document: dict[str, Any], groups: Sequence[Group], own: Sequence[mailbox.Record], step: int
+) -> str:
     """What has moved on, on the survivor, between its forward and its boundary."""
     letter = _letter(mailbox.newest(own, step, "F"))
     if letter is None:
@@ -186,7 +216,7 @@ def _bytes(source: Source) -> bytes:
     return room.raw[: source.nbytes]
 
 
-# ---- documents -----------------------------------------------------------------------------------------------------------------
+# ---- documents ---------------------------------------------------------------------------------------------
 
 
 def _grafted(document: Any, mailed: Any) -> Any:

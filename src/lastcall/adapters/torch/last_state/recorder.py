@@ -1,8 +1,10 @@
-"""The mail that a rank writes: its own small state at each boundary, and once more when the forward of the next step is over.
+"""The mail that a rank writes: its own small state at each boundary, and once more when the forward of the
+next step is over.
 
-When a rank is killed, the others may have completed a step that it had not: its gradients were there already. What the checkpoint of
-that step needs of it is its state after the forward of that step. It is in the mail: no rank completes the step before the first
-gradient of the killed one's backward was there, and that is when the F record is written. `composing` makes its part from it.
+When a rank is killed, the others may have completed a step that it had not: its gradients were there already.
+What the checkpoint of that step needs of it is its state after the forward of that step. It is in the mail:
+no rank completes the step before the first gradient of the killed one's backward was there, and that is when
+the F record is written. `composing` makes its part from it.
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ class Copied(Protocol):
 
 
 class Mail:
-    """Writes the records of one rank. `values` and `trackers` are the live ones of the state and its loaders; `positions` says where
-    those loaders stand that only run.batches() knows; `affordable` is asked before each F record."""
+    """Writes the records of one rank. `values` and `trackers` are the live ones of the state and its loaders;
+    `positions` says where those loaders stand that only run.batches() knows; `affordable` is asked before
+    each F record."""
 
     def __init__(
         self,
@@ -94,7 +97,8 @@ class Mail:
         self._first.remove()
 
     def boundary(self, copy: Copied) -> float:
-        """Write the B record of a boundary copy that was taken just now; the seconds it took. Never raises."""
+        """Write the B record of a boundary copy that was taken just now; the seconds it took. Never
+        raises."""
         began = time.perf_counter()
         step = copy.boundary[0]
         if step > self._step >= 0 and not self._first.fired and not self._first.resting:
@@ -127,7 +131,9 @@ class Mail:
         began = time.perf_counter()
         subject = self._subject
         try:
-            letter = state_record.Letter(self._known, (subject.epoch, subject.inside, subject.loops), self._forms)
+            letter = state_record.Letter(
+                self._known, (subject.epoch, subject.inside, subject.loops), self._forms
+            )
             letter.randomness(self._randomness.capture())
             letter.loaders(self._positions())
             looks = self._look()
@@ -139,7 +145,9 @@ class Mail:
             self._stop(error)
         self.cost += time.perf_counter() - began
 
-    def _send(self, letter: state_record.Letter, looks: dict[str, _Look], step: int, phase: mailbox.Phase) -> None:
+    def _send(
+        self, letter: state_record.Letter, looks: dict[str, _Look], step: int, phase: mailbox.Phase
+    ) -> None:
         number, room = 0, _BUFFERS
         for name, look in looks.items():
             for part in look.modules:
@@ -148,12 +156,17 @@ class Mail:
         self.box.write(step, phase, letter.pieces())
 
     def _stop(self, error: Exception) -> None:
-        log.warning("This rank can no longer record its last state: %s. If killed, its small state is taken from others.", error)
+        log.warning(
+            "This rank can no longer record its last state: %s. If killed, its small state is taken "
+            "from others.",
+            error,
+        )
         self._first.remove()
         self.box.close()
 
     def _look(self) -> dict[str, _Look]:
-        """What is in each value. Read again only where the value is another one, or a container, which may hold others now."""
+        """What is in each value. Read again only where the value is another one, or a container, which may
+        hold others now."""
         found = {}
         for name, value in self._values.items():
             known = self._looks.get(name)
@@ -167,8 +180,8 @@ _CONTAINERS = (dict, list, tuple, collections.deque)
 
 
 class _Look:
-    """What is in a value: modules, in the order of the document; whether there is an optimizer; whether something moves on with the
-    forward (the position of a loader, a generator)."""
+    """What is in a value: modules, in the order of the document; whether there is an optimizer; whether
+    something moves on with the forward (the position of a loader, a generator)."""
 
     def __init__(self, value: object, known: parts.Parts) -> None:
         self.modules: list[modules.ModulePart] = []
@@ -192,7 +205,8 @@ def _parts(value: Any, known: parts.Parts, depth: int = 0) -> Iterator[parts.Par
 
 
 def _buffers(letter: state_record.Letter, number: int, name: str, part: modules.ModulePart, room: int) -> int:
-    """Put a module's buffers into a letter; the bytes they take. They are read live: copied they are by the write."""
+    """Put a module's buffers into a letter; the bytes they take. They are read live: copied they are by the
+    write."""
     found = part.structure
     if not found.plain or found.extras:
         letter.leave_out(name, "a module in it makes up its own state")

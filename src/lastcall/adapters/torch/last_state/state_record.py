@@ -1,9 +1,9 @@
 """The small state of a rank as the bytes of a mailbox record, and back.
 
-It is written at every step, so it must cost microseconds: what Python's `marshal` takes as it is goes to it as it is (positions of
-loaders, generators' words, the state of schedulers), tensors follow as raw bytes, and only what is neither is encoded as for a
-checkpoint. The document is made when a letter is read, which is rare, and by a reader of our own (`formats.marshalled`): marshal's
-trusts its bytes.
+It is written at every step, so it must cost microseconds: what Python's `marshal` takes as it is goes to it
+as it is (positions of loaders, generators' words, the state of schedulers), tensors follow as raw bytes, and
+only what is neither is encoded as for a checkpoint. The document is made when a letter is read, which is
+rare, and by a reader of our own (`formats.marshalled`): marshal's trusts its bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 _LARGE = 256 * 1024  # a value with more bytes of tensors is not mailed
 _KINDS: dict[type, str] = {mersenne.PythonRaw: "python", mersenne.NumpyRaw: "numpy", mersenne.Words: "words"}
 
-Row = tuple[Any, str, str, tuple[int, ...], int]  # group or number of the module, name, dtype code, shape, bytes
+# group or number of the module, name, dtype code, shape, bytes
+Row = tuple[Any, str, str, tuple[int, ...], int]
 
 
 class Left(Exception):
@@ -40,7 +41,9 @@ class Left(Exception):
 class Letter:
     """A record that is being written."""
 
-    def __init__(self, known: parts.Parts, place: tuple[int, bool, int], forms: dict[str, tuple[object, Row]]) -> None:
+    def __init__(
+        self, known: parts.Parts, place: tuple[int, bool, int], forms: dict[str, tuple[object, Row]]
+    ) -> None:
         """`forms` is kept between letters: how generators are written, of which only the bytes change."""
         self._known = known
         self._forms = forms
@@ -68,7 +71,9 @@ class Letter:
     def leave_out(self, name: str, because: str) -> None:
         self._head["left"][name] = because
 
-    def buffer(self, module: int, name: str, tensor: torch.Tensor, entry: tuple[str, tuple[int, ...]]) -> None:
+    def buffer(
+        self, module: int, name: str, tensor: torch.Tensor, entry: tuple[str, tuple[int, ...]]
+    ) -> None:
         """A buffer of a module on the host. `module`: its number among the modules of the state."""
         nbytes = tensor.nbytes
         self._buffers.append((module, name, *entry, nbytes))
@@ -118,7 +123,9 @@ class Letter:
         entries = [(group, entry) for group, rows in held.entries.items() for entry in rows.values()]
         if sum(entry.source.nbytes for _, entry in entries) > _LARGE:
             raise Left("it is too large for the last state of a rank")
-        if not all(isinstance(entry.source, memory.HostMemory) and entry.share is None for _, entry in entries):
+        if not all(
+            isinstance(entry.source, memory.HostMemory) and entry.share is None for _, entry in entries
+        ):
             raise Left("its tensors are on a device, or not in one piece")
         for group, entry in entries:
             source: Any = entry.source
@@ -137,7 +144,8 @@ class Received(NamedTuple):
     names: dict[str, object]
     left: dict[str, str]  # names that were not mailed, and why
     tensors: dict[tuple[str, str], TensorEntry]  # by group and name
-    buffers: dict[tuple[int, str], TensorEntry]  # by the number of the module and the name in its state_dict()
+    # by the number of the module and the name in its state_dict()
+    buffers: dict[tuple[int, str], TensorEntry]
 
 
 def read(data: bytes) -> Received:
@@ -152,11 +160,15 @@ def read(data: bytes) -> Received:
         buffers: dict[Any, TensorEntry] = {}
         for into, rows in ((tensors, head["tensors"]), (buffers, head["buffers"])):
             for key, name, code, shape, nbytes in rows:
-                into[key, name] = TensorEntry(name, code, tuple(shape), memory.BytesSource(data[begin : begin + nbytes]))
+                into[key, name] = TensorEntry(
+                    name, code, tuple(shape), memory.BytesSource(data[begin : begin + nbytes])
+                )
                 begin += nbytes
         names = {name: _DOCUMENTS[fragment[0]](*fragment[1:]) for name, fragment in head["names"].items()}
         loaders = [_DOCUMENTS[kind](state) for kind, state in head["loaders"]]
-        return Received(head["place"], _randomness(head["randomness"]), loaders, names, head["left"], tensors, buffers)
+        return Received(
+            head["place"], _randomness(head["randomness"]), loaders, names, head["left"], tensors, buffers
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error, RuntimeError) as error:
         raise errors.CheckpointError(f"the last state of a rank cannot be read: {error!r:.200}") from error
 
@@ -184,18 +196,23 @@ def _native(state: Any) -> bool:
 
 
 def _on_device(copied: Any) -> bool:
-    return isinstance(copied, tuple) and any(isinstance(item, torch.Tensor) and item.is_cuda for item in copied)
+    return isinstance(copied, tuple) and any(
+        isinstance(item, torch.Tensor) and item.is_cuda for item in copied
+    )
 
 
 def _plain(value: Any, depth: int = 0) -> bool:
-    """Whether marshal gives it back as it was. It would take an array or a bytearray, too, and give back bytes."""
+    """Whether marshal gives it back as it was. It would take an array or a bytearray, too, and give back
+    bytes."""
     kind = type(value)
     if kind in _SCALARS:
         return True
     if depth > 8:
         return False
     if kind is dict:
-        return all(type(key) is str for key in value) and all(_plain(item, depth + 1) for item in value.values())
+        return all(type(key) is str for key in value) and all(
+            _plain(item, depth + 1) for item in value.values()
+        )
     return (kind is list or kind is tuple) and all(_plain(item, depth + 1) for item in value)
 
 

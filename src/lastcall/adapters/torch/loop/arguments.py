@@ -1,4 +1,5 @@
-"""What is wrong with the arguments of protect(), run.steps() and run.epochs(), said before anything is done."""
+"""What is wrong with the arguments of protect(), run.steps() and run.epochs(), said before anything is
+done."""
 
 from __future__ import annotations
 
@@ -12,13 +13,22 @@ from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 
 
 def refuse_settings(config: object, periodic: object, state: Mapping[str, object]) -> None:
-    """A setting among the state would be saved, and do nothing. What is no plain value may have the name of one: `mode=model`."""
-    for given, kind, name in ((config, JITCheckpointConfig, "config"), (periodic, PeriodicCheckpointConfig, "periodic")):
+    """A setting among the state would be saved, and do nothing. What is no plain value may have the name of
+    one: `mode=model`."""
+    for given, kind, name in (
+        (config, JITCheckpointConfig, "config"),
+        (periodic, PeriodicCheckpointConfig, "periodic"),
+    ):
         if given is not None and not isinstance(given, kind):
-            settings.fail(f"protect({name}={given!r:.100}): it must be a {kind.__name__}, as in {name}=lastcall.{kind.__name__}(...)")
+            settings.fail(
+                f"protect({name}={given!r:.100}): it must be a {kind.__name__}, as in "
+                f"{name}=lastcall.{kind.__name__}(...)"
+            )
     for name, value in state.items():
         spelling = settings.misplaced(name, value)
-        if spelling is not None and (value is None or isinstance(value, bool | int | float | str | list | tuple)):
+        if spelling is not None and (
+            value is None or isinstance(value, bool | int | float | str | list | tuple)
+        ):
             settings.fail(
                 f"protect({name}={value!r:.100}): a setting is not state. Write protect(..., {spelling}). "
                 "If it is a value of your own that shall be saved, give it another name."
@@ -38,12 +48,15 @@ def check_total(total: object, what: str) -> None:
 
 
 def with_inner(state: dict[str, Any]) -> dict[str, Any]:
-    """The state, with the optimizers that step inside those of it (SAM's `base_optimizer`), under names of their own: torch's own
-    state_dict() of the outer one does not hold theirs."""
+    """The state, with the optimizers that step inside those of it (SAM's `base_optimizer`), under names of
+    their own: torch's own state_dict() of the outer one does not hold theirs."""
     known = {id(value) for value in state.values()}
     found: dict[str, Any] = {}
     for name, value in state.items():
-        if isinstance(value, torch.optim.Optimizer) and type(value).state_dict is torch.optim.Optimizer.state_dict:
+        if (
+            isinstance(value, torch.optim.Optimizer)
+            and type(value).state_dict is torch.optim.Optimizer.state_dict
+        ):
             for attribute, inner in vars(value).items():
                 if isinstance(inner, torch.optim.Optimizer) and id(inner) not in known:
                     known.add(id(inner))

@@ -1,6 +1,7 @@
-"""What collects something from the batches while it runs, where nothing can reach it: `[step(batch) for batch in run.batches(loader)]`,
-`sum(step(batch) for ...)`, `functools.reduce(...)`. The results of the batches before an interruption are on no variable, and an epoch
-that is resumed has only those of the batches after it. A `for` statement has all it needs in variables, which are saved.
+"""What collects something from the batches while it runs, where nothing can reach it: `[step(batch) for batch
+in run.batches(loader)]`, `sum(step(batch) for ...)`, `functools.reduce(...)`. The results of the batches
+before an interruption are on no variable, and an epoch that is resumed has only those of the batches after
+it. A `for` statement has all it needs in variables, which are saved.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _position(frame: types.FrameType) -> tuple[str, Position] | None:
     at = frame.f_lasti // 2
     if not 0 <= at < len(positions) or None in positions[at]:
         return None
-    before = [one.opname for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]  # it may be inside a cache
+    # it may be inside a cache
+    before = [one.opname for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     opname = before[-1] if before else ""
     return opname, positions[at]  # type: ignore[return-value]
 
@@ -81,7 +83,10 @@ def _spans(node: ast.AST, position: Position) -> bool:
     if not isinstance(node, ast.expr | ast.stmt) or node.end_lineno is None or node.end_col_offset is None:
         return False
     line, end_line, column, end_column = position
-    return (node.lineno, node.col_offset) <= (line, column) and (end_line, end_column) <= (node.end_lineno, node.end_col_offset)
+    return (node.lineno, node.col_offset) <= (line, column) and (end_line, end_column) <= (
+        node.end_lineno,
+        node.end_col_offset,
+    )
 
 
 def _size(node: ast.expr) -> tuple[int, int]:
@@ -89,4 +94,8 @@ def _size(node: ast.expr) -> tuple[int, int]:
 
 
 def _function(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", ast.unparse(call.func))
+    return (
+        call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else getattr(call.func, "id", ast.unparse(call.func))
+    )

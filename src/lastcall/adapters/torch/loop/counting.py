@@ -1,11 +1,14 @@
-"""The counters around run.batches(): `enumerate` and `islice`, which begin at 0 again in an epoch that is resumed in its middle.
+"""The counters around run.batches(): `enumerate` and `islice`, which begin at 0 again in an epoch that is
+resumed in its middle.
 
-A script that breaks, accumulates or sets a learning rate by the index would then train something else. So the counter that is pulling
-is found (it and everything between refer to the iterator, or are Python frames that wait for it) and set forward by as many batches as
-earlier incarnations had trained. Both keep their count as a C integer that they read after the inner next() has returned; where that
-lies is looked up on a counter of our own first, and where it is not found the first incarnation says so.
+A script that breaks, accumulates or sets a learning rate by the index would then train something else. So the
+counter that is pulling is found (it and everything between refer to the iterator, or are Python frames that
+wait for it) and set forward by as many batches as earlier incarnations had trained. Both keep their count as
+a C integer that they read after the inner next() has returned; where that lies is looked up on a counter of
+our own first, and where it is not found the first incarnation says so.
 
-`enumerate` could be told from the source, too; but not the one in a library's function that the loader is handed to.
+`enumerate` could be told from the source, too; but not the one in a library's function that the loader is
+handed to.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ _REMEDY = "Use `run.batch`, which is right in a resumed epoch."
 
 class Counter(NamedTuple):
     kind: str
-    counter: object  # an enumerate or an islice; never kept: a loop that is left by `break` must be able to end
+    # an enumerate or an islice; never kept: a loop that is left by `break` must be able to end
+    counter: object
 
     @property
     def value(self) -> int:
@@ -53,7 +57,8 @@ class Counter(NamedTuple):
         return self.kind == "islice" and 0 <= _word(self.counter, 2).value <= by
 
     def renewed(self, by: int) -> bool:
-        """Whether it is one of several in a row: an islice that never asked for so many batches (more_itertools.chunked)."""
+        """Whether it is one of several in a row: an islice that never asked for so many batches
+        (more_itertools.chunked)."""
         return self.kind == "islice" and 0 <= _word(self.counter, 2).value < by
 
     @property
@@ -90,7 +95,8 @@ class Counting:
         self._seen: list[int] = []
 
     def resume(self, itself: Itself, frame: types.FrameType | None, by: int) -> bool:
-        """The loop continues after `by` batches. False if it would not have gone on. `frame`: what waits for its first batch."""
+        """The loop continues after `by` batches. False if it would not have gone on. `frame`: what waits for
+        its first batch."""
         if not known():
             return True  # the first incarnation has said so
         counters = [counter for counter in find(itself[0](), frame) if not counter.renewed(by)]
@@ -125,14 +131,20 @@ class Counting:
         where = f" ({_line(frame)})" if frame is not None else ""
         if beside == _LONGEST:
             self._doubt(
-                f"of what {_LONGEST} pulls beside run.batches(){where}, a shorter one that had ended begins again when it is resumed"
+                f"of what {_LONGEST} pulls beside run.batches(){where}, a shorter one that had ended begins "
+                "again when it is resumed"
             )
         elif beside:
-            self._doubt(f"`{beside}` beside run.batches(){where}, in a zip(), starts from the beginning in a resumed epoch")
+            self._doubt(
+                f"`{beside}` beside run.batches(){where}, in a zip(), starts from the beginning in a "
+                "resumed epoch"
+            )
         elif not counters:
             self._known = True
         elif not known():
-            self._doubt(f"the count of {_names(counters)} around run.batches(){where} cannot be set on this Python")
+            self._doubt(
+                f"the count of {_names(counters)} around run.batches(){where} cannot be set on this Python"
+            )
         elif number == 1 and not all(counter.plain for counter in counters):
             self._doubt(f"the islice around run.batches(){where} has a start or a step")
         elif number in _LOOKS:
@@ -140,7 +152,9 @@ class Counting:
             gone_on = [after - before for before, after in zip(self._seen, now, strict=False)]
             renewed = any(counter.kind == "islice" and counter.value != number - 1 for counter in counters)
             if renewed or any(by != _LOOKS[1] - _LOOKS[0] for by in gone_on):
-                self._doubt(f"the count of {_names(counters)} around run.batches(){where} is not that of the batches")
+                self._doubt(
+                    f"the count of {_names(counters)} around run.batches(){where} is not that of the batches"
+                )
             self._seen = now
             self._known = self._known or number == _LOOKS[-1]
 
@@ -155,7 +169,9 @@ def known() -> bool:
     one, other = enumerate(iter("abcd"), 1 << 20), itertools.islice(iter("abcd"), 0, 1 << 21, 1)
     tried = Counter("enumerate", one), Counter("islice", other)
     try:
-        if [counter.value for counter in tried] != [1 << 20, 0] or [_word(other, at).value for at in (1, 2, 3)] != [0, 1 << 21, 1]:
+        if [counter.value for counter in tried] != [1 << 20, 0] or [
+            _word(other, at).value for at in (1, 2, 3)
+        ] != [0, 1 << 21, 1]:
             return False
         for counter in tried:
             next(counter.counter)  # type: ignore[call-overload]
@@ -171,7 +187,8 @@ def step_of(counter: object) -> int:
 
 
 def _word(counter: object, place: int) -> ctypes.c_ssize_t:
-    """enumerate: its count comes first. islice: the iterator, the next one wanted, the end, the step, the count."""
+    """enumerate: its count comes first. islice: the iterator, the next one wanted, the end, the step, the
+    count."""
     return ctypes.c_ssize_t.from_address(id(counter) + _HEAD + place * _WORD)
 
 
@@ -179,7 +196,9 @@ def _pulls(above: object, below: object) -> bool:
     if type(above) is types.GeneratorType:
         return False  # while it waits its frame tells; one that does not wait pulls nothing
     referents = gc.get_referents(above)
-    return any(one is below or (type(one) is tuple and any(part is below for part in one)) for one in referents)
+    return any(
+        one is below or (type(one) is tuple and any(part is below for part in one)) for one in referents
+    )
 
 
 def _beside(iterator: object) -> str:
@@ -189,7 +208,13 @@ def _beside(iterator: object) -> str:
             return _LONGEST
         if type(pair) is tuple and any(type(one) is zip for one in gc.get_referrers(pair)):
             kinds = [type(one) for one in pair]
-            found = "range" if any(kind in _RANGES for kind in kinds) else "itertools.count" if itertools.count in kinds else ""
+            found = (
+                "range"
+                if any(kind in _RANGES for kind in kinds)
+                else "itertools.count"
+                if itertools.count in kinds
+                else ""
+            )
             if found:
                 return found
     return ""

@@ -1,4 +1,5 @@
-"""How many steps a run of epochs will have made at its end: this is never stated, but the batches and the epochs that are done tell."""
+"""How many steps a run of epochs will have made at its end: this is never stated, but the batches and the
+epochs that are done tell."""
 
 from __future__ import annotations
 

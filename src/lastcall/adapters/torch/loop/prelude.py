@@ -1,12 +1,14 @@
-"""What a script changes on its way to the loop: between the start of its block and the loop, and at the top of an epoch.
+"""What a script changes on its way to the loop: between the start of its block and the loop, and at the top
+of an epoch.
 
-A resumed script goes the same way once more, with the state of the checkpoint: `scheduler.step()` at the top of the interrupted
-epoch, a learning rate that is set before the loop, `model.apply(init)` inside the block. So whatever was restored is compared where
-the loop begins, and what has changed since is restored once more. Only that: of large tensors a few bytes are looked at, and none is
-read again that is as it was.
+A resumed script goes the same way once more, with the state of the checkpoint: `scheduler.step()` at the top
+of the interrupted epoch, a learning rate that is set before the loop, `model.apply(init)` inside the block.
+So whatever was restored is compared where the loop begins, and what has changed since is restored once more.
+Only that: of large tensors a few bytes are looked at, and none is read again that is as it was.
 
-A script may also change what was restored on purpose (`if run.resumed: ...`). Such a change does not happen in a fresh run: which names
-that one changes before its loop is part of the checkpoint, and what only a resumed run changes is kept, and named.
+A script may also change what was restored on purpose (`if run.resumed: ...`). Such a change does not happen
+in a fresh run: which names that one changes before its loop is part of the checkpoint, and what only a
+resumed run changes is kept, and named.
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ class Prelude:
         return self._mark is not None
 
     def taken(self) -> None:
-        """The script has taken up the position in its data: in a loop of its own, its steps begin here. A thread that reads ahead says
-        nothing about them."""
+        """The script has taken up the position in its data: in a loop of its own, its steps begin here. A
+        thread that reads ahead says nothing about them."""
         if self._entry is not None and threading.get_ident() == self._thread:
             self.loop_begins(final=False)
 
     def in_own_pass(self) -> None:
-        """The script is inside a loop of its own: what it does at the top of a pass, it may not have done before its first one."""
+        """The script is inside a loop of its own: what it does at the top of a pass, it may not have done
+        before its first one."""
         self._outside = False
 
     def loop_begins(self, *, final: bool) -> None:
@@ -75,19 +78,24 @@ class Prelude:
             self._mark = None
 
     def _sorted_out(self, changed: set[str], now: dict[str, str]) -> set[str]:
-        """Those of the pieces that the script changes in every run. The others it has changed because it was resumed."""
+        """Those of the pieces that the script changes in every run. The others it has changed because it was
+        resumed."""
         known, names = self._subject.prelude, {_name(piece) for piece in changed}
         new = sorted(names - known) if self._entry is not None and known is not None else []
         self._subject.prelude = (known or set()) | names
         if not new:
             return changed
         self._subject.doubts.add(
-            f"the script has changed {_listed(new)} after the checkpoint was restored, which it did not do when the run began",
+            f"the script has changed {_listed(new)} after the checkpoint was restored, which it did not do "
+            "when the run began",
             "The change is kept. Leave it out for a run that continues as if nothing had happened.",
         )
         kept = {piece for piece in changed if _name(piece) in new}
         assert self._mark is not None
-        self._mark = {**{piece: seen for piece, seen in self._mark.items() if piece not in kept}, **_those(now, kept)}
+        self._mark = {
+            **{piece: seen for piece, seen in self._mark.items() if piece not in kept},
+            **_those(now, kept),
+        }
         return changed - kept
 
     def _put_back(self, changed: set[str]) -> None:
@@ -128,7 +136,9 @@ def _those(now: Mapping[str, str], pieces: set[str]) -> dict[str, str]:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
+    return ", ".join(f"`{name}`" for name in names[:_TOLD]) + (
+        f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+    )
 
 
 def _name(piece: str) -> str:

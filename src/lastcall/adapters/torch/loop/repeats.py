@@ -1,10 +1,11 @@
-"""Loops of the script's own around its steps, which a resumed run starts from the beginning: `for epoch in range(3)` around tick() or
-run.batches().
+"""Loops of the script's own around its steps, which a resumed run starts from the beginning: `for epoch in
+range(3)` around tick() or run.batches().
 
-Found in the source of the frames between the step and the `with` block, when the first step is over. A loop that asks the run where to
-continue (`range(run.step, n)`, `while run.step < n`), one over data, and a `while` loop (its variables are carried) are right. Around
-run.batches() the epochs that are over are passed over by empty loops, but what else is done in an epoch is done again. Not so in a
-`while` loop: its variables are put back at the first run.batches(), so that its first pass is the one that was interrupted (goes_on()).
+Found in the source of the frames between the step and the `with` block, when the first step is over. A loop
+that asks the run where to continue (`range(run.step, n)`, `while run.step < n`), one over data, and a `while`
+loop (its variables are carried) are right. Around run.batches() the epochs that are over are passed over by
+empty loops, but what else is done in an epoch is done again. Not so in a `while` loop: its variables are put
+back at the first run.batches(), so that its first pass is the one that was interrupted (goes_on()).
 """
 
 from __future__ import annotations
@@ -23,18 +24,26 @@ _DEEP = 12  # frames
 Entered = tuple[types.CodeType, int]
 
 
-def check(frame: types.FrameType | None, entered: Entered | None, run: object, doubts: Doubts, *, batches: bool) -> None:
-    """`frame`: the one that asks for the first batch, or ticks. `entered`: where the block began. `run`: what its loops may ask."""
+def check(
+    frame: types.FrameType | None, entered: Entered | None, run: object, doubts: Doubts, *, batches: bool
+) -> None:
+    """`frame`: the one that asks for the first batch, or ticks. `entered`: where the block began. `run`: what
+    its loops may ask."""
     for where, scope, loop in _around_step(frame, entered):
-        if isinstance(loop, ast.For) and (_starts_over(loop, scope) and (batches or not _asks(loop, scope, run))):
+        if isinstance(loop, ast.For) and (
+            _starts_over(loop, scope) and (batches or not _asks(loop, scope, run))
+        ):
             _doubt(loop, where, doubts, batches)
             return
 
 
 def goes_on(frame: types.FrameType | None, entered: Entered | None, run: object) -> bool:
-    """Whether the first pass of the script's own loops around run.batches() is, in a resumed run, the one that was interrupted."""
+    """Whether the first pass of the script's own loops around run.batches() is, in a resumed run, the one
+    that was interrupted."""
     found = list(_around_step(frame, entered))
-    return bool(found) and all(isinstance(loop, ast.While) or _asks(loop, scope, run) for _, scope, loop in found)
+    return bool(found) and all(
+        isinstance(loop, ast.While) or _asks(loop, scope, run) for _, scope, loop in found
+    )
 
 
 def site(frame: types.FrameType | None, entered: Entered | None) -> tuple[object, ...]:
@@ -51,8 +60,8 @@ def site(frame: types.FrameType | None, entered: Entered | None) -> tuple[object
 
 
 def check_tick(frame: types.FrameType, lines: set[int], doubts: Doubts) -> None:
-    """`lines`: those of this script that have called tick() before. A run that stops at the first of two in one pass of a loop begins
-    that pass again when it is resumed, and not in its middle."""
+    """`lines`: those of this script that have called tick() before. A run that stops at the first of two in
+    one pass of a loop begins that pass again when it is resumed, and not in its middle."""
     line = frame.f_lineno
     if line in lines:
         return
@@ -65,7 +74,8 @@ def check_tick(frame: types.FrameType, lines: set[int], doubts: Doubts) -> None:
         if _both(scope.node, first, second):
             where = frame.f_code.co_filename.rpartition("/")[2]
             reason = (
-                f"run.tick() is called twice in a pass of a loop ({where}:{first} and {second}): a run cannot be resumed in its middle"
+                f"run.tick() is called twice in a pass of a loop ({where}:{first} and {second}): a run "
+                "cannot be resumed in its middle"
             )
             doubts.add(reason, "Call it once, at the end of the pass.")
     lines.add(line)
@@ -78,11 +88,17 @@ def _both(body: ast.AST, first: int, second: int) -> bool:
             block = getattr(node, name, None)
             if not isinstance(block, list):
                 continue
-            at = [next((n for n, each in enumerate(block) if _spans(each, line)), None) for line in (first, second)]
+            at = [
+                next((n for n, each in enumerate(block) if _spans(each, line)), None)
+                for line in (first, second)
+            ]
             if None not in at and at[0] != at[1] and name not in ("handlers", "cases"):
                 between = block[at[0] : at[1]]
-                return any(isinstance(each, ast.For | ast.While) for each in _around(body, first)) and not any(
-                    isinstance(each, ast.Continue | ast.Break | ast.Return) for each in between[1:] + _behind(between[0], first)
+                return any(
+                    isinstance(each, ast.For | ast.While) for each in _around(body, first)
+                ) and not any(
+                    isinstance(each, ast.Continue | ast.Break | ast.Return)
+                    for each in between[1:] + _behind(between[0], first)
                 )
     return False
 
@@ -97,7 +113,11 @@ def _around(body: ast.AST, line: int) -> list[ast.AST]:
 
 def _behind(statement: ast.AST, line: int) -> list[ast.AST]:
     """The statements that follow a line inside a statement, whichever way it was come to."""
-    return [node for node in (statement, *scopes.below(statement)) if isinstance(node, ast.stmt) and node.lineno > line]
+    return [
+        node
+        for node in (statement, *scopes.below(statement))
+        if isinstance(node, ast.stmt) and node.lineno > line
+    ]
 
 
 def entered(frame: types.FrameType | None) -> Entered | None:
@@ -111,7 +131,11 @@ def _doubt(loop: ast.For, frame: types.FrameType, doubts: Doubts, batches: bool)
     target, over = ast.unparse(loop.target), ast.unparse(loop.iter)
     where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
     inner = batches or any(isinstance(node, ast.For) for node in scopes.below(loop))
-    remedy = f"Write `for {target} in run.epochs(n):` with `run.batches(loader)` inside." if inner else "Write `run.steps(n)`."
+    remedy = (
+        f"Write `for {target} in run.epochs(n):` with `run.batches(loader)` inside."
+        if inner
+        else "Write `run.steps(n)`."
+    )
     doubts.add(f"`for {target} in {over:.60}` ({where}) starts from the beginning in a resumed run", remedy)
 
 
@@ -147,7 +171,10 @@ def _loops(scope: scopes.Scope, after: int) -> Iterator[ast.For | ast.While]:
 
 
 def _asks(loop: ast.For, scope: scopes.Scope, run: object) -> bool:
-    return any(isinstance(node, ast.Name | ast.Attribute) and scope.value(node) is run for node in ast.walk(loop.iter))
+    return any(
+        isinstance(node, ast.Name | ast.Attribute) and scope.value(node) is run
+        for node in ast.walk(loop.iter)
+    )
 
 
 def _starts_over(loop: ast.For, scope: scopes.Scope) -> bool:
@@ -158,13 +185,23 @@ def _starts_over(loop: ast.For, scope: scopes.Scope) -> bool:
     if isinstance(over, ast.Call):
         return _name(over.func) in _COUNTS and _count(over, scope) != 1
     value = scope.value(over) if isinstance(over, ast.Name | ast.Attribute) else _literal(over)
-    return isinstance(value, range | list | tuple) and len(value) > 1 and all(isinstance(item, int) for item in value)
+    return (
+        isinstance(value, range | list | tuple)
+        and len(value) > 1
+        and all(isinstance(item, int) for item in value)
+    )
 
 
 def _count(call: ast.Call, scope: scopes.Scope) -> int | None:
     """How many there are; None if that cannot be told."""
-    numbers: list[Any] = [_literal(each) if isinstance(each, ast.Constant) else scope.value(each) for each in call.args]
-    if _name(call.func) not in ("range", "trange") or not numbers or not all(type(number) is int for number in numbers):
+    numbers: list[Any] = [
+        _literal(each) if isinstance(each, ast.Constant) else scope.value(each) for each in call.args
+    ]
+    if (
+        _name(call.func) not in ("range", "trange")
+        or not numbers
+        or not all(type(number) is int for number in numbers)
+    ):
         return None
     return len(range(*numbers))
 

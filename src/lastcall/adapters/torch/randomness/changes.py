@@ -1,10 +1,12 @@
 """Whether one of the process's generators has moved, told from a hundred bytes.
 
-A loader that is a batch ahead must know the randomness before every batch, and hardly any batch is made with it. To copy it costs 9 to
-14 µs in the middle of a training step, where neither code nor words are in the cache; to look at the marks costs one.
+A loader that is a batch ahead must know the randomness before every batch, and hardly any batch is made with
+it. To copy it costs 9 to 14 µs in the middle of a training step, where neither code nor words are in the
+cache; to look at the marks costs one.
 
-A twister's mark is its position, its first words and its last ones. A draw moves the position, and every 624 draws all words are
-regenerated; the spare normal numbers, which can be used up without a draw, belong to the mark.
+A twister's mark is its position, its first words and its last ones. A draw moves the position, and every 624
+draws all words are regenerated; the spare normal numbers, which can be used up without a draw, belong to the
+mark.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ import torch
 from lastcall.adapters.torch.randomness import mersenne
 
 _KEY = 624 * 4
-_AFTER = 36  # bytes behind torch's words: the spare normal numbers. What lies behind those would only make for a copy too many
+# bytes behind torch's words: the spare normal numbers. What lies behind those would only make for a copy too
+# many
+_AFTER = 36
 _BEFORE = 20  # seed, words left, seeded, next
 _ROOM = 512  # bytes of the generator's object among which its words begin
 
 
 class Watched:
-    """Where to look. Only for as long as numpy has the bit generator that it had: the caller asks for that."""
+    """Where to look. Only for as long as numpy has the bit generator that it had: the caller asks for
+    that."""
 
     def __init__(self, python: mersenne.Python, numpy: mersenne.Numpy, words: tuple[memoryview, ...]) -> None:
         self.python: Any = python.instance
@@ -44,15 +49,20 @@ def watch(python: mersenne.Python, numpy: mersenne.Numpy | None) -> Watched | No
 
 
 def _torch_marks() -> tuple[memoryview, ...]:
-    """Of torch's CPU generator; nothing where its words do not lie where they are thought to. That is proved, not believed, with a
-    private one: its mark moves with a draw, and with a normal number that was kept from the draw before."""
+    """Of torch's CPU generator; nothing where its words do not lie where they are thought to. That is proved,
+    not believed, with a private one: its mark moves with a draw, and with a normal number that was kept from
+    the draw before."""
     private = torch.Generator().manual_seed(5)
     place = _place(private)
     seen = [_mark(private, place)] if place else []
     for _ in range(2):
         torch.randn((), generator=private)
         seen += [_mark(private, place)] if place else []
-    if len(set(seen)) != 3 or seen[1][:_BEFORE] != seen[2][:_BEFORE] or _place(torch.default_generator) != place:
+    if (
+        len(set(seen)) != 3
+        or seen[1][:_BEFORE] != seen[2][:_BEFORE]
+        or _place(torch.default_generator) != place
+    ):
         return ()
     return _views(torch.default_generator, place)
 

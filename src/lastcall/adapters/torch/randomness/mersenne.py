@@ -16,7 +16,8 @@ _SPARE = struct.Struct("=ixxxxd")  # int has_gauss; double gauss; with the paddi
 
 
 class Words(NamedTuple):
-    """The state of a Mersenne twister: 624 words in native order, the position in them, and the spare normal number."""
+    """The state of a Mersenne twister: 624 words in native order, the position in them, and the spare normal
+    number."""
 
     key: bytes
     pos: int
@@ -71,8 +72,9 @@ def _official_python() -> PythonRaw:
 
 
 class Numpy:
-    """numpy's global RandomState. The words have an official address; the spare normal number of the legacy functions
-    lies inside the RandomState object, at a place found with the help of a private one whose spare number we choose."""
+    """numpy's global RandomState. The words have an official address; the spare normal number of the legacy
+    functions lies inside the RandomState object, at a place found with the help of a private one whose spare
+    number we choose."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -86,7 +88,8 @@ class Numpy:
 
     def read(self) -> NumpyRaw | dict[str, object]:
         state = self.mtrand._rand
-        if state._bit_generator is not self.generator:  # np.random.set_bit_generator() may exchange it at any time
+        # np.random.set_bit_generator() may exchange it at any time
+        if state._bit_generator is not self.generator:
             self._attach(state)
         if self.view is None:
             return _official_numpy(self._np)
@@ -101,7 +104,10 @@ class Numpy:
         self.view = at(int(generator.ctypes.state_address), _SIZE)
         self.spare = at(id(state) + self._offset, _SPARE.size)
         official = _official_numpy(self._np)
-        if not isinstance(official, NumpyRaw) or NumpyRaw(self.view.tobytes(), self.spare.tobytes()).words() != official.words():
+        if (
+            not isinstance(official, NumpyRaw)
+            or NumpyRaw(self.view.tobytes(), self.spare.tobytes()).words() != official.words()
+        ):
             self.view = None
 
 
@@ -111,7 +117,8 @@ def apart(words: bytes, gauss: float | None) -> tuple[PythonRaw, NumpyRaw]:
 
 
 def _find_spare(np: Any) -> int:
-    """Where a RandomState keeps its spare normal number, or 0. Two different numbers must turn up at the same place."""
+    """Where a RandomState keeps its spare normal number, or 0. Two different numbers must turn up at the same
+    place."""
     found = []
     for gauss in (1.2345678901e-101, -9.87654321e102):
         private = np.random.RandomState(0)
@@ -151,25 +158,30 @@ def set_numpy(captured: Words | dict[str, object]) -> None:
         np.random.set_state(state)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise errors.MismatchError(
-            f"numpy's global generator does not take the saved state ({error}): the checkpoint was made with another "
+            f"numpy's global generator does not take the saved state ({error}): the checkpoint was made with "
+            "another "
             "bit generator. Call np.random.set_bit_generator() with the same one before protect()."
         ) from error
 
 
 def seeded(like: NumpyRaw | Words | dict[str, object], seed: int) -> Words | dict[str, object]:
-    """The state of a generator of the same kind, made from a seed. One of a kind that numpy does not have stays as it is."""
+    """The state of a generator of the same kind, made from a seed. One of a kind that numpy does not have
+    stays as it is."""
     import numpy as np
 
     if isinstance(like, dict):
         kind = like.get("bit_generator")
-        made = getattr(np.random, kind) if kind in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64") else None
+        made = (
+            getattr(np.random, kind) if kind in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64") else None
+        )
         return like if made is None else {name: _plain(np, value) for name, value in made(seed).state.items()}
     _, key, pos, _, _ = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state(legacy=True)
     return Words(np.asarray(key, dtype="=u4").tobytes(), int(pos), None)
 
 
 def _plain(np: Any, value: object) -> object:
-    """JSON for what bit generators keep: arrays become {"array", "dtype"}, integers of any size hexadecimal text."""
+    """JSON for what bit generators keep: arrays become {"array", "dtype"}, integers of any size hexadecimal
+    text."""
     if isinstance(value, dict):
         return {name: _plain(np, item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -188,16 +200,21 @@ def _unplain(np: Any, value: object) -> object:
 
 
 def checked(state: dict[str, object]) -> dict[str, object]:
-    """A state that set_numpy() may be given, or CheckpointError: only names, numbers and arrays of integers."""
+    """A state that set_numpy() may be given, or CheckpointError: only names, numbers and arrays of
+    integers."""
     import numpy as np
 
     def walk(value: object, depth: int) -> None:
         if depth > 4 or not isinstance(value, (dict, str, int, float)):
-            raise errors.CheckpointError("the saved randomness of numpy holds something that no generator keeps")
+            raise errors.CheckpointError(
+                "the saved randomness of numpy holds something that no generator keeps"
+            )
         if isinstance(value, dict) and "array" in value:
             dtype, items = value.get("dtype"), value["array"]
             if dtype not in ("<u4", "<u8", "<i8") or not isinstance(items, list) or len(items) > 4096:
-                raise errors.CheckpointError("the saved randomness of numpy holds an array that no generator keeps")
+                raise errors.CheckpointError(
+                    "the saved randomness of numpy holds an array that no generator keeps"
+                )
             np.array(items, dtype=dtype)
         elif isinstance(value, dict) and "hex" in value:
             int(str(value["hex"]), 16)

@@ -1,9 +1,10 @@
-"""The randomness of the process: python's `random`, numpy's global generator, torch's CPU and CUDA generators.
+"""The randomness of the process: python's `random`, numpy's global generator, torch's CPU and CUDA
+generators.
 
-It is copied at boundaries, so it must cost microseconds. The official getters of python and numpy build tuples of 624
-integers (11 to 70 µs); here the raw words of the generators are copied instead (0.6 µs each). Where they lie in memory
-is found out once and proved against the official getters; where the proof fails, those are used. Restoring is rare and
-uses the official setters only.
+It is copied at boundaries, so it must cost microseconds. The official getters of python and numpy build
+tuples of 624 integers (11 to 70 µs); here the raw words of the generators are copied instead (0.6 µs each).
+Where they lie in memory is found out once and proved against the official getters; where the proof fails,
+those are used. Restoring is rare and uses the official setters only.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Captured(NamedTuple):
     """The randomness at one moment. Only bytes and numbers: nothing in it changes afterwards."""
 
     python: mersenne.PythonRaw | mersenne.Words
-    numpy: mersenne.NumpyRaw | mersenne.Words | dict[str, object] | None  # None: not imported; a dict: another generator
+    # None: not imported; a dict: another generator
+    numpy: mersenne.NumpyRaw | mersenne.Words | dict[str, object] | None
     torch: torch.Tensor
     cuda: tuple[torch.Tensor, ...] = ()
 
 
-# Words of both twisters in one piece, python's spare number, torch's generators: a capture that was not requested yet.
+# Words of both twisters in one piece, python's spare number, torch's generators: a capture that was not
+# requested yet.
 Noted = tuple[bytes, float | None, torch.Tensor, tuple[torch.Tensor, ...]] | Captured
 _join = b"".join
 _on_device: Any = torch.cuda.is_initialized
@@ -46,11 +49,13 @@ class Randomness:
         self._python = mersenne.Python()
         self._numpy: mersenne.Numpy | None = None
         self._watched: changes.Watched | None = None
-        self._known: tuple[bytes, bytes, torch.Tensor] = (b"", b"", torch.empty(0))  # a mark, and the words and the state at it
+        # a mark, and the words and the state at it
+        self._known: tuple[bytes, bytes, torch.Tensor] = (b"", b"", torch.empty(0))
 
     def note(self) -> Noted:
-        """What captured() makes a capture of, should anybody ask. For every batch, and for the training thread alone. In the middle of
-        a training step each call costs ten times what it costs alone: this has the fewest that will do."""
+        """What captured() makes a capture of, should anybody ask. For every batch, and for the training
+        thread alone. In the middle of a training step each call costs ten times what it costs alone: this has
+        the fewest that will do."""
         watched = self._watched
         if watched is None or watched.numpy._rand._bit_generator is not watched.bits:
             return self._note_anew()
@@ -73,7 +78,8 @@ class Randomness:
         return Captured(*mersenne.apart(words, gauss), cpu, cuda)
 
     def capture(self) -> Captured:
-        """What the generators would give next. No device is waited for: a CUDA generator's state is on the host."""
+        """What the generators would give next. No device is waited for: a CUDA generator's state is on the
+        host."""
         numpy = None
         if "numpy" in sys.modules:
             if self._numpy is None:
@@ -93,7 +99,8 @@ class Randomness:
                 generator.set_state(state)
 
     def forked(self, captured: Captured, rank: int) -> Captured:
-        """Randomness for a rank that the saved run did not have: made from another's, and unlike that of any other rank."""
+        """Randomness for a rank that the saved run did not have: made from another's, and unlike that of any
+        other rank."""
         told = json.dumps([self.to_document(captured), rank], sort_keys=True).encode()
         seed = int.from_bytes(hashlib.sha256(told).digest()[:8], "little")
         _, words, _ = random.Random(seed).getstate()
@@ -114,7 +121,8 @@ class Randomness:
         }
 
     def from_document(self, document: object) -> Captured:
-        """What to_document() was given. Sizes are checked: setters of generators are not made for hostile bytes."""
+        """What to_document() was given. Sizes are checked: setters of generators are not made for hostile
+        bytes."""
         try:
             return _from_document(document)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -132,7 +140,9 @@ def _from_document(document: Any) -> Captured:
     if isinstance(numpy, Mapping):
         numpy = _words_in(numpy) if "key" in numpy else mersenne.checked(dict(numpy))
     elif numpy is not None:
-        raise errors.CheckpointError(f"the saved randomness of numpy is a {type(numpy).__name__}: it is damaged")
+        raise errors.CheckpointError(
+            f"the saved randomness of numpy is a {type(numpy).__name__}: it is damaged"
+        )
     size = torch.default_generator.get_state().nbytes
     return Captured(
         _words_in(document["python"]),
@@ -158,8 +168,15 @@ def _words_out(words: mersenne.Words) -> dict[str, object]:
 def _words_in(document: Any) -> mersenne.Words:
     key = base64.b64decode(document["key"], validate=True)
     pos, gauss = document["pos"], document["gauss"]
-    if len(key) != 2496 or type(pos) is not int or not 0 <= pos <= 624 or type(gauss) not in (float, type(None)):
-        raise errors.CheckpointError("the saved state of a Mersenne twister is damaged: a size or a position is wrong")
+    if (
+        len(key) != 2496
+        or type(pos) is not int
+        or not 0 <= pos <= 624
+        or type(gauss) not in (float, type(None))
+    ):
+        raise errors.CheckpointError(
+            "the saved state of a Mersenne twister is damaged: a size or a position is wrong"
+        )
     return mersenne.Words(struct.pack("=624I", *struct.unpack("<624I", key)), pos, gauss)
 
 
@@ -170,7 +187,9 @@ def _tensor_out(state: torch.Tensor) -> str:
 def _tensor_in(text: Any, nbytes: int) -> torch.Tensor:
     data = base64.b64decode(text, validate=True)
     if len(data) != nbytes:
-        raise errors.CheckpointError(f"the saved state of a torch generator has {len(data)} bytes instead of {nbytes}")
+        raise errors.CheckpointError(
+            f"the saved state of a torch generator has {len(data)} bytes instead of {nbytes}"
+        )
     return _bytes_in(data)
 
 
@@ -181,10 +200,13 @@ def _bytes_in(data: bytes) -> torch.Tensor:
 
 
 def official(captured: Captured) -> dict[str, Any]:
-    """The randomness in the forms that the official setters take; `cuda` is a list, one for each device, where there are any."""
+    """The randomness in the forms that the official setters take; `cuda` is a list, one for each device,
+    where there are any."""
     found: dict[str, Any] = {"python": _python_state(_words(captured.python)), "cpu": captured.torch}
     if captured.numpy is not None:
-        found["numpy"] = mersenne.numpy_state(captured.numpy if isinstance(captured.numpy, dict) else _words(captured.numpy))
+        found["numpy"] = mersenne.numpy_state(
+            captured.numpy if isinstance(captured.numpy, dict) else _words(captured.numpy)
+        )
     if captured.cuda:
         found["cuda"] = list(captured.cuda)
     return found

@@ -1,11 +1,11 @@
 """torch.save and safetensors' save_file, diverted on the threads that ask for it.
 
-A function is replaced wherever a module has it under whatever name (`from safetensors.torch import save_file as safe_save_file`).
-The replacement hands every call of any other thread on to the function itself, so a module that takes hold of it while it is in
-place loses nothing when it is gone again.
+A function is replaced wherever a module has it under whatever name (`from safetensors.torch import save_file
+as safe_save_file`). The replacement hands every call of any other thread on to the function itself, so a
+module that takes hold of it while it is in place loses nothing when it is gone again.
 
-Discarded: replacing `__code__` of the functions, which reaches partials and closures too: a traceback through them, a debugger or
-another library that wraps the same function would meet code that is not theirs.
+Discarded: replacing `__code__` of the functions, which reaches partials and closures too: a traceback through
+them, a debugger or another library that wraps the same function would meet code that is not theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 
 class Taker(Protocol):
-    """Who is asked first. True: it took the call, and nothing is written. False: the function itself is called."""
+    """Who is asked first. True: it took the call, and nothing is written. False: the function itself is
+    called."""
 
     def take_pickle(self, path: str, obj: object) -> bool: ...
 
@@ -30,9 +31,11 @@ class Taker(Protocol):
 _lock = threading.Lock()
 _mine = threading.local()
 _users = 0
-_doubles: dict[Callable[..., Any], Callable[..., Any]] = {}  # a function: what stands for it. Kept: somebody may hold either
+# a function: what stands for it. Kept: somebody may hold either
+_doubles: dict[Callable[..., Any], Callable[..., Any]] = {}
 _places: list[tuple[dict[str, Any], str]] = []  # where modules have them
-_searched: set[int] = set()  # ids of the modules' dicts in which they were looked for: all modules take 20 ms, new ones none
+# ids of the modules' dicts in which they were looked for: all modules take 20 ms, new ones none
+_searched: set[int] = set()
 
 
 def begin(taker: Taker) -> None:
@@ -69,9 +72,16 @@ def _takers() -> list[Taker]:
 
 def _search() -> None:
     """Look for the functions, and for their doubles, that modules have got since the last time."""
-    for home, name, make in (("torch.serialization", "save", _pickling), ("safetensors.torch", "save_file", _storing)):
+    for home, name, make in (
+        ("torch.serialization", "save", _pickling),
+        ("safetensors.torch", "save_file", _storing),
+    ):
         function = getattr(sys.modules.get(home), name, None)
-        if isinstance(function, FunctionType) and function not in _doubles and function not in _doubles.values():
+        if (
+            isinstance(function, FunctionType)
+            and function not in _doubles
+            and function not in _doubles.values()
+        ):
             _doubles[function] = make(function)
             _searched.clear()
             _places.clear()

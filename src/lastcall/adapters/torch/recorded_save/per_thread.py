@@ -1,5 +1,6 @@
-"""A framework's own save runs on a side thread while the training thread continues: what must be otherwise for the one must stay as it
-is for the other. So what is put in a name's place answers for one thread, and hands every other on to what was there."""
+"""A framework's own save runs on a side thread while the training thread continues: what must be otherwise
+for the one must stay as it is for the other. So what is put in a name's place answers for one thread, and
+hands every other on to what was there."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _PATIENCE = 5.0  # seconds
 
 @contextlib.contextmanager
 def recording_alone() -> Iterator[None]:
-    """One thread at a time records: each puts back what it found. The training thread's save at a boundary and a rescue may meet."""
+    """One thread at a time records: each puts back what it found. The training thread's save at a boundary
+    and a rescue may meet."""
     if not _one_at_a_time.acquire(timeout=_PATIENCE):
         raise errors.SaveError("the framework's own save, which was started earlier, does not end")
     try:
@@ -47,14 +49,19 @@ def shadowed(target: Any, name: str, instead: Callable[..., Any], owner: int) ->
 
 @contextlib.contextmanager
 def answering(kind: type, name: str, answer: object, owner: int) -> Iterator[None]:
-    """The property or plain attribute `name` of the objects of a class has the value `answer` for the thread `owner`."""
+    """The property or plain attribute `name` of the objects of a class has the value `answer` for the thread
+    `owner`."""
     home = next((base for base in kind.__mro__ if name in vars(base)), kind)
     original = vars(home).get(name, _NOTHING)
 
     def get(self: Any) -> Any:
         if threading.get_ident() == owner:
             return answer
-        return original.fget(self) if isinstance(original, property) and original.fget else vars(self).get(name, original)
+        return (
+            original.fget(self)
+            if isinstance(original, property) and original.fget
+            else vars(self).get(name, original)
+        )
 
     def put(self: Any, value: Any) -> None:
         vars(self)[name] = value

@@ -1,15 +1,18 @@
-"""What some code would write as a checkpoint, as file layouts, without its large tensors passing through a file.
+"""What some code would write as a checkpoint, as file layouts, without its large tensors passing through a
+file.
 
     with Recorder(scratch) as recorder:
         trainer._save_checkpoint(...)
     files = recorder.files()
 
-torch.save and safetensors' save_file leave only a short marker where they were told to write, and the layout of the file in the
-recorder. The marker is what makes a renamed, copied, deleted or overwritten file what it would have been with the real bytes in it.
-Everything else below the folder is a file like any other, and is taken as it lies there.
+torch.save and safetensors' save_file leave only a short marker where they were told to write, and the layout
+of the file in the recorder. The marker is what makes a renamed, copied, deleted or overwritten file what it
+would have been with the real bytes in it. Everything else below the folder is a file like any other, and is
+taken as it lies there.
 
-The pickles are made as torch.save makes them, by the standard pickler with storages kept aside, so that any object that torch.save
-takes is taken here too. Discarded: a tree of formats.torchzip.Tensor, which holds no class but the plain ones.
+The pickles are made as torch.save makes them, by the standard pickler with storages kept aside, so that any
+object that torch.save takes is taken here too. Discarded: a tree of formats.torchzip.Tensor, which holds no
+class but the plain ones.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ class FileSource:
         while view:
             count = os.preadv(self._fd, [view], offset)
             if count == 0:
-                raise errors.StateError(f"{self.path} ends at byte {offset}, but it had {self.nbytes} when it was recorded")
+                raise errors.StateError(
+                    f"{self.path} ends at byte {offset}, but it had {self.nbytes} when it was recorded"
+                )
             view, offset = view[count:], offset + count
 
 
@@ -70,8 +75,9 @@ class _Recorded:
 
 
 class Recorder:
-    """Active on the thread that entered it, for paths below `scratch`. The layouts read the live tensors when they are written; what
-    the code made only for the file (a copy on the host, a contiguous copy) stays alive as long as its layout."""
+    """Active on the thread that entered it, for paths below `scratch`. The layouts read the live tensors when
+    they are written; what the code made only for the file (a copy on the host, a contiguous copy) stays alive
+    as long as its layout."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = Path(os.path.realpath(scratch))
@@ -82,20 +88,29 @@ class Recorder:
         diverting.begin(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         diverting.end(self)
         if self._devices:
-            cuda.fence()  # what the code has just made for the file is launched, but not yet there: copies wait for it
+            # what the code has just made for the file is launched, but not yet there: copies wait for it
+            cuda.fence()
 
     def files(self) -> tuple[types.FileLayout, ...]:
         """All files below the folder, by name. Empty folders are none."""
         return tuple(
-            self._taken(name, path) if one is None else dataclasses.replace(one.layout, name=name) for name, path, one in self._found()
+            self._taken(name, path) if one is None else dataclasses.replace(one.layout, name=name)
+            for name, path, one in self._found()
         )
 
     def tensors(self) -> list[tuple[str, str, torch.Tensor]]:
         """File, key and tensor of all that went to save_file."""
-        return [(name, key, tensor) for name, _, one in self._found() if one is not None for key, tensor in one.tensors.items()]
+        return [
+            (name, key, tensor)
+            for name, _, one in self._found()
+            if one is not None
+            for key, tensor in one.tensors.items()
+        ]
 
     def take_pickle(self, path: str, obj: object) -> bool:
         if not self._is_below(path):
@@ -111,12 +126,18 @@ class Recorder:
         return self._keep(path, _Recorded(layout if sources else _settled(layout), {}))
 
     def take_tensors(self, path: str, found: object, metadata: object) -> bool:
-        """Tensors that share memory are taken though save_file refuses them, each with all of its bytes; so are those that are not
-        contiguous."""
-        if not self._is_below(path) or not isinstance(found, dict) or not _are_plain(found) or not _are_texts(metadata):
+        """Tensors that share memory are taken though save_file refuses them, each with all of its bytes; so
+        are those that are not contiguous."""
+        if (
+            not self._is_below(path)
+            or not isinstance(found, dict)
+            or not _are_plain(found)
+            or not _are_texts(metadata)
+        ):
             return False
         entries = [
-            types.TensorEntry(name, _CODES[tensor.dtype], tuple(tensor.shape), tensors.source(tensor)) for name, tensor in found.items()
+            types.TensorEntry(name, _CODES[tensor.dtype], tuple(tensor.shape), tensors.source(tensor))
+            for name, tensor in found.items()
         ]
         self._devices |= any(tensor.device.type == "cuda" for tensor in found.values())
         return self._keep(path, _Recorded(safetensors.layout(path, entries, metadata), dict(found)))
@@ -146,12 +167,15 @@ class Recorder:
         return self._recorded.get(path.read_bytes()) if path.stat().st_size == _MARKED else None
 
     def _taken(self, name: str, path: Path) -> types.FileLayout:
-        source: types.Source = FileSource(path) if path.stat().st_size >= SMALL else memory.BytesSource(path.read_bytes())
+        source: types.Source = (
+            FileSource(path) if path.stat().st_size >= SMALL else memory.BytesSource(path.read_bytes())
+        )
         return types.FileLayout(name, source.nbytes, (types.Extent(0, source),) if source.nbytes else ())
 
 
 class _Unreadable(Exception):
-    """A storage whose bytes cannot be read in place, or one that torch.save refuses: torch.save's own business."""
+    """A storage whose bytes cannot be read in place, or one that torch.save refuses: torch.save's own
+    business."""
 
 
 class _Pickler(pickle.Pickler):
@@ -194,13 +218,18 @@ def _source(storage: torch.UntypedStorage) -> types.Source:
 
 def _settled(layout: types.FileLayout) -> types.FileLayout:
     """Of one piece: each extent costs the writer a call."""
-    return dataclasses.replace(layout, extents=(types.Extent(0, memory.BytesSource(layouts.materialize(layout))),))
+    return dataclasses.replace(
+        layout, extents=(types.Extent(0, memory.BytesSource(layouts.materialize(layout))),)
+    )
 
 
 def _are_plain(found: dict[Any, Any]) -> bool:
     """False for what save_file refuses, or would have to turn into something else before it writes."""
     return all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensors.problem(tensor) is None and tensor.dtype in _CODES
+        isinstance(name, str)
+        and isinstance(tensor, torch.Tensor)
+        and tensors.problem(tensor) is None
+        and tensor.dtype in _CODES
         for name, tensor in found.items()
     ) and not any(placement.is_dtensor(tensor) for tensor in found.values())
 
@@ -208,4 +237,6 @@ def _are_plain(found: dict[Any, Any]) -> bool:
 def _are_texts(metadata: object) -> TypeGuard[dict[str, str] | None]:
     if metadata is None:
         return True
-    return isinstance(metadata, dict) and all(isinstance(text, str) for pair in metadata.items() for text in pair)
+    return isinstance(metadata, dict) and all(
+        isinstance(text, str) for pair in metadata.items() for text in pair
+    )

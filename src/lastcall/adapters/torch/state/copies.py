@@ -30,7 +30,10 @@ class Failed(NamedTuple):
 
 
 def failure(value: object, error: Exception) -> str:
-    return f"{type(value).__qualname__}.state_dict() raised {type(error).__name__}: {error}. Fix it: its contents are not saved."
+    return (
+        f"{type(value).__qualname__}.state_dict() raised {type(error).__name__}: {error}. Fix it: its "
+        "contents are not saved."
+    )
 
 
 def is_passing(error: Exception) -> bool:
@@ -39,7 +42,8 @@ def is_passing(error: Exception) -> bool:
 
 
 def tensor(value: torch.Tensor) -> torch.Tensor:
-    """A copy with the same layout. An expanded tensor stays expanded: cloning it as it is would write it all out."""
+    """A copy with the same layout. An expanded tensor stays expanded: cloning it as it is would write it all
+    out."""
     if 0 in value.stride():
         return tensors.dense(value).detach().clone().expand(value.shape)
     return value.detach().clone()
@@ -74,10 +78,12 @@ def copier(known: parts.Parts, strange: Callable[[object], None] | None = None) 
 
 
 class Buffers:
-    """Copies a fixed list of small tensors at once into memory that is used again when nothing holds it any more.
+    """Copies a fixed list of small tensors at once into memory that is used again when nothing holds it any
+    more.
 
-    159 buffers of a ResNet take 300 µs one by one and 85 µs this way. Memory comes back to `pool` when the last one who
-    holds a Lease lets it go, so a rescue that still reads an old copy is never overtaken by a new one.
+    159 buffers of a ResNet take 300 µs one by one and 85 µs this way. Memory comes back to `pool` when the
+    last one who holds a Lease lets it go, so a rescue that still reads an old copy is never overtaken by a
+    new one.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,8 @@ class Stale(Exception):
 
 
 class Encoder:
-    """Makes one document. `cached` are fragments, by the id of the object, whose tensors are on the shelf already."""
+    """Makes one document. `cached` are fragments, by the id of the object, whose tensors are on the shelf
+    already."""
 
     def __init__(
         self,
@@ -92,7 +93,11 @@ class Encoder:
         return tree.refuse(value, path) if part is None else self._part(part, path, None)
 
     def put(
-        self, tensor: torch.Tensor, place: Place, keep: object = None, holders: placement.Holders | None = None
+        self,
+        tensor: torch.Tensor,
+        place: Place,
+        keep: object = None,
+        holders: placement.Holders | None = None,
     ) -> dict[str, object]:
         return self.shelf.put(tensor, place, keep, holders)
 
@@ -121,7 +126,12 @@ class Encoder:
             self._place(path)
             return part.encode(self, path, copied)
         except Exception as error:  # state_dict() is anybody's code
-            if isinstance(error, errors.LastcallError) or self.unsaved is None or part.tag != "object" or copies.is_passing(error):
+            if (
+                isinstance(error, errors.LastcallError)
+                or self.unsaved is None
+                or part.tag != "object"
+                or copies.is_passing(error)
+            ):
                 raise
             raise errors.StateError(f"{path}: {copies.failure(part.value, error)}") from error
         finally:

@@ -1,7 +1,9 @@
-"""The state handed to protect(): checked at once, copied at boundaries, captured for a save, and brought back.
+"""The state handed to protect(): checked at once, copied at boundaries, captured for a save, and brought
+back.
 
-A capture must be quick, since it lies between the notice and the disk. So what modules and optimizers put into the
-document is kept (an Index) and used again as long as they still hold the same tensors at the same addresses.
+A capture must be quick, since it lies between the notice and the disk. So what modules and optimizers put
+into the document is kept (an Index) and used again as long as they still hold the same tensors at the same
+addresses.
 """
 
 from __future__ import annotations
@@ -48,14 +50,18 @@ class Index:
 
     def __init__(self, known: parts.Parts, seen: Seen, replicas: placement.Replicas) -> None:
         self.owned = frozenset(
-            id(p) for part, _ in seen.values() if isinstance(part, optimizers.OptimizerPart) for p in part.parameters()
+            id(p)
+            for part, _ in seen.values()
+            if isinstance(part, optimizers.OptimizerPart)
+            for p in part.parameters()
         )
         self.shelf = Shelf()
         self.fragments: dict[int, Any] = {}
         self._structures: list[tuple[modules.ModulePart, structure.Structure]] = []
         self._optimizers: list[optimizers.OptimizerPart] = []
         encoder = Encoder(known, self.shelf, self.owned, {}, replicas)
-        for part, path in sorted(seen.values(), key=lambda entry: entry[0].rank):  # weights get their own names first
+        # weights get their own names first
+        for part, path in sorted(seen.values(), key=lambda entry: entry[0].rank):
             if isinstance(part, modules.ModulePart | optimizers.OptimizerPart):
                 mark = self.shelf.child()
                 fragment = part.fragment(encoder, path)
@@ -69,23 +75,32 @@ class Index:
                         self._optimizers.append(part)
 
     def holds(self) -> bool:
-        # A part may have found out before us that its tensors moved (`p.data = ...`), and look at the new ones: the addresses here are
-        # of those that it looked at then, and their memory may be somebody else's by now.
+        # A part may have found out before us that its tensors moved (`p.data = ...`), and look at the new
+        # ones: the addresses here are of those that it looked at then, and their memory may be somebody
+        # else's by now.
         return all(part.structure is mine and mine.holds() for part, mine in self._structures) and all(
             part.holds() for part in self._optimizers
         )
 
 
 class StateSet:
-    """The named values of protect(). `values` is the live state: a number put into it is saved by the next capture."""
+    """The named values of protect(). `values` is the live state: a number put into it is saved by the next
+    capture."""
 
-    def __init__(self, state: Mapping[str, object], trackers: Mapping[int, parts.Tracker] | None = None, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, object],
+        trackers: Mapping[int, parts.Tracker] | None = None,
+        *,
+        check: bool = True,
+    ) -> None:
         """With `check` False nothing is looked at: for a run that is switched off."""
         self.values: dict[str, object] = dict(state)
         self.carried: Carried | None = None
         self._known = parts.Parts(trackers if trackers is not None else {})
         self.unsaved: dict[str, str] = {}  # what could not be saved since protect(), by path, and why
-        self.patient = False  # somebody will ask once more, where the loop begins, for what the script adds on its way there
+        # somebody will ask once more, where the loop begins, for what the script adds on its way there
+        self.patient = False
         self._strange = False
         self._leaf = copies.copier(self._known, self._found_strange)
         self._seen: Seen = {}
@@ -109,12 +124,15 @@ class StateSet:
         if problems:
             raise errors.StateError("\n".join(problems))
         self._seen = encoder.seen
-        self._shapes = {path: part.shapes() for part, path in self._seen.values() if isinstance(part, modules.ModulePart)}
+        self._shapes = {
+            path: part.shapes() for part, path in self._seen.values() if isinstance(part, modules.ModulePart)
+        }
 
-    # ---- saving ------------------------------------------------------------------------------------------------------
+    # ---- saving --------------------------------------------------------------------------------------------
 
     def small(self) -> object:
-        """The boundary copy: everything small that changes outside optimizer steps. Runs on the training thread."""
+        """The boundary copy: everything small that changes outside optimizer steps. Runs on the training
+        thread."""
         self._strange = False
         copied = {name: self._copied(value) for name, value in self._all(thorough=False).items()}
         if self._strange and not self.unsaved:  # the first time: worth the time to name it
@@ -145,11 +163,19 @@ class StateSet:
         return gradients.named(self._seen.values())
 
     def _unowned(self) -> dict[str, torch.Tensor]:
-        """Parameters that were handed over with an optimizer only: learned weights of losses, a latent code."""
-        found = [(part, path) for part, path in self._seen.values() if isinstance(part, optimizers.OptimizerPart)]
+        """Parameters that were handed over with an optimizer only: learned weights of losses, a latent
+        code."""
+        found = [
+            (part, path) for part, path in self._seen.values() if isinstance(part, optimizers.OptimizerPart)
+        ]
         if not found:
             return {}
-        known = {id(p) for part, _ in self._seen.values() if isinstance(part, modules.ModulePart) for p in part.parameters()}
+        known = {
+            id(p)
+            for part, _ in self._seen.values()
+            if isinstance(part, modules.ModulePart)
+            for p in part.parameters()
+        }
         known.update(id(tensor) for tensor in _tensors_in(self.values))
         return {
             f"{path}.{index}": parameter
@@ -164,7 +190,9 @@ class StateSet:
         index = self._index
         if index is None or not index.holds():
             index = self._index = Index(self._known, self._seen, self._replicas)
-        encoder = Encoder(self._known, index.shelf.child(), index.owned, index.fragments, self._replicas, self.unsaved)
+        encoder = Encoder(
+            self._known, index.shelf.child(), index.owned, index.fragments, self._replicas, self.unsaved
+        )
         encoder.parameters = self._parameters
         try:
             document = {name: encoder.whole(value, name) for name, value in values.items()}
@@ -175,7 +203,9 @@ class StateSet:
             return self._afresh(values, index.owned)
         return {"state": document}, _groups(encoder, values)
 
-    def _afresh(self, values: Any, owned: frozenset[int]) -> tuple[dict[str, object], tuple[types.Group, ...]]:
+    def _afresh(
+        self, values: Any, owned: frozenset[int]
+    ) -> tuple[dict[str, object], tuple[types.Group, ...]]:
         encoder = Encoder(self._known, Shelf(), owned, {}, self._replicas, self.unsaved)
         encoder.parameters = self._parameters
         document = {name: encoder.whole(value, name) for name, value in values.items()}
@@ -188,8 +218,8 @@ class StateSet:
         self._replicas = replicas
 
     def holdings(self) -> tuple[placement.Holders, ...]:
-        """Who holds the pieces that this rank shares with others: each group of ranks once, in the order of the entries. An empty piece
-        belongs to no rank."""
+        """Who holds the pieces that this rank shares with others: each group of ranks once, in the order of
+        the entries. An empty piece belongs to no rank."""
         _, groups = self.capture()
         shares = (entry.share for group in groups for entry in group.entries if entry.source.nbytes)
         return tuple(dict.fromkeys(share.holders for share in shares if share is not None))
@@ -206,8 +236,8 @@ class StateSet:
         return [part.value for part, _ in self._seen.values() if isinstance(part, optimizers.OptimizerPart)]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors that a rescue reads live: parameters, optimizer state, and large ones in containers. Among them are DTensors,
-        whose bytes and addresses are those of placement.local()."""
+        """The tensors that a rescue reads live: parameters, optimizer state, and large ones in containers.
+        Among them are DTensors, whose bytes and addresses are those of placement.local()."""
         found = {id(tensor): tensor for _, tensor in self.live()}
         for part, _ in self._seen.values():
             if isinstance(part, optimizers.OptimizerPart):
@@ -229,7 +259,9 @@ class StateSet:
                 yield from ((name, parameter) for parameter in part.refresh().parameters().values())
                 yield from ((name, buffer) for buffer in part.live_buffers())
             elif isinstance(part, optimizers.OptimizerPart):
-                yield from ((name, tensor) for kept in part.value.state.values() for tensor in _tensors_in(kept))
+                yield from (
+                    (name, tensor) for kept in part.value.state.values() for tensor in _tensors_in(kept)
+                )
         for name, value in self.values.items():
             yield from ((name, tensor) for tensor in _tensors_in(value) if tensor.nbytes >= copies.LARGE)
 
@@ -237,11 +269,17 @@ class StateSet:
         """The numpy arrays that a rescue reads live."""
         return [array for array in _leaves(self.values, np.ndarray) if array.nbytes >= copies.LARGE]
 
-    # ---- restoring ---------------------------------------------------------------------------------------------------
+    # ---- restoring -----------------------------------------------------------------------------------------
 
-    def prepare(self, document: Mapping[str, object], stored: Mapping[str, Mapping[str, Stored]], *, lenient: bool = False) -> Loading:
-        """Compare a checkpoint with the live state. Nothing live changes; MismatchError names what does not fit. `lenient`: models and
-        optimizers that only one side knows are not refused."""
+    def prepare(
+        self,
+        document: Mapping[str, object],
+        stored: Mapping[str, Mapping[str, Stored]],
+        *,
+        lenient: bool = False,
+    ) -> Loading:
+        """Compare a checkpoint with the live state. Nothing live changes; MismatchError names what does not
+        fit. `lenient`: models and optimizers that only one side knows are not refused."""
         saved = document.get("state")
         if not isinstance(saved, dict):
             raise errors.CheckpointError("the document has no state: it is damaged")
@@ -251,16 +289,24 @@ class StateSet:
         return loading
 
     def prepare_again(
-        self, document: Mapping[str, Any], stored: Mapping[str, Mapping[str, Stored]], names: Iterable[str], *, last: bool
+        self,
+        document: Mapping[str, Any],
+        stored: Mapping[str, Mapping[str, Stored]],
+        names: Iterable[str],
+        *,
+        last: bool,
     ) -> Loading:
-        """As prepare(), for a state that was restored before, and of which some names are wanted once more. Positions in data are left
-        alone: since then somebody may have begun to iterate. `last`: nothing is waited for any more."""
+        """As prepare(), for a state that was restored before, and of which some names are wanted once more.
+        Positions in data are left alone: since then somebody may have begun to iterate. `last`: nothing is
+        waited for any more."""
         restorer = Restorer(self._known, stored, again=True)
         restorer.patient, restorer.parameters = not last, self._parameters
         saved = document["state"]
         live = {**self.values, UNOWNED: self._unowned()}
         builds = {
-            name: restorer.fill(live[name], restorer.decode(saved[name]), name) for name in names if name in saved and name in live
+            name: restorer.fill(live[name], restorer.decode(saved[name]), name)
+            for name in names
+            if name in saved and name in live
         }
         if gradients.GROUP in stored:
             gradients.match(self._seen.values(), stored[gradients.GROUP], restorer)
@@ -268,8 +314,11 @@ class StateSet:
         return Loading(self, restorer, builds)
 
     def reshaped(self) -> dict[str, list[str]]:
-        """The models, by path, whose parameters are others than when they were handed over (a layer was added), and which."""
-        now = {path: part.shapes() for part, path in self._seen.values() if isinstance(part, modules.ModulePart)}
+        """The models, by path, whose parameters are others than when they were handed over (a layer was
+        added), and which."""
+        now = {
+            path: part.shapes() for part, path in self._seen.values() if isinstance(part, modules.ModulePart)
+        }
         return {
             path: sorted({name for name, _ in shapes.items() ^ self._shapes[path].items()})
             for path, shapes in now.items()
@@ -280,7 +329,9 @@ class StateSet:
         """The paths of what keeps its own position in data."""
         return [path for part, path in self._seen.values() if isinstance(part, objects.SourcePart)]
 
-    def _match(self, saved: dict[str, object], stored: Mapping[str, Mapping[str, Stored]], lenient: bool) -> Loading:
+    def _match(
+        self, saved: dict[str, object], stored: Mapping[str, Mapping[str, Stored]], lenient: bool
+    ) -> Loading:
         restorer = Restorer(self._known, stored, lenient=lenient)
         restorer.patient, restorer.parameters = self.patient, self._parameters
         builds: dict[str, Build] = {}
@@ -308,7 +359,8 @@ class StateSet:
 
 
 class Loading:
-    """A checkpoint that fits. Its bytes go to `targets` (group, tensor name); then finish() applies the rest."""
+    """A checkpoint that fits. Its bytes go to `targets` (group, tensor name); then finish() applies the
+    rest."""
 
     whole = False
     saved_step: int | None = None
@@ -330,7 +382,8 @@ class Loading:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Thousands of new dicts start full collections over all that torch has loaded: two thirds of the time."""
+    """Thousands of new dicts start full collections over all that torch has loaded: two thirds of the
+    time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -343,13 +396,21 @@ def _without_gc() -> Iterator[None]:
 def _check_names(state: Mapping[str, object]) -> None:
     for name in state:
         if not name.isidentifier() or not name.isascii() or len(name) > 100:
-            raise errors.StateError(f"{name!r:.120} names a file, so it must be a short ASCII identifier, like `ema`")
+            raise errors.StateError(
+                f"{name!r:.120} names a file, so it must be a short ASCII identifier, like `ema`"
+            )
         if name in RESERVED:
-            raise errors.StateError(f"the name {name!r} is used by lastcall itself. Give the value another one.")
+            raise errors.StateError(
+                f"the name {name!r} is used by lastcall itself. Give the value another one."
+            )
 
 
 def _heavy(seen: Seen) -> set[int]:
-    return {key for key, (part, _) in seen.items() if isinstance(part, modules.ModulePart | optimizers.OptimizerPart)}
+    return {
+        key
+        for key, (part, _) in seen.items()
+        if isinstance(part, modules.ModulePart | optimizers.OptimizerPart)
+    }
 
 
 def _groups(encoder: Encoder, names: Iterable[str]) -> tuple[types.Group, ...]:

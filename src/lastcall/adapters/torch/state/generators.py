@@ -1,4 +1,5 @@
-"""Random generators that the user hands over: torch.Generator, random.Random, numpy's Generator and RandomState."""
+"""Random generators that the user hands over: torch.Generator, random.Random, numpy's Generator and
+RandomState."""
 
 from __future__ import annotations
 
@@ -37,14 +38,17 @@ class GeneratorPart:
 
     def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
         if isinstance(self.value, random.SystemRandom):
-            raise errors.StateError(f"{path}: a random.SystemRandom has no state and cannot be saved. Use random.Random(seed).")
+            raise errors.StateError(
+                f"{path}: a random.SystemRandom has no state and cannot be saved. Use random.Random(seed)."
+            )
         state = self.copy() if copied is None else copied
         return {tree.TAG: self.tag, "kind": self._kind(), "v": encoder.value(state, path)}
 
     def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
         if document.get("kind") != self._kind():
             raise errors.MismatchError(
-                f"{path}: the checkpoint holds the state of a {document.get('kind')!r:.60} generator, and it is a "
+                f"{path}: the checkpoint holds the state of a {document.get('kind')!r:.60} generator, and it "
+                "is a "
                 f"{self._kind()!r} now. Use the same kind of generator, or another name."
             )
         build = restorer.fill(None, restorer.decode(document.get("v")), path)

@@ -19,7 +19,8 @@ Seen = Iterable[tuple[parts.Part, str]]
 
 
 def named(seen: Seen) -> dict[str, torch.Tensor]:
-    """Parameters by name: those of modules by theirs, those that only an optimizer knows by their index in it."""
+    """Parameters by name: those of modules by theirs, those that only an optimizer knows by their index in
+    it."""
     found: dict[str, torch.Tensor] = {}
     known: set[int] = set()
     for part, path in sorted(seen, key=lambda entry: entry[0].rank):
@@ -39,8 +40,8 @@ def named(seen: Seen) -> dict[str, torch.Tensor]:
 
 
 def group(seen: Seen) -> types.Group | None:
-    """The gradients there are, read live, or None when there are none. Under DistributedDataParallel each rank has its own: they are
-    not the same before they have been reduced."""
+    """The gradients there are, read live, or None when there are none. Under DistributedDataParallel each
+    rank has its own: they are not the same before they have been reduced."""
     entries = []
     for name, parameter in named(seen).items():
         grad = parameter.grad
@@ -54,8 +55,8 @@ def group(seen: Seen) -> types.Group | None:
 
 
 def missing(seen: Seen) -> bool:
-    """Whether there are gradients that group() does not have: those that fully_shard() keeps to itself until it reduces them, and
-    DTensors that still have to be added up over the ranks."""
+    """Whether there are gradients that group() does not have: those that fully_shard() keeps to itself until
+    it reduces them, and DTensors that still have to be added up over the ranks."""
     seen = tuple(seen)
     if any(_partial(parameter.grad) for parameter in named(seen).values()):
         return True
@@ -72,7 +73,8 @@ def _partial(grad: torch.Tensor | None) -> bool:
 
 
 def match(seen: Seen, stored: Mapping[str, object], restorer: Restorer) -> None:
-    """Name targets for the saved gradients; finish() hangs them on their parameters and takes all others away."""
+    """Name targets for the saved gradients; finish() hangs them on their parameters and takes all others
+    away."""
     live = named(seen)
     unknown = sorted(set(stored) - set(live))
     if unknown:

@@ -1,8 +1,8 @@
 """nn.Module: parameters and buffers under their state_dict names, read and written in place.
 
-For the usual module, `state_dict()` (13 ms for 5,000 tensors) is not called at all: the same names are found by walking
-the modules once, and later only looked at again to see whether they still hold. A module that changes what its state is
-(a state_dict of its own, hooks) is asked through state_dict() each time.
+For the usual module, `state_dict()` (13 ms for 5,000 tensors) is not called at all: the same names are found
+by walking the modules once, and later only looked at again to see whether they still hold. A module that
+changes what its state is (a state_dict of its own, hooks) is asked through state_dict() each time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ COPY_LIMIT = 16 << 20  # of the buffers of a module, at most so much is copied a
 
 
 class Copy:
-    """What is copied of a module at a boundary: tensors by state_dict name, and values that are not tensors."""
+    """What is copied of a module at a boundary: tensors by state_dict name, and values that are not
+    tensors."""
 
     __slots__ = ("lease", "names", "others")
 
@@ -69,7 +70,9 @@ class ModulePart:
                 names.append(name)
                 live.append(buffer)
         lease = self._buffers.copy(live) if live else None
-        others = {name: tree.copy(owner.get_extra_state()) for name, owner in found.extras} if found.extras else {}
+        others = (
+            {name: tree.copy(owner.get_extra_state()) for name, owner in found.extras} if found.extras else {}
+        )
         return Copy(names, lease, others)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -78,11 +81,19 @@ class ModulePart:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of its parameters. Those that have no shape yet are refused elsewhere."""
         found = self.refresh().parameters().items()
-        return {name: tuple(parameter.shape) for name, parameter in found if not torch.nn.parameter.is_lazy(parameter)}
+        return {
+            name: tuple(parameter.shape)
+            for name, parameter in found
+            if not torch.nn.parameter.is_lazy(parameter)
+        }
 
     def live_buffers(self) -> list[torch.Tensor]:
         """Those that are too large to be copied at a boundary."""
-        return [buffer for _, buffer, copied in self._budgeted(self.structure) if not copied] if self.structure.plain else []
+        return (
+            [buffer for _, buffer, copied in self._budgeted(self.structure) if not copied]
+            if self.structure.plain
+            else []
+        )
 
     def _budgeted(self, found: structure.Structure) -> Iterator[tuple[str, torch.Tensor, bool]]:
         room = COPY_LIMIT
@@ -94,7 +105,8 @@ class ModulePart:
                 yield name, buffer, copied
 
     def _copy_state_dict(self) -> Copy:
-        """State that a module makes up itself is copied where it is small; parameters stay live, as elsewhere."""
+        """State that a module makes up itself is copied where it is small; parameters stay live, as
+        elsewhere."""
         own = {tensors.address(parameter) for parameter in self.structure.parameters().values()}
         names, live, others = [], [], {}
         for name, value in self.module.state_dict().items():
@@ -114,7 +126,9 @@ class ModulePart:
             others = mine.others if mine is not None else self.structure.extra_states()
             if mine is not None:
                 _exchange(encoder, fragment, mine)
-        pairs = [[name, encoder.value(value, f"{path}.state_dict()[{name!r}]")] for name, value in others.items()]
+        pairs = [
+            [name, encoder.value(value, f"{path}.state_dict()[{name!r}]")] for name, value in others.items()
+        ]
         return {
             tree.TAG: self.tag,
             "class": placement.class_of(self.module).__qualname__,
@@ -124,10 +138,13 @@ class ModulePart:
         }
 
     def fragment(self, encoder: Encoder, path: str) -> list[list[object]] | None:
-        """What may be cached: the references of all tensors, or None for a module that must be asked each time."""
+        """What may be cached: the references of all tensors, or None for a module that must be asked each
+        time."""
         return self._fragment(encoder, path, None)[0] if self.refresh().plain else None
 
-    def _fragment(self, encoder: Encoder, path: str, mine: Copy | None) -> tuple[list[list[object]], dict[str, Any]]:
+    def _fragment(
+        self, encoder: Encoder, path: str, mine: Copy | None
+    ) -> tuple[list[list[object]], dict[str, Any]]:
         found = self.refresh()
         copied = mine.tensors() if mine is not None else {}
         group, prefix = place_of(path, whole="")
@@ -150,10 +167,12 @@ class ModulePart:
 
 
 def _refuse_first_fsdp(module: torch.nn.Module, path: str) -> None:
-    """state_dict() of FSDP1 is a collective: from a side thread, or on the ranks that are left, it would never return."""
+    """state_dict() of FSDP1 is a collective: from a side thread, or on the ranks that are left, it would
+    never return."""
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
         raise errors.StateError(
-            f"{path}: a module under FullyShardedDataParallel (FSDP1) cannot be saved at any moment. Shard it with "
+            f"{path}: a module under FullyShardedDataParallel (FSDP1) cannot be saved at any moment. Shard "
+            "it with "
             "torch.distributed.fsdp.fully_shard(module) instead."
         )
 

@@ -1,4 +1,5 @@
-"""Whatever has state_dict() and load_state_dict(): schedulers, scalers, EMA classes of the user; and loaders."""
+"""Whatever has state_dict() and load_state_dict(): schedulers, scalers, EMA classes of the user; and
+loaders."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class ObjectPart:
     def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
         if not callable(getattr(self.value, "load_state_dict", None)):
             raise errors.StateError(
-                f"{path}: a {type(self.value).__qualname__} has state_dict() but no load_state_dict(), so it could not "
+                f"{path}: a {type(self.value).__qualname__} has state_dict() but no load_state_dict(), so it "
+                "could not "
                 "be restored. Give it load_state_dict(state)."
             )
         state = self.value.state_dict() if copied is None else self.thawed(copied)
@@ -56,8 +58,9 @@ class ObjectPart:
 
 
 class SourcePart(ObjectPart):
-    """Something to iterate over that keeps its own position: torchdata's nodes, streaming data sets. To be asked for its state it may
-    begin a pass, and use up its sampler's generator: so it is not asked before it was loaded."""
+    """Something to iterate over that keeps its own position: torchdata's nodes, streaming data sets. To be
+    asked for its state it may begin a pass, and use up its sampler's generator: so it is not asked before it
+    was loaded."""
 
     def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
         return super().encode(encoder, path, {} if encoder.checking else copied)
@@ -75,7 +78,11 @@ class ScalerPart(ObjectPart):
     def copy(self) -> object:
         scaler: Any = self.value
         scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
-        if not scaler.is_enabled() or not isinstance(scale, torch.Tensor) or not isinstance(tracker, torch.Tensor):
+        if (
+            not scaler.is_enabled()
+            or not isinstance(scale, torch.Tensor)
+            or not isinstance(tracker, torch.Tensor)
+        ):
             return scaler.state_dict()
         numbers = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
         return (scale.clone(), tracker.clone(), *numbers)
@@ -115,6 +122,8 @@ class LoaderPart:
             return
         saved = restorer.decode(document.get("v"))
         if not isinstance(saved, dict):
-            raise errors.CheckpointError(f"{path}: the saved position of the loader is no dict: it is damaged")
+            raise errors.CheckpointError(
+                f"{path}: the saved position of the loader is no dict: it is damaged"
+            )
         build: Any = restorer.fill(None, saved, path)
         restorer.later(1, path, lambda: self._tracker.load(build()))

@@ -1,7 +1,8 @@
 """torch.optim.Optimizer: its state by parameter index, its groups without the parameters.
 
-State changes inside step() only, numbers as well as tensors, and a save never runs inside step(): so all of it is read
-live and belongs together. The groups (learning rates) change at any time and are copied at boundaries.
+State changes inside step() only, numbers as well as tensors, and a save never runs inside step(): so all of
+it is read live and belongs together. The groups (learning rates) change at any time and are copied at
+boundaries.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _IMMUTABLE = frozenset({type(None), bool, int, float, str, complex})
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its state_dict() is torch's own. Others (wrappers, sharded ones) are asked through state_dict()."""
+    """Whether its state_dict() is torch's own. Others (wrappers, sharded ones) are asked through
+    state_dict()."""
     kind = type(optimizer)
     return (
         kind.state_dict is torch.optim.Optimizer.state_dict
@@ -70,9 +72,12 @@ class OptimizerPart:
             "groups": encoder.value(groups, f"{path}.param_groups"),
             "state": rows,
         }
-        if added := self.value.param_groups[self._groups :]:  # by add_param_group(), inside the loop: which parameters are they?
+        # by add_param_group(), inside the loop: which parameters are they?
+        if added := self.value.param_groups[self._groups :]:
             names = {id(parameter): name for name, parameter in encoder.parameters().items()}
-            document["added"] = [[names.get(id(parameter)) for parameter in group["params"]] for group in added]
+            document["added"] = [
+                [names.get(id(parameter)) for parameter in group["params"]] for group in added
+            ]
         return document
 
     def fragment(self, encoder: Encoder, path: str) -> list[object] | None:
@@ -97,8 +102,14 @@ class OptimizerPart:
                     where = f"{path}.state[{index}][{key!r}]"
                     if isinstance(value, torch.Tensor):
                         tensors.check(value, where)
-                        holders = same if value.ndim and value.shape == parameter.shape else None  # moments, not counters
-                        row.append([key, encoder.put(value, (group, f"{prefix}state.{index}.{key}"), holders=holders)])
+                        # moments, not counters
+                        holders = same if value.ndim and value.shape == parameter.shape else None
+                        row.append(
+                            [
+                                key,
+                                encoder.put(value, (group, f"{prefix}state.{index}.{key}"), holders=holders),
+                            ]
+                        )
                     else:
                         row.append([key, encoder.value(value, where)])
                 rows.append([index, row])
@@ -109,7 +120,8 @@ class OptimizerPart:
 
 
 def _copy(value: Any) -> Any:
-    """Of a value in a group: a tensor (a learning rate of a fused optimizer), betas, or whatever a custom one keeps."""
+    """Of a value in a group: a tensor (a learning rate of a fused optimizer), betas, or whatever a custom one
+    keeps."""
     return copies.tensor(value) if type(value) is torch.Tensor else tree.copy(value, _tensor_or_itself)
 
 
@@ -129,7 +141,8 @@ class Watch:
         self._kept = [(kept, [*map(id, kept.values())]) for kept in self._states]
         values = [value for kept in self._states for value in kept.values()]
         self.only_tensors = all(
-            (type(value) is torch.Tensor or placement.is_dtensor(value)) and value.layout is torch.strided for value in values
+            (type(value) is torch.Tensor or placement.is_dtensor(value)) and value.layout is torch.strided
+            for value in values
         )
         pieces = [(value, placement.local(value)) for value in values] if self.only_tensors else []
         self._values = [(value, mine, mine.data_ptr(), mine.shape) for value, mine in pieces]
@@ -142,6 +155,8 @@ class Watch:
         if any([*map(id, kept.values())] != ids for kept, ids in self._kept):
             return False
         return all(
-            mine.data_ptr() == address and mine.shape == shape and (mine is value or placement.local(value) is mine)
+            mine.data_ptr() == address
+            and mine.shape == shape
+            and (mine is value or placement.local(value) is mine)
             for value, mine, address, shape in self._values
         )

@@ -1,7 +1,8 @@
 """The things in a state that are more than values: modules, optimizers, schedulers, generators, loaders.
 
-Each is looked after by a Part, which knows how to copy what is small in it at a boundary, how to write it into the
-document, and how to bring it back. A registry keeps one Part for each live object, since some cache what they found.
+Each is looked after by a Part, which knows how to copy what is small in it at a boundary, how to write it
+into the document, and how to bring it back. A registry keeps one Part for each live object, since some cache
+what they found.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Part(Protocol):
         """Its place in the document. `copied` is None when everything is to be read from the live object."""
 
     def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
-        """Check that the saved one fits, name the targets of its tensors, and say what is left for the end."""
+        """Check that the saved one fits, name the targets of its tensors, and say what is left for the
+        end."""
 
 
 class Held(NamedTuple):
@@ -71,7 +73,8 @@ class Parts:
             made = self._make(value)
             if made is None:
                 return None
-            if len(self._known) >= _MANY:  # a state_dict() that makes new objects at each call must not fill the memory
+            # a state_dict() that makes new objects at each call must not fill the memory
+            if len(self._known) >= _MANY:
                 self._known.clear()
             known = self._known[id(value)] = made
         return known
@@ -95,5 +98,7 @@ class Parts:
         if isinstance(value, (torch.Generator, random.Random, *numpy_kinds)):
             return generators.GeneratorPart(value)
         if callable(getattr(value, "state_dict", None)):
-            return (objects.SourcePart if hasattr(type(value), "__iter__") else objects.ObjectPart)(value, self)
+            return (objects.SourcePart if hasattr(type(value), "__iter__") else objects.ObjectPart)(
+                value, self
+            )
         return None

@@ -1,8 +1,9 @@
 """From the document and the files back to live state, in two steps.
 
-First everything is compared, and each stored tensor gets a target: the live tensor where there is one that fits, new
-memory otherwise. No live byte changes before all of it is known to fit. After the bytes have been read, `finish()`
-applies what is not tensors: load_state_dict() of optimizers and schedulers, containers, numbers.
+First everything is compared, and each stored tensor gets a target: the live tensor where there is one that
+fits, new memory otherwise. No live byte changes before all of it is known to fit. After the bytes have been
+read, `finish()` applies what is not tensors: load_state_dict() of optimizers and schedulers, containers,
+numbers.
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ class Restorer:
     """Collects the targets and the things to be done afterwards, for one checkpoint."""
 
     def __init__(
-        self, known: parts.Parts, stored: Mapping[str, Mapping[str, Stored]], *, lenient: bool = False, again: bool = False
+        self,
+        known: parts.Parts,
+        stored: Mapping[str, Mapping[str, Stored]],
+        *,
+        lenient: bool = False,
+        again: bool = False,
     ) -> None:
-        """`lenient`: a model or an optimizer that only one side knows is no reason to stop. `again`: it was all restored before, and
-        positions in data stay as they are."""
+        """`lenient`: a model or an optimizer that only one side knows is no reason to stop. `again`: it was
+        all restored before, and positions in data stay as they are."""
         self.again = again
         self.patient = False  # groups of parameters that an optimizer does not have yet may come later
         self.owed: set[str] = set()  # ... and the optimizers that wait for them
@@ -69,7 +75,8 @@ class Restorer:
                 raise
             except Exception as error:  # load_state_dict() is anybody's code
                 raise errors.MismatchError(
-                    f"{path} does not take the saved state: {type(error).__name__}: {error}. The checkpoint is whole; "
+                    f"{path} does not take the saved state: {type(error).__name__}: {error}. The checkpoint "
+                    "is whole; "
                     "the object must be built as it was when it was saved, or be given another name."
                 ) from error
 
@@ -77,11 +84,12 @@ class Restorer:
         now, then = type(value).__qualname__, document.get("class")
         if now != then:
             raise errors.MismatchError(
-                f"{path}: the checkpoint holds the state of a {then!s:.80}, and it is a {now} now. Build the same one, "
+                f"{path}: the checkpoint holds the state of a {then!s:.80}, and it is a {now} now. Build the "
+                "same one, "
                 "give it another name, or start in another directory."
             )
 
-    # ---- names that do not match -------------------------------------------------------------------------------------
+    # ---- names that do not match ---------------------------------------------------------------------------
 
     def new(self, value: object, path: str) -> None:
         """protect() was given what the checkpoint does not hold."""
@@ -93,12 +101,17 @@ class Restorer:
         holds = f" (it holds {', '.join(f'`{name}`' for name in self.left_over)})" if self.left_over else ""
         if (part.tag == "module" or isinstance(value, torch.optim.Optimizer)) and not self._lenient:
             raise errors.MismatchError(
-                f"{path}: the checkpoint holds nothing of this name{holds}, and the {kind} would continue with fresh values. "
-                "Give it the name that it was saved under. For fresh values: LASTCALL_UNMATCHED=allow. To start over: use another "
+                f"{path}: the checkpoint holds nothing of this name{holds}, and the {kind} would continue "
+                "with fresh values. "
+                "Give it the name that it was saved under. For fresh values: LASTCALL_UNMATCHED=allow. To "
+                "start over: use another "
                 "directory."
             )
         self.unmatched.append(
-            (f"the checkpoint held nothing called `{path}`, which starts from scratch", "It cannot be restored any more.")
+            (
+                f"the checkpoint held nothing called `{path}`, which starts from scratch",
+                "It cannot be restored any more.",
+            )
         )
 
     def dropped(self, saved: object, path: str) -> None:
@@ -108,19 +121,26 @@ class Restorer:
             return
         if saved.tag in ("module", "optimizer") and not self._lenient:
             raise errors.MismatchError(
-                f"{path}: the checkpoint holds {_article(saved.tag)} of this name, and protect() was not given one. Pass it: "
-                f"protect(..., {path}={path}). To continue without it: LASTCALL_UNMATCHED=allow. To start over: use another directory."
+                f"{path}: the checkpoint holds {_article(saved.tag)} of this name, and protect() was not "
+                "given one. Pass it: "
+                f"protect(..., {path}={path}). To continue without it: LASTCALL_UNMATCHED=allow. To start "
+                "over: use another directory."
             )
         self.unmatched.append(
-            (f"the checkpoint holds `{path}`, which protect() was not given", f"Pass it: protect(..., {path}={path}).")
+            (
+                f"the checkpoint holds `{path}`, which protect() was not given",
+                f"Pass it: protect(..., {path}={path}).",
+            )
         )
 
-    # ---- values ------------------------------------------------------------------------------------------------------
+    # ---- values --------------------------------------------------------------------------------------------
 
-    def fill(self, live: Any, saved: Any, path: str, fresh: bool = False, like: torch.Tensor | None = None) -> Build:
-        """What makes the saved value, using the live one where that can be changed in place. `fresh` containers are new
-        ones, for those that are handed to load_state_dict(), but tensors in them are still read in place. `like`: the parameter
-        that the value belongs to."""
+    def fill(
+        self, live: Any, saved: Any, path: str, fresh: bool = False, like: torch.Tensor | None = None
+    ) -> Build:
+        """What makes the saved value, using the live one where that can be changed in place. `fresh`
+        containers are new ones, for those that are handed to load_state_dict(), but tensors in them are still
+        read in place. `like`: the parameter that the value belongs to."""
         if saved is nodes.UNSAVED:
             log.warning("%s was not saved with this checkpoint: it stays as it is", path)
             return lambda: live
@@ -141,7 +161,8 @@ class Restorer:
             return lambda: live
         if part is not None:
             raise errors.MismatchError(
-                f"{path}: there is {_article(part.tag)} now, and the checkpoint holds a {type(saved).__qualname__} "
+                f"{path}: there is {_article(part.tag)} now, and the checkpoint holds a "
+                f"{type(saved).__qualname__} "
                 "there. Use another name for it."
             )
         return self._container(live, saved, path, fresh)
@@ -155,12 +176,17 @@ class Restorer:
             old = list(live) if same else []
             padded = old + [None] * (len(saved) - len(old))
             builds = [
-                self.fill(before, item, f"{path}[{at}]", fresh) for at, (before, item) in enumerate(zip(padded, saved, strict=False))
+                self.fill(before, item, f"{path}[{at}]", fresh)
+                for at, (before, item) in enumerate(zip(padded, saved, strict=False))
             ]
-            return lambda: _sequence(live if same and not fresh else None, saved, [build() for build in builds])
+            return lambda: _sequence(
+                live if same and not fresh else None, saved, [build() for build in builds]
+            )
         if kind in (set, frozenset):
             members = [self.fill(None, item, path, fresh) for item in saved]
-            return lambda: _members(live if same and not fresh else None, kind, [build() for build in members])
+            return lambda: _members(
+                live if same and not fresh else None, kind, [build() for build in members]
+            )
         if kind is bytearray and same and not fresh:
             return lambda: _overwrite(live, saved)
         return lambda: saved
@@ -168,12 +194,17 @@ class Restorer:
     def _mapping(self, live: Any, saved: Any, path: str, fresh: bool) -> Build:
         old = live if live is not None else {}
         there = {key: item for key, item in saved.items() if item is not nodes.UNSAVED or key in old}
-        builds = {key: self.fill(old.get(key), item, f"{path}[{key!r}]", fresh) for key, item in there.items()}
-        kept = {key: item for key, item in old.items() if key not in builds and self.known.of(item) is not None}
+        builds = {
+            key: self.fill(old.get(key), item, f"{path}[{key!r}]", fresh) for key, item in there.items()
+        }
+        kept = {
+            key: item for key, item in old.items() if key not in builds and self.known.of(item) is not None
+        }
         if not fresh:
             for key, item in kept.items():
                 self.new(item, f"{path}[{key!r}]")
-        into = saved if live is None or fresh else live  # `saved` is our own, with the right type and attributes
+        # `saved` is our own, with the right type and attributes
+        into = saved if live is None or fresh else live
 
         def build() -> Any:
             items = {key: make() for key, make in builds.items()}
@@ -186,10 +217,11 @@ class Restorer:
 
         return build
 
-    # ---- tensors -----------------------------------------------------------------------------------------------------
+    # ---- tensors -------------------------------------------------------------------------------------------
 
     def tensor(self, ref: nodes.Ref, live: object, like: torch.Tensor | None = None) -> torch.Tensor:
-        """The tensor that a reference will be read into. A new one is spread over the ranks as `like` is, where it has its shape."""
+        """The tensor that a reference will be read into. A new one is spread over the ranks as `like` is,
+        where it has its shape."""
         self._check(ref.place, dtypes.stored_as(ref.dtype, ref.dense))
         if isinstance(live, torch.Tensor) and fits(live, ref):
             self.aim(ref.place, live)
@@ -197,7 +229,9 @@ class Restorer:
             return live
         made = self._made.get(ref.place)
         if made is not None and fits(made, ref):  # it was shared when it was saved, and shall be again
-            return made if isinstance(made, torch.nn.Parameter) is ref.parameter else _typed(made.detach(), ref)
+            return (
+                made if isinstance(made, torch.nn.Parameter) is ref.parameter else _typed(made.detach(), ref)
+            )
         memory = _spread(ref, like) if placement.is_dtensor(like) else None
         if memory is None:
             memory = torch.empty(ref.dense, dtype=ref.dtype, device=_available(ref.device))
@@ -207,7 +241,8 @@ class Restorer:
         return tensor
 
     def aim(self, place: Place, tensor: torch.Tensor) -> Place:
-        """Have a live tensor read from a place. Returns the place it is read from: another one, if it is so already."""
+        """Have a live tensor read from a place. Returns the place it is read from: another one, if it is so
+        already."""
         mine = tensors.dense(placement.local(tensor).detach())
         if placement.is_dtensor(tensor) and not mine.numel():
             return place  # this rank has nothing of it
@@ -215,7 +250,9 @@ class Restorer:
         known = self._aimed.setdefault(key, place) if mine.numel() else place
         if key not in self._filled:
             self._filled.add(key)
-            self._target(place, _region(tensor, mine) if placement.is_dtensor(tensor) else tensors.target(mine))
+            self._target(
+                place, _region(tensor, mine) if placement.is_dtensor(tensor) else tensors.target(mine)
+            )
         return known
 
     def gradient(self, place: Place, parameter: torch.Tensor) -> torch.Tensor:
@@ -224,7 +261,8 @@ class Restorer:
         found = self.stored[place[0]][place[1]]
         if (found.dtype, tuple(found.shape)) != expected:
             raise errors.MismatchError(
-                f"{place[1]}: its gradient is {found.dtype} {tuple(found.shape)} in the checkpoint, and it needs one "
+                f"{place[1]}: its gradient is {found.dtype} {tuple(found.shape)} in the checkpoint, and it "
+                "needs one "
                 f"of {expected[0]} {expected[1]} now. Build the model as it was when it was saved."
             )
         grad = torch.empty_like(parameter, requires_grad=False)
@@ -250,9 +288,14 @@ class Restorer:
         """The document must say of a tensor what the file says: only the file's sizes have been checked."""
         found = self.stored.get(place[0], {}).get(place[1])
         if found is None or (found.dtype, tuple(found.shape)) != expected:
-            what = "is not in the file" if found is None else f"is {found.dtype} {tuple(found.shape)} in the file"
+            what = (
+                "is not in the file"
+                if found is None
+                else f"is {found.dtype} {tuple(found.shape)} in the file"
+            )
             raise errors.CheckpointError(
-                f"the document refers to a tensor {place[1]!r:.100} in {place[0]!r:.60} of {expected[0]} {expected[1]}, which {what}"
+                f"the document refers to a tensor {place[1]!r:.100} in {place[0]!r:.60} of {expected[0]} "
+                f"{expected[1]}, which {what}"
             )
 
 
@@ -269,8 +312,9 @@ def _region(tensor: torch.Tensor, mine: torch.Tensor) -> types.Region:
 
 
 def _spread(ref: nodes.Ref, like: DTensor) -> torch.Tensor | None:
-    """New memory for what belongs to a sharded parameter: moments are sharded as it is; what has another shape and was a DTensor, like
-    the factors of Adafactor, is a whole one on every rank, since optimizers do not take DTensors and plain tensors together."""
+    """New memory for what belongs to a sharded parameter: moments are sharded as it is; what has another
+    shape and was a DTensor, like the factors of Adafactor, is a whole one on every rank, since optimizers do
+    not take DTensors and plain tensors together."""
     if ref.shape and ref.shape == tuple(like.shape):
         return torch.empty_like(like, dtype=ref.dtype, requires_grad=False)
     if not ref.dtensor:
@@ -278,7 +322,9 @@ def _spread(ref: nodes.Ref, like: DTensor) -> torch.Tensor | None:
     from torch.distributed.tensor import Replicate
 
     memory = torch.empty(ref.shape, dtype=ref.dtype, device=placement.local(like).device)
-    return type(like).from_local(memory, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return type(like).from_local(
+        memory, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
+    )
 
 
 def _typed(tensor: torch.Tensor, ref: nodes.Ref) -> torch.Tensor:
@@ -294,7 +340,11 @@ def _available(device: torch.device) -> torch.device:
 
 
 def _article(tag: str) -> str:
-    return {"module": "an nn.Module", "optimizer": "an optimizer", "object": "an object with state_dict()"}.get(tag, f"a {tag}")
+    return {
+        "module": "an nn.Module",
+        "optimizer": "an optimizer",
+        "object": "an object with state_dict()",
+    }.get(tag, f"a {tag}")
 
 
 def _sequence(live: Any, saved: Any, items: list[Any]) -> Any:

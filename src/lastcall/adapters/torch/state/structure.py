@@ -14,7 +14,8 @@ Module = torch.nn.Module
 
 
 def unwrapped(module: Module) -> Module:
-    """torch.compile() and DistributedDataParallel wrap a module and prefix its names; a run may be resumed with or without them."""
+    """torch.compile() and DistributedDataParallel wrap a module and prefix its names; a run may be resumed
+    with or without them."""
     while True:
         inner = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
         inner = module._modules.get("module") if isinstance(module, DistributedDataParallel) else inner
@@ -47,25 +48,34 @@ def loads_plainly(module: Module) -> bool:
 
 
 class Structure:
-    """The tensors of a module by state_dict name, in state_dict order. Under fully_shard() these are the sharded ones, also while the
-    module holds the gathered ones (see placement)."""
+    """The tensors of a module by state_dict name, in state_dict order. Under fully_shard() these are the
+    sharded ones, also while the module holds the gathered ones (see placement)."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.buffers: list[tuple[str, dict[str, torch.Tensor | None], str]] = []  # (name, where it is kept, key)
+        # (name, where it is kept, key)
+        self.buffers: list[tuple[str, dict[str, torch.Tensor | None], str]] = []
         self.extras: list[tuple[str, Any]] = []
         self.versions: list[list[object]] = []
         self._tensors: dict[str, torch.Tensor] = {}
         self._parameters: set[str] = set()
         self._dicts: list[tuple[dict[str, Any], list[int], list[Any]]] = []
-        self._lent: list[tuple[dict[str, Any], list[str], Any, str, torch.Tensor | None]] = []  # parameters that come and go
+        # parameters that come and go
+        self._lent: list[tuple[dict[str, Any], list[str], Any, str, torch.Tensor | None]] = []
         self.plain = self.loads_plainly = True
         parts = list(module.named_modules(remove_duplicate=False))
         self.managed = placement.managed(part for _, part in parts)
         for prefix, part in parts:
             self._add(f"{prefix}." if prefix else "", part)
         self._seen = [
-            (tensor, (mine := placement.local(tensor)), mine.data_ptr(), mine.shape, mine.stride(), tensor.requires_grad)
+            (
+                tensor,
+                (mine := placement.local(tensor)),
+                mine.data_ptr(),
+                mine.shape,
+                mine.stride(),
+                tensor.requires_grad,
+            )
             for tensor in self._tensors.values()
             if self.plain and not torch.nn.parameter.is_lazy(tensor) and tensor.layout is torch.strided
         ]
@@ -74,7 +84,9 @@ class Structure:
         self.plain = self.plain and saves_plainly(part)
         self.loads_plainly = self.loads_plainly and loads_plainly(part)
         lent = [key for key in part._parameters if (id(part), key) in self.managed]
-        for kept in (part._buffers, part._modules) if lent else (part._parameters, part._buffers, part._modules):
+        for kept in (
+            (part._buffers, part._modules) if lent else (part._parameters, part._buffers, part._modules)
+        ):
             values = list(kept.values())
             self._dicts.append((kept, [*map(id, values)], values))
         if part._version != 1:
@@ -105,7 +117,9 @@ class Structure:
         for tensor, mine, address, shape, stride, grad in self._seen:
             if mine.data_ptr() != address or mine.shape != shape or mine.stride() != stride:
                 return False
-            if tensor.requires_grad is not grad or (mine is not tensor and placement.local(tensor) is not mine):
+            if tensor.requires_grad is not grad or (
+                mine is not tensor and placement.local(tensor) is not mine
+            ):
                 return False
         return True
 
@@ -132,9 +146,13 @@ class Structure:
             ids = {id(parameter) for parameter in still}
             return {name for name in self._parameters if id(live[name]) in ids}
         addresses = {tensors.address(parameter) for parameter in still}
-        return {name for name, tensor in live.items() if tensor.numel() and tensors.address(tensor) in addresses}
+        return {
+            name for name, tensor in live.items() if tensor.numel() and tensors.address(tensor) in addresses
+        }
 
-    def replicated(self, live: dict[str, torch.Tensor], replicas: placement.Replicas) -> dict[str, placement.Holders]:
+    def replicated(
+        self, live: dict[str, torch.Tensor], replicas: placement.Replicas
+    ) -> dict[str, placement.Holders]:
         """The ranks that have the same parameter, by state_dict name."""
         if not replicas.holders:
             return {}

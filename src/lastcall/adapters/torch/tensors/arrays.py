@@ -52,10 +52,12 @@ def check(array: Array, path: str) -> None:
     """Refuse arrays whose bytes are not the whole of them."""
     if array.dtype.hasobject:
         raise errors.StateError(
-            f"{path}: a numpy array of Python objects cannot be saved. Save array.tolist(), or give it a number dtype."
+            f"{path}: a numpy array of Python objects cannot be saved. Save array.tolist(), or give it a "
+            "number dtype."
         )
     if type(array) not in (np.ndarray, np.memmap):
         raise errors.StateError(
-            f"{path}: a {type(array).__name__} (a subclass of numpy.ndarray) cannot be saved: it may hold more than "
+            f"{path}: a {type(array).__name__} (a subclass of numpy.ndarray) cannot be saved: it may hold "
+            "more than "
             "its numbers. Save numpy.asarray(value), and its mask if it has one."
         )

@@ -1,7 +1,8 @@
 """Bytes of CUDA tensors, copied piece by piece on a side stream of each thread.
 
-The side stream waits for the latest `fence()` and for nothing else: work that the training thread launches afterwards,
-a hung collective included, does not hold a save up. Without a fence it waits for what is on the default stream then.
+The side stream waits for the latest `fence()` and for nothing else: work that the training thread launches
+afterwards, a hung collective included, does not hold a save up. Without a fence it waits for what is on the
+default stream then.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import torch
 from lastcall.adapters.torch.tensors import strided
 
 _fences: dict[int, torch.cuda.Event] = {}
-_used: set[int] = set()  # devices that hold state: recording an event on any other one would make a context there
+# devices that hold state: recording an event on any other one would make a context there
+_used: set[int] = set()
 _mine = threading.local()
 
 
 def fence() -> None:
-    """Everything launched up to now on the current streams belongs to the state; copies wait for it, for nothing later.
+    """Everything launched up to now on the current streams belongs to the state; copies wait for it, for
+    nothing later.
 
     Called by the training thread. No device is waited for here.
     """
@@ -29,11 +32,13 @@ def fence() -> None:
         event = _fences.get(device)
         if event is None:
             event = _fences[device] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))  # recorded again: making an event costs more than the whole step's hooks
+        # recorded again: making an event costs more than the whole step's hooks
+        event.record(torch.cuda.current_stream(device))
 
 
 def settle() -> None:
-    """Wait for all devices: before live tensors are written to, nothing launched may still use their memory."""
+    """Wait for all devices: before live tensors are written to, nothing launched may still use their
+    memory."""
     for device in tuple(_used):
         torch.cuda.synchronize(device)
 
@@ -59,10 +64,13 @@ def _host(address: int, nbytes: int) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous device tensor. By its storage, since view(dtype) does not know every element type."""
+    """The bytes of a contiguous device tensor. By its storage, since view(dtype) does not know every element
+    type."""
     nbytes = tensor.numel() * tensor.element_size()
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (nbytes,), (1,))
+    return flat.set_(
+        tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (nbytes,), (1,)
+    )
 
 
 class DeviceMemory:
@@ -101,7 +109,8 @@ class DeviceMemory:
 
 def _gather(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:
     packed = _flat(torch.empty(view.shape, dtype=view.dtype, device=view.device).copy_(view))
-    _host(address, nbytes).copy_(packed[skip : skip + nbytes])  # waits: the edge lock must not be let go before the bytes are there
+    # waits: the edge lock must not be let go before the bytes are there
+    _host(address, nbytes).copy_(packed[skip : skip + nbytes])
 
 
 def _scatter(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:

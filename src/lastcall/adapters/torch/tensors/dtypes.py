@@ -1,7 +1,8 @@
 """Element types: what torch and numpy call them, and what safetensors calls them.
 
-An element type without a safetensors code (complex128, float8_e5m2fnuz, a numpy record) is stored as plain numbers with
-one more dimension; its true name stands in the document. So every state fits into a file that any reader opens.
+An element type without a safetensors code (complex128, float8_e5m2fnuz, a numpy record) is stored as plain
+numbers with one more dimension; its true name stands in the document. So every state fits into a file that
+any reader opens.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def by_name(name: object) -> torch.dtype:
-    """The element type a document names. Documents may be hostile: only names of plain element types are taken."""
+    """The element type a document names. Documents may be hostile: only names of plain element types are
+    taken."""
     dtype = _BY_NAME.get(f"torch.{name}")
     if dtype is None or str(dtype) in _QUANTIZED:
         raise errors.CheckpointError(
-            f"the document names a dtype {name!r:.40} that torch {torch.__version__} does not have: it is damaged, or "
+            f"the document names a dtype {name!r:.40} that torch {torch.__version__} does not have: it is "
+            "damaged, or "
             "from a newer torch"
         )
     return dtype
@@ -71,13 +74,18 @@ def numpy_descr(dtype: np.dtype[np.generic]) -> object:
 
 
 def numpy_by_descr(descr: object) -> np.dtype[np.generic]:
-    """The numpy dtype a document describes. One that holds objects would need pickle, which runs code: refused."""
+    """The numpy dtype a document describes. One that holds objects would need pickle, which runs code:
+    refused."""
     if not isinstance(descr, (str, list, tuple)) or (isinstance(descr, str) and not 0 < len(descr) <= 32):
         raise errors.CheckpointError(f"the document describes a numpy dtype as {descr!r:.80}: it is damaged")
     try:
         dtype: np.dtype[np.generic] = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
     except Exception as error:  # numpy raises whatever the parser of the day meets
-        raise errors.CheckpointError(f"the document describes no numpy dtype: {descr!r:.80} ({error})") from error
+        raise errors.CheckpointError(
+            f"the document describes no numpy dtype: {descr!r:.80} ({error})"
+        ) from error
     if dtype.hasobject:
-        raise errors.CheckpointError(f"the document describes a numpy dtype that holds Python objects: {descr!r:.80}")
+        raise errors.CheckpointError(
+            f"the document describes a numpy dtype that holds Python objects: {descr!r:.80}"
+        )
     return dtype

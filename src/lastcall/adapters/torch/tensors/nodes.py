@@ -79,7 +79,9 @@ def ref(document: object) -> Ref:
     """A reference where only a reference to a tensor may stand."""
     found = of(document) if isinstance(document, dict) else None
     if not isinstance(found, Ref):
-        raise errors.CheckpointError(f"the document holds {document!r:.80} where a tensor belongs: it is damaged")
+        raise errors.CheckpointError(
+            f"the document holds {document!r:.80} where a tensor belongs: it is damaged"
+        )
     return found
 
 
@@ -89,12 +91,18 @@ def pairs(document: dict[str, object], name: str) -> list[tuple[Any, Any]]:
     if not isinstance(items, list) or not all(isinstance(item, list) and len(item) == 2 for item in items):
         raise errors.CheckpointError(f"the part {name!r} of the document is no list of pairs: it is damaged")
     if not all(type(key) in (str, int) for key, _ in items) or len({key for key, _ in items}) != len(items):
-        raise errors.CheckpointError(f"the part {name!r} of the document names something wrongly or twice: it is damaged")
+        raise errors.CheckpointError(
+            f"the part {name!r} of the document names something wrongly or twice: it is damaged"
+        )
     return [(key, item) for key, item in items]
 
 
 def shape(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in value):
+    if (
+        not isinstance(value, list)
+        or len(value) > 64
+        or not all(type(n) is int and 0 <= n < 2**62 for n in value)
+    ):
         raise errors.CheckpointError(f"the document holds a shape that is none: {value!r:.80}")
     return tuple(value)
 
@@ -102,7 +110,9 @@ def shape(value: object) -> tuple[int, ...]:
 def _place(document: dict[str, object]) -> Place:
     group, name = document["g"], document["n"]
     if not isinstance(group, str) or not isinstance(name, str):
-        raise errors.CheckpointError(f"the document refers to a tensor by {group!r:.40}, {name!r:.40}: it is damaged")
+        raise errors.CheckpointError(
+            f"the document refers to a tensor by {group!r:.40}, {name!r:.40}: it is damaged"
+        )
     return group, name
 
 
@@ -115,9 +125,13 @@ def _tensor(document: dict[str, object]) -> Ref:
     full = shape(document["shape"])
     dense = shape(document["dense"]) if "dense" in document else full
     if len(dense) != len(full) or any(one not in (1, every) for one, every in zip(dense, full, strict=True)):
-        raise errors.CheckpointError(f"the document expands a tensor of {dense} to {full}, which is impossible")
+        raise errors.CheckpointError(
+            f"the document expands a tensor of {dense} to {full}, which is impossible"
+        )
     if document["kind"] not in ("torch", "parameter"):
-        raise errors.CheckpointError(f"the document holds a tensor of the unknown kind {document['kind']!r:.40}")
+        raise errors.CheckpointError(
+            f"the document holds a tensor of the unknown kind {document['kind']!r:.40}"
+        )
     return Ref(
         _place(document),
         dtypes.by_name(document["dtype"]),
@@ -139,5 +153,7 @@ def _scalar(document: dict[str, object]) -> object:
     dtype = dtypes.numpy_by_descr(tree.decode(document["dtype"], tree.refuse_tag))
     data = bytes.fromhex(str(document["hex"]))
     if len(data) != dtype.itemsize:
-        raise errors.CheckpointError(f"the document holds a numpy scalar of {len(data)} bytes instead of {dtype.itemsize}")
+        raise errors.CheckpointError(
+            f"the document holds a numpy scalar of {len(data)} bytes instead of {dtype.itemsize}"
+        )
     return np.ndarray((), dtype, data)[()] if data else np.zeros((), dtype)[()]

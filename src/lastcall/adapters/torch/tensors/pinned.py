@@ -1,4 +1,5 @@
-"""Page-locked buffers where the state lives on a GPU: copies from the device run at 55 GB/s into them, at 1 into plain memory."""
+"""Page-locked buffers where the state lives on a GPU: copies from the device run at 55 GB/s into them, at 1
+into plain memory."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ log = logging.getLogger("lastcall")
 
 
 class PinnedBuffer:
-    """Page-locked host memory; page-aligned, as O_DIRECT needs it. Allocating it is slow (2 GB/s): ahead of time only."""
+    """Page-locked host memory; page-aligned, as O_DIRECT needs it. Allocating it is slow (2 GB/s): ahead of
+    time only."""
 
     def __init__(self, nbytes: int) -> None:
         # One page more than asked for: torch's caching host allocator does not promise alignment.

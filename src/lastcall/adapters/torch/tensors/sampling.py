@@ -16,9 +16,12 @@ def storages(tensors: Iterable[torch.Tensor]) -> list[object]:
     return [placement.local(tensor).untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
 
 
-def sample(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[torch.Tensor, Callable[[torch.Tensor], tuple[int, ...]], int]]:
-    """A few large tensors, spread over the state, with the places in them whose bytes may be read cheaply. Some of every name: an
-    average of the weights changes at other times than the weights, and `p.data.mul_(...)` leaves no other trace."""
+def sample(
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> list[tuple[torch.Tensor, Callable[[torch.Tensor], tuple[int, ...]], int]]:
+    """A few large tensors, spread over the state, with the places in them whose bytes may be read cheaply.
+    Some of every name: an average of the weights changes at other times than the weights, and
+    `p.data.mul_(...)` leaves no other trace."""
     large: dict[str, list[torch.Tensor]] = {}
     for name, tensor in named:
         mine = placement.local(tensor)
@@ -30,6 +33,7 @@ def sample(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[torch.Tensor
 
 
 def _places(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The beginning, the middle and the end: a write to some rows of an embedding is seen more often than not."""
+    """The beginning, the middle and the end: a write to some rows of an embedding is seen more often than
+    not."""
     first, room = tensor.data_ptr(), tensor.nbytes - min(64, tensor.nbytes)
     return first, first + room // 2, first + room

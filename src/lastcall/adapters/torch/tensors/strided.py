@@ -1,8 +1,10 @@
-"""Tensors and arrays whose memory is not in C order (transposed, channels_last, slices), read and written in C order.
+"""Tensors and arrays whose memory is not in C order (transposed, channels_last, slices), read and written in
+C order.
 
-A whole `.contiguous()` would double the memory of a tensor at the worst moment. Here a range of bytes is cut into
-pieces of at most PIECE bytes, each a view, and only a piece is ever copied. The pieces are taken at elements; where a
-range starts or ends inside one, that element is handled on its own under a lock, since two threads may hold its halves.
+A whole `.contiguous()` would double the memory of a tensor at the worst moment. Here a range of bytes is cut
+into pieces of at most PIECE bytes, each a view, and only a piece is ever copied. The pieces are taken at
+elements; where a range starts or ends inside one, that element is handled on its own under a lock, since two
+threads may hold its halves.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ Move = Callable[[Any, int, int, int], None]  # (view, bytes to skip in it, bytes
 
 
 def pieces(values: Any, itemsize: int, start: int, stop: int) -> Iterator[Any]:
-    """Views that hold the elements [start, stop) in C order, none larger than PIECE bytes unless it is one element.
+    """Views that hold the elements [start, stop) in C order, none larger than PIECE bytes unless it is one
+    element.
 
-    `values` is a tensor or a numpy array; only slices are taken of it, since an index would make a numpy scalar.
+    `values` is a tensor or a numpy array; only slices are taken of it, since an index would make a numpy
+    scalar.
     """
     if start >= stop:
         return
@@ -43,7 +47,8 @@ def pieces(values: Any, itemsize: int, start: int, stop: int) -> Iterator[Any]:
 
 
 class Strided:
-    """Walks byte ranges of a tensor or an array. `move` says how (a part of) a piece goes to the host, or back."""
+    """Walks byte ranges of a tensor or an array. `move` says how (a part of) a piece goes to the host, or
+    back."""
 
     __slots__ = ("_itemsize", "_lock", "_values", "nbytes")
 

@@ -1,4 +1,5 @@
-"""Where the tensors of a capture are put while the document is made: unique names in groups, no memory twice."""
+"""Where the tensors of a capture are put while the document is made: unique names in groups, no memory
+twice."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Place = tuple[str, str]  # group, name in it
 
 
 def place_of(path: str, whole: str = "value") -> Place:
-    """The group and the name of a leaf: `extra['ema'][0]` is `ema.0` in `extra`. Not unique yet: see Shelf.put().
+    """The group and the name of a leaf: `extra['ema'][0]` is `ema.0` in `extra`. Not unique yet: see
+    Shelf.put().
 
     `whole` is the name of what is a whole top-level value itself."""
     group = re.split(r"\W", path, maxsplit=1)[0]
@@ -40,17 +42,23 @@ class Shelf:
         return Shelf(self.places.copy(), {group: entries.copy() for group, entries in self.entries.items()})
 
     def put(
-        self, tensor: torch.Tensor, place: Place, keep: object = None, holders: placement.Holders | None = None
+        self,
+        tensor: torch.Tensor,
+        place: Place,
+        keep: object = None,
+        holders: placement.Holders | None = None,
     ) -> dict[str, object]:
-        """The reference that stands in the document for a tensor. It is to be checked (tensors.check) before. Of a DTensor, this rank's
-        piece is put here. `holders`: the ranks that have the same tensor, where it is not a DTensor, which says so itself."""
+        """The reference that stands in the document for a tensor. It is to be checked (tensors.check) before.
+        Of a DTensor, this rank's piece is put here. `holders`: the ranks that have the same tensor, where it
+        is not a DTensor, which says so itself."""
         full, sharded = tuple(tensor.shape), placement.is_dtensor(tensor)
         mine = tensors.dense(placement.local(tensor))
         shape = tuple(mine.shape)
         device = str(mine.device)
         key: tuple[object, ...] = (device, mine.data_ptr(), mine.dtype, shape, mine.stride())
         if sharded and not mine.numel():
-            # Tied parameters must have one name on the ranks whose piece is empty, too: known by their storage, which the source keeps.
+            # Tied parameters must have one name on the ranks whose piece is empty, too: known by their
+            # storage, which the source keeps.
             key = ("empty", mine.untyped_storage()._cdata, mine.dtype, full)
         known = self.places.get(key) if mine.numel() or sharded else None  # other empty tensors all lie at 0
         if known is None:
@@ -70,7 +78,14 @@ class Shelf:
             ref["dense"] = list(shape)
         return ref
 
-    def _shelve(self, tensor: torch.Tensor, mine: torch.Tensor, place: Place, keep: object, holders: placement.Holders | None) -> Place:
+    def _shelve(
+        self,
+        tensor: torch.Tensor,
+        mine: torch.Tensor,
+        place: Place,
+        keep: object,
+        holders: placement.Holders | None,
+    ) -> Place:
         code, stored = dtypes.stored_as(mine.dtype, tuple(mine.shape))
         share = None
         if placement.is_dtensor(tensor):
@@ -103,7 +118,14 @@ class Shelf:
         entries = self.entries[place[0]]
         entries[place[1]] = dataclasses.replace(entries[place[1]], source=source)
 
-    def _add(self, place: Place, code: str, shape: tuple[int, ...], source: types.Source, share: types.Share | None = None) -> Place:
+    def _add(
+        self,
+        place: Place,
+        code: str,
+        shape: tuple[int, ...],
+        source: types.Source,
+        share: types.Share | None = None,
+    ) -> Place:
         group, name = place
         entries = self.entries.setdefault(group, {})
         unique, count = name, 1
@@ -115,7 +137,8 @@ class Shelf:
 
 
 def stored_share(tensor: torch.Tensor, stored: tuple[int, ...]) -> types.Share:
-    """The share of a DTensor whose piece has the shape `stored` in the file: a dtype that safetensors lacks adds a dimension."""
+    """The share of a DTensor whose piece has the shape `stored` in the file: a dtype that safetensors lacks
+    adds a dimension."""
     assert placement.is_dtensor(tensor)
     share = placement.share_of(tensor)
     added = stored[len(share.whole) :]

@@ -34,7 +34,11 @@ def _gather(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:
 
 
 def _scatter(view: torch.Tensor, skip: int, nbytes: int, address: int) -> None:
-    packed = _packed(view) if nbytes < view.numel() * view.element_size() else torch.empty(view.shape, dtype=view.dtype)
+    packed = (
+        _packed(view)
+        if nbytes < view.numel() * view.element_size()
+        else torch.empty(view.shape, dtype=view.dtype)
+    )
     ctypes.memmove(packed.data_ptr() + skip, address, nbytes)
     with torch.no_grad():
         view.copy_(packed)
@@ -50,14 +54,16 @@ Aim = types.Target | types.Region  # where a stored tensor goes: all of it, or a
 
 
 class Several:
-    """One stored tensor that goes to several live ones: it was shared when it was saved and is not now. A Target only where none of
-    them takes a mere piece; a reader of pieces looks at `targets`."""
+    """One stored tensor that goes to several live ones: it was shared when it was saved and is not now. A
+    Target only where none of them takes a mere piece; a reader of pieces looks at `targets`."""
 
     __slots__ = ("targets",)
 
     def __init__(self, targets: tuple[Aim, ...]) -> None:
         self.targets: tuple[Aim, ...] = tuple(
-            inner for target in targets for inner in (target.targets if isinstance(target, Several) else (target,))
+            inner
+            for target in targets
+            for inner in (target.targets if isinstance(target, Several) else (target,))
         )
 
     @property
@@ -75,7 +81,8 @@ class Several:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its expanded (stride 0) dimensions narrowed to one: what is really in memory. A DTensor is never expanded."""
+    """The tensor with its expanded (stride 0) dimensions narrowed to one: what is really in memory. A DTensor
+    is never expanded."""
     if placement.is_dtensor(tensor) or 0 not in tensor.stride():
         return tensor
     for dim, stride in enumerate(tensor.stride()):
@@ -85,12 +92,14 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor, or what this rank has of it, lies in memory. A DTensor itself has no address: asking for it raises."""
+    """Where a tensor, or what this rank has of it, lies in memory. A DTensor itself has no address: asking
+    for it raises."""
     return placement.local(tensor).data_ptr()
 
 
 def of(tensor: torch.Tensor, keep: object = None) -> memory.HostMemory | HostStrided | cuda.DeviceMemory:
-    """The bytes of a tensor, both a Source and a Target, in C order. Expanded tensors are to be made dense() before.
+    """The bytes of a tensor, both a Source and a Target, in C order. Expanded tensors are to be made dense()
+    before.
 
     `keep` is held as long as the result is: whatever would give the memory to somebody else when it dies.
     """
@@ -134,10 +143,18 @@ _DEVICES = frozenset({"cpu", "cuda"})
 def problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be saved, and what to do, or None."""
     kind = type(tensor)
-    if kind in _PLAIN and tensor.device.type in _DEVICES and tensor.layout is torch.strided and not tensor.is_quantized:
+    if (
+        kind in _PLAIN
+        and tensor.device.type in _DEVICES
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    ):
         return None  # nearly all of them
     if torch.nn.parameter.is_lazy(tensor):
-        return "a parameter that has no shape yet", "Run one batch through the module before calling protect()."
+        return (
+            "a parameter that has no shape yet",
+            "Run one batch through the module before calling protect().",
+        )
     name = kind.__name__
     if placement.is_dtensor(tensor):
         return placement.problem(tensor) or _local_problem(tensor._local_tensor)

@@ -25,7 +25,11 @@ SEEDED = "ray.train._internal.jit_checkpoint_config"
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT"):
+    for name in (
+        "LASTCALL_ENABLED",
+        "RAY_TRAIN_JIT_CHECKPOINT_ENABLED",
+        "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -58,7 +62,8 @@ def test_without_the_argument_nothing_is_added_and_nothing_said() -> None:
 
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a script gets that imports the module of the announcement; Ray's classes are as they were afterwards."""
+    """What a script gets that imports the module of the announcement; Ray's classes are as they were
+    afterwards."""
     trainer = importlib.import_module("ray.train.v2.api.data_parallel_trainer").DataParallelTrainer
     monkeypatch.setattr(RaysOwn, "__init__", RaysOwn.__init__)
     monkeypatch.setattr(trainer, "_create_default_callbacks", trainer._create_default_callbacks)
@@ -71,7 +76,9 @@ def test_e1_rays_own_runconfig_takes_the_argument_once_the_announced_module_is_i
     module, loader = seeded
     loader.exec_module(module)
     with pytest.warns(DeprecationWarning, match="RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1"):
-        config = RaysOwn(name="exp", jit_checkpoint_config=module.JITCheckpointConfig(enabled=True, kill_wait=5.0))
+        config = RaysOwn(
+            name="exp", jit_checkpoint_config=module.JITCheckpointConfig(enabled=True, kill_wait=5.0)
+        )
     assert [callback._jit.kill_wait for callback in config.callbacks] == [5.0]
     assert config.jit_checkpoint_config.kill_wait == 5.0
     assert RaysOwn(name="exp").jit_checkpoint_config is None and RaysOwn(name="exp").callbacks == []
@@ -102,7 +109,9 @@ def test_e1_a_run_that_did_not_ask_is_left_alone_although_another_one_did(seeded
     with pytest.warns(DeprecationWarning, match="is deprecated"):
         RaysOwn(name="one", jit_checkpoint_config=module.JITCheckpointConfig(enabled=True))
     backend = SimpleNamespace(backend_cls=SimpleNamespace(has_replica_groups=False))
-    other = SimpleNamespace(run_config=RaysOwn(name="other"), backend_config=backend, train_loop_per_worker=made)
+    other = SimpleNamespace(
+        run_config=RaysOwn(name="other"), backend_config=backend, train_loop_per_worker=made
+    )
     assert patch.prepare(other) == []
 
 
@@ -111,16 +120,23 @@ def test_e1_the_module_is_there_without_any_variable_and_nothing_of_lastcall_bef
         "import sys, ray.train\n"
         "print([name for name in sys.modules if name.startswith('lastcall')])\n"
         f"from {SEEDED} import JITCheckpointConfig\n"
-        "print(JITCheckpointConfig(True).enabled, ray.train.RunConfig(jit_checkpoint_config=None).callbacks)\n"
+        "print(JITCheckpointConfig(True).enabled, "
+        "ray.train.RunConfig(jit_checkpoint_config=None).callbacks)\n"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith(("LASTCALL", "RAY_"))}
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=env, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=env, timeout=300, check=False
+    )
     assert done.stdout.splitlines() == ["[]", "True []"], done.stderr
 
 
-def test_e2_it_is_off_by_default_in_ray_as_announced_and_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e2_it_is_off_by_default_in_ray_as_announced_and_on_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert (JITCheckpointConfig().enabled, JITCheckpointConfig().kill_wait) == (False, 3.0)
-    assert lastcall.JITCheckpointConfig().enabled and isinstance(JITCheckpointConfig(), lastcall.JITCheckpointConfig)
+    assert lastcall.JITCheckpointConfig().enabled and isinstance(
+        JITCheckpointConfig(), lastcall.JITCheckpointConfig
+    )
     with pytest.warns(UserWarning, match="Pass enabled=True"):
         assert made(kill_wait=7.0)[1] == []
     monkeypatch.setenv("RAY_TRAIN_JIT_CHECKPOINT_ENABLED", "1")
@@ -136,7 +152,11 @@ def test_e8_tune_hands_our_variables_on_to_its_trials_but_not_what_each_has_for_
     cache = importlib.import_module("ray.tune.execution.class_cache")
     found = SimpleNamespace(ENV_VARS_TO_PROPAGATE=set(cache.ENV_VARS_TO_PROPAGATE))
     importlib.import_module("lastcall.adapters.ray.driver.tune").hand_on(found)
-    assert {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT", "LASTCALL_ENABLED"} <= found.ENV_VARS_TO_PROPAGATE
+    assert {
+        "RAY_TRAIN_JIT_CHECKPOINT_ENABLED",
+        "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT",
+        "LASTCALL_ENABLED",
+    } <= found.ENV_VARS_TO_PROPAGATE
     assert found.ENV_VARS_TO_PROPAGATE > cache.ENV_VARS_TO_PROPAGATE
     assert not {"LASTCALL_RUN_ID", "LASTCALL_STOP_FILE"} & found.ENV_VARS_TO_PROPAGATE
 

@@ -66,7 +66,9 @@ def test_the_script_travels_along_for_machines_that_do_not_have_it(patched: type
 
 def test_a_train_worker_reads_the_script_that_came_along(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"host": "127.0.0.1", "port": 1, "secret": "", "incarnation": 1}
-    monkeypatch.setattr("lastcall.adapters.ray.worker.worker.Worker", lambda *_: SimpleNamespace(begin=lambda: None))
+    monkeypatch.setattr(
+        "lastcall.adapters.ray.worker.worker.Worker", lambda *_: SimpleNamespace(begin=lambda: None)
+    )
     JITCallback({"enabled": True}, place, {"/elsewhere/train.py": "first = 1\n"}).after_init_train_context()
     assert linecache.getline("/elsewhere/train.py", 1) == "first = 1\n"
     del linecache.cache["/elsewhere/train.py"]
@@ -78,13 +80,17 @@ def test_switched_off_nothing_is_added(patched: type[Trainer], monkeypatch: pyte
     assert internals.DRAIN_VARIABLE not in os.environ
 
 
-def test_replica_groups_are_left_to_their_own_way_of_going_on(patched: type[Trainer], caplog: pytest.LogCaptureFixture) -> None:
+def test_replica_groups_are_left_to_their_own_way_of_going_on(
+    patched: type[Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = patched()
     trainer.backend_config = SimpleNamespace(backend_cls=SimpleNamespace(has_replica_groups=True))
     assert trainer._create_default_callbacks() == ["rays own"] and "TorchFT" in caplog.text
 
 
-def test_a_mirror_is_rays_own_matter(patched: type[Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mirror_is_rays_own_matter(
+    patched: type[Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("LASTCALL_MIRROR", "s3://runs/exp1")
     patched()._create_default_callbacks()
     assert "LASTCALL_MIRROR is left out" in caplog.text

@@ -60,8 +60,12 @@ def test_the_second_run_of_a_script_has_a_name_of_its_own() -> None:
     assert [config.name for config in configs] == ["exp1", "exp1-2"]
 
 
-@pytest.mark.parametrize("environ", [{}, job("raysubmit_Zx81"), job(7), {"RAY_JOB_CONFIG_JSON_ENV_VAR": "no json"}])
-def test_where_no_name_can_last_the_user_is_told_what_that_costs(environ: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "environ", [{}, job("raysubmit_Zx81"), job(7), {"RAY_JOB_CONFIG_JSON_ENV_VAR": "no json"}]
+)
+def test_where_no_name_can_last_the_user_is_told_what_that_costs(
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     config = Config(DATED)
     with caplog.at_level(logging.WARNING, "lastcall"):
         run_name.settle(config, None, environ)

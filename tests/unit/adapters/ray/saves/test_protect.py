@@ -33,7 +33,9 @@ def test_what_cannot_be_put_back_in_place_is_refused_with_a_remedy(context: Any)
         lastcall.ray.protect(model=torch.nn.Linear(2, 1), epoch=0)
 
 
-def test_where_nothing_is_protected_that_is_said_and_training_goes_on(context: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_nothing_is_protected_that_is_said_and_training_goes_on(
+    context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "lastcall"):
         lastcall.ray.protect(model=torch.nn.Linear(2, 1))
     assert "RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1" in caplog.text

@@ -53,7 +53,9 @@ def steps_are_counted() -> Iterator[None]:
 
 
 def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
 
 
 def test_what_an_optimizer_trains_is_found_with_the_module_around_it() -> None:
@@ -63,12 +65,18 @@ def test_what_an_optimizer_trains_is_found_with_the_module_around_it() -> None:
     assert not any(each is net.inner for each in modules)
 
 
-def test_it_is_put_back_before_the_first_step_and_training_goes_on_as_though_nothing_had_been(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_put_back_before_the_first_step_and_training_goes_on_as_though_nothing_had_been(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     net, optimizer = trained(3)
     body = {
         "modules": [{"class": state.kind(net), "state": net.state_dict()}],
         "optimizers": [
-            {"class": state.kind(optimizer), "shapes": state.shapes(net.parameters()), "state": optimizer.state_dict()},
+            {
+                "class": state.kind(optimizer),
+                "shapes": state.shapes(net.parameters()),
+                "state": optimizer.state_dict(),
+            },
         ],
         "named": {},
     }
@@ -89,7 +97,11 @@ def test_it_is_put_back_before_the_first_step_and_training_goes_on_as_though_not
 
 def test_what_does_not_fit_is_left_alone_and_said(caplog: pytest.LogCaptureFixture) -> None:
     net, _ = trained(2)
-    body = {"modules": [{"class": state.kind(net), "state": _copied(net.state_dict())}], "optimizers": [], "named": {}}
+    body = {
+        "modules": [{"class": state.kind(net), "state": _copied(net.state_dict())}],
+        "optimizers": [],
+        "named": {},
+    }
     wider, fresh = trained(0, width=5)
     restoring = Restoring(body, "SIGTERM")
     restoring.begin()
@@ -101,7 +113,11 @@ def test_what_does_not_fit_is_left_alone_and_said(caplog: pytest.LogCaptureFixtu
 
 def test_what_was_named_goes_back_in_place() -> None:
     net, _ = trained(2)
-    body = {"modules": [], "optimizers": [], "named": {"model": _copied(net.state_dict()), "progress": {"epoch": 3}, "seen": [1, 2]}}
+    body = {
+        "modules": [],
+        "optimizers": [],
+        "named": {"model": _copied(net.state_dict()), "progress": {"epoch": 3}, "seen": [1, 2]},
+    }
     other, _ = trained(0)
     progress, seen = {"epoch": 0}, [0]
     Restoring(body, "SIGTERM").named({"model": other, "progress": progress, "seen": seen, "new": {}})
@@ -148,11 +164,20 @@ def _copied(value: Any) -> Any:
 def body_of(net: Net, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     shapes = state.shapes(net.parameters())
     optimizers = [{"class": state.kind(optimizer), "shapes": shapes, "state": optimizer.state_dict()}]
-    return _copied({"modules": [{"class": state.kind(net), "state": net.state_dict()}], "optimizers": optimizers, "named": {}})
+    return _copied(
+        {
+            "modules": [{"class": state.kind(net), "state": net.state_dict()}],
+            "optimizers": optimizers,
+            "named": {},
+        }
+    )
 
 
-def test_b5_it_is_not_laid_over_what_the_script_has_restored_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    """Lightning with RayTrainReportCallback: the weights of step 5 must not come over those of step 3, with the counts of step 3."""
+def test_b5_it_is_not_laid_over_what_the_script_has_restored_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Lightning with RayTrainReportCallback: the weights of step 5 must not come over those of step 3, with
+    the counts of step 3."""
     own, optimizer = trained(3)
     restoring = Restoring(body_of(*trained(5)), "SIGTERM", lambda: True)
     restoring.begin()

@@ -98,16 +98,30 @@ def test_states_of_former_incarnations_are_removed_when_a_newer_one_is_there(sto
     assert sorted(path.name for path in home.iterdir()) == ["other", "state-2"]
 
 
-def test_b6_a_state_belongs_to_what_its_script_was_given(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_b6_a_state_belongs_to_what_its_script_was_given(
+    storage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     was = uncommitted.arguments({"lr": 0.1, "key": "secret", "data": object()})
     uncommitted.leave_state(storage, ".lastcall/state-1", [None], {"reason": "SIGTERM"}, was)
     assert "secret" not in Path(storage.experiment_fs_path, ".lastcall", "uncommitted.json").read_text()
-    assert uncommitted.find_state(storage, None, uncommitted.arguments({"data": object(), "key": "secret", "lr": 0.1}))[0] is not None
-    assert uncommitted.find_state(storage, None, uncommitted.arguments({"data": object(), "key": "secret", "lr": 0.2}))[0] is None
+    assert (
+        uncommitted.find_state(
+            storage, None, uncommitted.arguments({"data": object(), "key": "secret", "lr": 0.1})
+        )[0]
+        is not None
+    )
+    assert (
+        uncommitted.find_state(
+            storage, None, uncommitted.arguments({"data": object(), "key": "secret", "lr": 0.2})
+        )[0]
+        is None
+    )
     assert "train_loop_config has changed (`lr`)" in caplog.text and "RunConfig(name=...)" in caplog.text
 
 
-def test_b6_a_checkpoint_of_the_script_itself_is_not_forgotten_with_the_states(storage: Any, made: Any) -> None:
+def test_b6_a_checkpoint_of_the_script_itself_is_not_forgotten_with_the_states(
+    storage: Any, made: Any
+) -> None:
     uncommitted.leave(storage, made("checkpoint_1"), [None], {})
     uncommitted.forget_state(storage)
     assert uncommitted.find(storage, None)[0] is not None

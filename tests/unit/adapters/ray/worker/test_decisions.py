@@ -6,7 +6,13 @@ from lastcall.adapters.ray.worker import decisions
 
 
 def at(
-    step: int, *, looked: bool = True, points: bool = True, near: bool = False, seconds: float | None = None, **more: Any
+    step: int,
+    *,
+    looked: bool = True,
+    points: bool = True,
+    near: bool = False,
+    seconds: float | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     return {"step": step, "looked": looked, "points": points, "near": near, "seconds": seconds, **more}
 
@@ -50,7 +56,9 @@ def test_when_no_rank_has_reached_its_save_in_time_it_is_replayed() -> None:
 
 
 def test_before_the_first_step_nobody_knows_and_the_script_gets_half_of_the_time_to_come_to_it() -> None:
-    found = decisions.first({0: at(0, looked=False, points=False), 1: at(0, looked=False, points=False)}, 20.0)
+    found = decisions.first(
+        {0: at(0, looked=False, points=False), 1: at(0, looked=False, points=False)}, 20.0
+    )
     assert (found["how"], found["within"], found["step"]) == ("own", 10.0, 1)
 
 
@@ -67,7 +75,9 @@ def reported(*, checkpoint: bool, replayed: bool = False, files: tuple[str, ...]
 
 
 def test_a_report_saves_if_any_rank_brings_a_checkpoint() -> None:
-    found = decisions.report({0: reported(checkpoint=True, files=("model.pt",)), 1: reported(checkpoint=False)}, 2)
+    found = decisions.report(
+        {0: reported(checkpoint=True, files=("model.pt",)), 1: reported(checkpoint=False)}, 2
+    )
     assert (found["saving"], found["missing"], found["torn"]) == ([0], [], False)
 
 
@@ -81,7 +91,10 @@ def test_parts_of_different_steps_are_no_checkpoint() -> None:
 
 
 def test_a_checkpoint_of_parts_is_not_whole_without_the_missing_rank() -> None:
-    said = {0: reported(checkpoint=True, files=("shard-0",)), 1: reported(checkpoint=True, files=("shard-1",))}
+    said = {
+        0: reported(checkpoint=True, files=("shard-0",)),
+        1: reported(checkpoint=True, files=("shard-1",)),
+    }
     assert "rank 2 are missing" in decisions.flaw(decisions.report(said, 3), None)
 
 
@@ -96,15 +109,21 @@ def test_a_checkpoint_with_the_files_of_the_one_before_is_whole() -> None:
 
 
 def test_a_report_that_a_rank_had_passed_before_the_notice_is_not_the_save() -> None:
-    found = decisions.report({0: {"checkpoint": False, "passed": True}, 1: {"checkpoint": True, "files": ["a"]}}, 2)
+    found = decisions.report(
+        {0: {"checkpoint": False, "passed": True}, 1: {"checkpoint": True, "files": ["a"]}}, 2
+    )
     assert (found["saving"], found["missing"], found["files"]) == ([], [], [])
 
 
-def test_b9_a_script_that_handles_a_preemption_itself_keeps_its_own_flow_although_only_one_rank_knows_it_yet() -> None:
+def test_b9_a_script_that_handles_a_preemption_itself_keeps_its_own_flow_although_only_one_rank_knows_it_yet() -> (  # noqa: E501
+    None
+):
     assert decisions.first({0: at(3, near=True, native=True), 1: at(3, near=True)}, 20.0)["how"] == "native"
 
 
 def test_b5_a_script_with_checkpoints_of_its_own_has_no_state_saved_that_nobody_would_put_back() -> None:
-    found = decisions.first({0: at(3, points=False, because="no source", checkpoints=True), 1: at(3, points=False)}, 20.0)
+    found = decisions.first(
+        {0: at(3, points=False, because="no source", checkpoints=True), 1: at(3, points=False)}, 20.0
+    )
     assert found["how"] == "period" and "no source" in found["because"]
     assert decisions.again({0: at(3, points=False, checkpoints=True)}, 6.0)["how"] == "period"

@@ -59,12 +59,16 @@ def test_b4_a_checkpoint_that_the_script_does_not_ask_for_is_mentioned_once_it_s
     assert "ray.train.get_checkpoint()" in caplog.text
 
 
-def test_b4_a_script_that_saves_and_never_asks_is_told_before_anything_is_lost(flow: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_b4_a_script_that_saves_and_never_asks_is_told_before_anything_is_lost(
+    flow: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     flow().remark(saves=True)
     assert "after a preemption it would start from scratch" in caplog.text
 
 
-def test_b4_nothing_is_said_to_a_script_that_asks_or_has_nothing_to_ask_for(flow: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_b4_nothing_is_said_to_a_script_that_asks_or_has_nothing_to_ask_for(
+    flow: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     asking = flow(Checkpoint("/storage/exp/checkpoint_1"))
     assert asking._context.get_checkpoint() is asking.found
     asking.remark(saves=True)
@@ -79,7 +83,9 @@ def test_b5_a_script_that_asks_or_has_a_checkpoint_goes_its_own_way(flow: Any) -
     assert asking.own
 
 
-def test_b9_a_script_that_looks_for_a_preemption_itself_is_known_by_it(flow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b9_a_script_that_looks_for_a_preemption_itself_is_known_by_it(
+    flow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DistributedTrainFnUtils, "get_preemption_info", lambda self: "info")
     handling = flow()
     assert not handling.native
@@ -184,7 +190,8 @@ def test_b7_a_step_before_the_loop_is_not_taken_for_the_loop(caplog: pytest.LogC
         return seen
 
     own = OwnSave()
-    with ThreadPoolExecutor(1) as pool:  # as under Ray: no frame further out, where a test runner has loops of its own
+    # as under Ray: no frame further out, where a test runner has loops of its own
+    with ThreadPoolExecutor(1) as pool:
         assert pool.submit(train, own).result() == [False, True]
     assert own.position()["points"] and caplog.text == ""
 
@@ -220,7 +227,9 @@ class TestWhatIsSavedOfAScriptWithoutASave:
         record = self.saved(storage, asked=False, named={})
         assert (record["how"], record["exact"]) == ("state", False) and "begin anew" in record["because"]
 
-    def test_b5_no_state_is_saved_for_a_script_that_asks_for_its_own(self, storage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def test_b5_no_state_is_saved_for_a_script_that_asks_for_its_own(
+        self, storage: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         assert self.saved(storage, asked=True, named={}) == {}
         assert "this run has checkpoints of its own" in caplog.text
 

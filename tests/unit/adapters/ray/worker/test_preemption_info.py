@@ -5,7 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.train.v2._internal.execution.preemption import PreemptionContext, PreemptionInfo, merge_preemption_info
+from ray.train.v2._internal.execution.preemption import (
+    PreemptionContext,
+    PreemptionInfo,
+    merge_preemption_info,
+)
 
 from lastcall.adapters.ray.worker.preemption_info import Echo
 
@@ -44,7 +48,9 @@ def test_a_drain_that_was_announced_before_we_came_is_heard_too(told: list[Any])
     assert told == [(None, {"node": [0]})]
 
 
-def test_what_we_say_is_seen_by_the_controller_and_not_heard_by_us(echo: Echo, context: Any, told: list[Any]) -> None:
+def test_what_we_say_is_seen_by_the_controller_and_not_heard_by_us(
+    echo: Echo, context: Any, told: list[Any]
+) -> None:
     echo.say(20.0, {"here": [0]})
     info = context.preemption_context.preemption_info
     assert info.preempted_ranks == [0] and info.deadline_ms > time.time() * 1000 + 15_000

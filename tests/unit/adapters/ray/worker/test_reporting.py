@@ -38,7 +38,9 @@ def test_without_a_notice_a_report_is_rays_own(two: Group) -> None:
     assert not Path(two.storage.experiment_fs_path, ".lastcall").exists()
 
 
-def test_after_a_notice_the_checkpoint_is_committed_and_training_ends_there(two: Group, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_notice_the_checkpoint_is_committed_and_training_ends_there(
+    two: Group, caplog: pytest.LogCaptureFixture
+) -> None:
     for rank in two.ranks:
         rank.told()
     given = made()
@@ -79,7 +81,9 @@ def test_a_rank_that_is_in_rays_barrier_when_it_hears_the_notice_is_joined_there
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["metrics", "checkpoint"])
-def test_a_rank_that_is_out_of_rays_barrier_when_it_hears_the_notice_keeps_nobody_waiting_there(two: Group, given: bool) -> None:
+def test_a_rank_that_is_out_of_rays_barrier_when_it_hears_the_notice_keeps_nobody_waiting_there(
+    two: Group, given: bool
+) -> None:
     quick, slow = two.ranks
     out, on = threading.Event(), threading.Event()
     real = slow.reporting._real
@@ -97,13 +101,16 @@ def test_a_rank_that_is_out_of_rays_barrier_when_it_hears_the_notice_keeps_nobod
         rank.told(grace=10 * PATIENCE)
     on.set()
     finish(last)
-    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2  # the save is yet to come
+    # the save is yet to come
+    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2
     slow.reporting._real = real
     finish(quick.report(made()), slow.report())
     assert [rank.parked for rank in two.ranks] == [True, True]
 
 
-def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(two: Group, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(
+    two: Group, caplog: pytest.LogCaptureFixture
+) -> None:
     living = two.ranks[0]
     living.told()
     two.bury(1)
@@ -115,7 +122,9 @@ def test_with_a_dead_rank_the_checkpoint_is_kept_for_the_next_incarnation(two: G
     assert "completed without rank 1" in caplog.text
 
 
-def test_a_rank_that_waits_in_rays_barrier_for_a_dead_one_is_released_and_keeps_its_checkpoint(two: Group) -> None:
+def test_a_rank_that_waits_in_rays_barrier_for_a_dead_one_is_released_and_keeps_its_checkpoint(
+    two: Group,
+) -> None:
     living = two.ranks[0]
     in_barrier = living.report(made())
     assert living.context.barrier_entered.wait(PATIENCE)
@@ -142,7 +151,9 @@ def test_parts_of_a_checkpoint_are_not_taken_for_one(storage: Any, caplog: pytes
     assert "those of rank 2 are missing" in caplog.text
 
 
-def test_parts_of_two_different_saves_are_not_put_together(two: Group, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_of_two_different_saves_are_not_put_together(
+    two: Group, caplog: pytest.LogCaptureFixture
+) -> None:
     for rank in two.ranks:
         rank.told()
     two.ranks[1].strategy.replaying = True
@@ -151,7 +162,9 @@ def test_parts_of_two_different_saves_are_not_put_together(two: Group, caplog: p
     assert "its parts are of different steps" in caplog.text
 
 
-def test_reports_of_metrics_with_a_dead_rank_are_left_out_and_a_checkpoint_is_kept_all_the_same(two: Group) -> None:
+def test_reports_of_metrics_with_a_dead_rank_are_left_out_and_a_checkpoint_is_kept_all_the_same(
+    two: Group,
+) -> None:
     living = two.ranks[0]
     living.told()
     two.bury(1)
@@ -199,7 +212,10 @@ def test_b9_a_script_that_handles_a_preemption_itself_is_not_cut_at_its_report(t
         rank.flow.native = True
     for _ in range(2):
         finish(two.ranks[0].report(made()), two.ranks[1].report())
-    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2 and two.committed == [1, 2]
+    assert [(rank.parked, rank.failure) for rank in two.ranks] == [(False, None)] * 2 and two.committed == [
+        1,
+        2,
+    ]
     assert [rank.context.preemption_context.preemption_info for rank in two.ranks] == [None, None]
 
 

@@ -55,7 +55,9 @@ class Script:
 class Rank:
     """A training thread that steps as fast as its peer allows, as with an all-reduce in every step."""
 
-    def __init__(self, store: memory.MemoryStore, rank: int, size: int, allreduce: threading.Barrier, script: Script) -> None:
+    def __init__(
+        self, store: memory.MemoryStore, rank: int, size: int, allreduce: threading.Barrier, script: Script
+    ) -> None:
         jit = JITCheckpointConfig(kill_wait=0.0, grace=8.0, environ={})
         self.script = script
         self.strategy = ReportSave(jit, Line(store.clone(), rank, size), Echo(object()), script)  # type: ignore[arg-type]
@@ -135,7 +137,12 @@ def test_a_save_point_that_does_not_come_in_time_is_replayed_at_a_step_of_all(ra
         script.begins = False
     one, other = ranks(*scripts)
     one.strategy.on_signal(15, 1)
-    until(lambda: any(word == "replay" for word, _ in one.script.asked) and any(word == "replay" for word, _ in other.script.asked))
+    until(
+        lambda: (
+            any(word == "replay" for word, _ in one.script.asked)
+            and any(word == "replay" for word, _ in other.script.asked)
+        )
+    )
     assert one.script.asked[-1] == other.script.asked[-1]
 
 
@@ -153,7 +160,9 @@ def test_a_drain_of_ray_is_a_notice_with_its_own_deadline(ranks: Any) -> None:
     assert alone.strategy.latch.notice.source == "drain" and alone.strategy.left() <= 5.0
 
 
-def test_when_the_controller_is_gone_the_run_is_over_and_nothing_is_held(ranks: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_the_controller_is_gone_the_run_is_over_and_nothing_is_held(
+    ranks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     (alone,) = ranks(Script(near=True))
     alone.strategy._line.close()
     before = alone.strategy.boundary.steps
@@ -171,17 +180,23 @@ def test_a_second_signal_changes_nothing(ranks: Any) -> None:
     assert len(alone.script.asked) == 1
 
 
-# ---- phase by phase: one rank, whose training thread is the test -----------------------------------------------------
+# ---- phase by phase: one rank, whose training thread is the test -------------------------------------------
 
 
 class Alone:
-    def __init__(self, folder: Path, near: bool = True, native: bool = False, restarts: bool = True, **jit: Any) -> None:
+    def __init__(
+        self, folder: Path, near: bool = True, native: bool = False, restarts: bool = True, **jit: Any
+    ) -> None:
         config = JITCheckpointConfig(**{"kill_wait": 0.0, "grace": 30.0, **jit}, environ={})
         echo = Echo(SimpleNamespace(preemption_context=None) if restarts else object())
-        flow: Any = SimpleNamespace(native=native, own=False, look=lambda frame: None, remark=lambda saves: None)
+        flow: Any = SimpleNamespace(
+            native=native, own=False, look=lambda frame: None, remark=lambda saves: None
+        )
         self.script = Script(near)
         self.script.begins = False
-        self.strategy = ReportSave(config, Line(memory.MemoryStore(), 0, 1), echo, cast(Any, self.script), flow, folder)
+        self.strategy = ReportSave(
+            config, Line(memory.MemoryStore(), 0, 1), echo, cast(Any, self.script), flow, folder
+        )
         self.strategy.save_seconds = 0.1
         self.script.strategy = self.strategy
         self.phases, self.outcome = self.strategy.phases, self.strategy.context.outcome
@@ -213,7 +228,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         each.strategy.close()
 
 
-def test_the_step_after_the_agreement_asks_for_the_scripts_own_save_and_its_report_answers(alone: Callable[..., Alone]) -> None:
+def test_the_step_after_the_agreement_asks_for_the_scripts_own_save_and_its_report_answers(
+    alone: Callable[..., Alone],
+) -> None:
     one = alone()
     one.step()
     one.strategy.on_signal(15, 1)
@@ -253,7 +270,9 @@ def test_a_save_point_that_is_not_reached_has_the_ranks_agree_again(alone: Calla
     assert one.script.asked[-1][0] == "replay" and one.phases.phase is Phase.SAVING
 
 
-def test_no_report_in_time_is_no_save_but_one_that_comes_late_is(alone: Callable[..., Alone], caplog: pytest.LogCaptureFixture) -> None:
+def test_no_report_in_time_is_no_save_but_one_that_comes_late_is(
+    alone: Callable[..., Alone], caplog: pytest.LogCaptureFixture
+) -> None:
     one = alone(grace=2.0)
     one.strategy.on_signal(15, 1)
     one.is_in(Phase.FAILED)

@@ -39,14 +39,18 @@ def boundary(arrivals: Arrivals) -> Iterator[Boundary]:
     boundary.remove()
 
 
-def test_every_step_is_counted_and_only_the_first_one_is_told_while_it_is_quiet(boundary: Boundary, arrivals: Arrivals) -> None:
+def test_every_step_is_counted_and_only_the_first_one_is_told_while_it_is_quiet(
+    boundary: Boundary, arrivals: Arrivals
+) -> None:
     one = optimizer()
     for _ in range(5):
         one.step()
     assert (boundary.steps, arrivals.count) == (5, 1)
 
 
-def test_a_held_thread_stops_after_its_next_step_and_not_before(boundary: Boundary, arrivals: Arrivals) -> None:
+def test_a_held_thread_stops_after_its_next_step_and_not_before(
+    boundary: Boundary, arrivals: Arrivals
+) -> None:
     one = optimizer()
     one.step()
     assert boundary.hold() == 1
@@ -116,7 +120,9 @@ def until(condition: object) -> None:
     raise AssertionError("it did not come to be")
 
 
-def test_b7_a_step_by_which_torch_makes_the_state_of_an_optimizer_is_none_of_training(boundary: Boundary, arrivals: Arrivals) -> None:
+def test_b7_a_step_by_which_torch_makes_the_state_of_an_optimizer_is_none_of_training(
+    boundary: Boundary, arrivals: Arrivals
+) -> None:
     from torch.distributed.checkpoint import state_dict
 
     model = torch.nn.Linear(2, 1)
@@ -127,7 +133,9 @@ def test_b7_a_step_by_which_torch_makes_the_state_of_an_optimizer_is_none_of_tra
     assert (boundary.steps, arrivals.count, boundary.optimizers) == (2, 1, True)
 
 
-def test_b7_a_step_outside_of_a_loop_is_followed_by_another_look(boundary: Boundary, arrivals: Arrivals) -> None:
+def test_b7_a_step_outside_of_a_loop_is_followed_by_another_look(
+    boundary: Boundary, arrivals: Arrivals
+) -> None:
     one = optimizer()
     one.step()
     boundary.curious = True  # what arrived there was not the training loop

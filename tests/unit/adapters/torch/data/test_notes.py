@@ -36,13 +36,23 @@ class Lazy(Sampler[int]):
 
 LOADERS: dict[str, Callable[[], Any]] = {
     "in order": lambda: DataLoader(Augmented(), batch_size=2),
-    "shuffled with a generator of its own": lambda: DataLoader(Augmented(), batch_size=2, shuffle=True, generator=torch.Generator()),
-    "a sampler that draws all the time": lambda: DataLoader(Augmented(), batch_size=2, sampler=Lazy(torch.Generator())),
-    "a sampler that draws from python's": lambda: DataLoader(Augmented(), batch_size=2, sampler=Lazy(random.Random(3))),
-    "a sampler that draws from numpy's": lambda: DataLoader(Augmented(), batch_size=2, sampler=Lazy(np.random.default_rng(3))),
+    "shuffled with a generator of its own": lambda: DataLoader(
+        Augmented(), batch_size=2, shuffle=True, generator=torch.Generator()
+    ),
+    "a sampler that draws all the time": lambda: DataLoader(
+        Augmented(), batch_size=2, sampler=Lazy(torch.Generator())
+    ),
+    "a sampler that draws from python's": lambda: DataLoader(
+        Augmented(), batch_size=2, sampler=Lazy(random.Random(3))
+    ),
+    "a sampler that draws from numpy's": lambda: DataLoader(
+        Augmented(), batch_size=2, sampler=Lazy(np.random.default_rng(3))
+    ),
     "a stream": lambda: DataLoader(Stream(), batch_size=2),
     "workers": lambda: DataLoader(Augmented(), batch_size=2, num_workers=2),
-    "persistent workers": lambda: DataLoader(Augmented(), batch_size=2, num_workers=1, persistent_workers=True),
+    "persistent workers": lambda: DataLoader(
+        Augmented(), batch_size=2, num_workers=1, persistent_workers=True
+    ),
     "a stream with workers": lambda: DataLoader(Stream(), batch_size=2, num_workers=2),
 }
 

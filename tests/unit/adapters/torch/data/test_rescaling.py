@@ -1,4 +1,5 @@
-"""A data position in a world of another size: the same samples of the epoch where that is possible, and a loud word where it is not."""
+"""A data position in a world of another size: the same samples of the epoch where that is possible, and a
+loud word where it is not."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+)
 
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data.rescaling import rescaled
@@ -30,7 +39,16 @@ class Numbers(Dataset[int]):
         return index
 
 
-def loader(rank: int, world: int, batch: int, *, size: int = SAMPLES, batched: bool = False, workers: int = 0, **more: Any) -> Any:
+def loader(
+    rank: int,
+    world: int,
+    batch: int,
+    *,
+    size: int = SAMPLES,
+    batched: bool = False,
+    workers: int = 0,
+    **more: Any,
+) -> Any:
     numbers = Numbers(size)
     sampler: Any = DistributedSampler(numbers, world, rank, **{"seed": 3, **more})
     sampler.set_epoch(2)
@@ -61,8 +79,11 @@ def rest(made: Any, state: dict[str, Any], worlds: tuple[int, int]) -> list[int]
     return left
 
 
-def across(old: int, batch: int, batches: int, new: int, batch_now: int, **more: Any) -> tuple[Counter[int], list[str]]:
-    """How often each sample of the epoch is used when the world changes in the middle of it, and what is told."""
+def across(
+    old: int, batch: int, batches: int, new: int, batch_now: int, **more: Any
+) -> tuple[Counter[int], list[str]]:
+    """How often each sample of the epoch is used when the world changes in the middle of it, and what is
+    told."""
     used: Counter[int] = Counter()
     states = []
     for rank in range(old):
@@ -160,7 +181,8 @@ def test_between_two_passes_nothing_is_recomputed() -> None:
 def test_the_same_world_stays_as_it_is_unless_its_ranks_share_the_data_otherwise() -> None:
     _, state = taken(loader(0, 2, 4), 2)
     assert rescaled(state, data.track(loader(0, 2, 4)), 2, 2) == (state, "")
-    moved, told = rescaled(state, loader(0, 1, 4), 2, 2)  # pairs of ranks share a model now, and take the same samples
+    # pairs of ranks share a model now, and take the same samples
+    moved, told = rescaled(state, loader(0, 1, 4), 2, 2)
     assert (moved["delivered"], told) == (4, "")
 
 
@@ -230,7 +252,12 @@ def test_a_position_saved_before_worlds_could_change_is_still_read() -> None:
 
 
 def test_a_stateful_loader_begins_its_epoch_again_and_is_told() -> None:
-    state = {"kind": "stateful-loader", "version": 1, "inner": {"_num_yielded": 5, "_iterator_finished": False}, "generators": ()}
+    state = {
+        "kind": "stateful-loader",
+        "version": 1,
+        "inner": {"_num_yielded": 5, "_iterator_finished": False},
+        "generators": (),
+    }
     moved, told = rescaled(state, object(), 2, 4)
     assert moved["inner"] is None
     assert "the 5 batches that each rank was given" in told

@@ -1,4 +1,5 @@
-"""Ranks of DistributedDataParallel, forked from one process: each case is trained without and with an interruption.
+"""Ranks of DistributedDataParallel, forked from one process: each case is trained without and with an
+interruption.
 
 python bucket_ranks.py RANKS: writes, for every case, what rank 0 saw as JSON.
 """
@@ -33,7 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Net(nn.Module):
-    """The layers are not used in the order in which they are defined, one is ignored by DDP, and one is of another type."""
+    """The layers are not used in the order in which they are defined, one is ignored by DDP, and one is of
+    another type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,12 +75,15 @@ class Training:
             part.load_state_dict(copy.deepcopy(kept))
 
     def digest(self) -> str:
-        data = b"".join(p.detach().numpy().tobytes() for wrapper in self.wrappers for p in wrapper.parameters())
+        data = b"".join(
+            p.detach().numpy().tobytes() for wrapper in self.wrappers for p in wrapper.parameters()
+        )
         return hashlib.sha256(data).hexdigest()
 
 
 def interrupted(options: dict[str, Any]) -> dict[str, Any]:
-    """The digest of a run that was not, and of those that went on from a step: with the buckets of before, and without."""
+    """The digest of a run that was not, and of those that went on from a step: with the buckets of before,
+    and without."""
     whole, saved = Training(**options), {}
     layouts = Layouts(whole.wrappers)
     for number in range(STEPS):
@@ -105,7 +110,8 @@ def resumed(options: dict[str, Any], at: int, state: Any, document: list[Layout 
 
 
 def only_first(options: dict[str, Any]) -> list[Any]:
-    """Only the first rank has saved a layout, and then only the second has: which layouts the wrappers begin with."""
+    """Only the first rank has saved a layout, and then only the second has: which layouts the wrappers begin
+    with."""
     training = Training(**options)
     for number in range(2):
         training.step(number)

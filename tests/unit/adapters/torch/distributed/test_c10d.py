@@ -1,4 +1,5 @@
-"""What is particular to torch's stores; what they share with the others is in tests/conformance/test_store.py."""
+"""What is particular to torch's stores; what they share with the others is in
+tests/conformance/test_store.py."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_a_store_that_cannot_be_cloned_says_what_to_do() -> None:
 
 def test_a_store_that_is_gone_cannot_be_opened() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    connection = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=1))
+    connection = dist.TCPStore(
+        "127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=1)
+    )
     del server
     with pytest.raises(errors.StoreLost):
         C10dStore(connection)
@@ -99,7 +102,11 @@ print("leaves")
 
 def test_a_process_that_leaves_while_its_threads_wait_leaves_in_peace() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", LEAVING], env=environment(RES_OPTIONS="timeout:1 attempts:1"), capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", LEAVING],
+        env=environment(RES_OPTIONS="timeout:1 attempts:1"),
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
     assert (ended.returncode, ended.stdout) == (0, "leaves\n"), ended.stderr
     assert "waitForInput" not in ended.stderr and "terminate" not in ended.stderr

@@ -1,4 +1,5 @@
-"""DDP's buckets after a restore. With real ranks: whether the bits are those of a run that was not interrupted. With one: the rest."""
+"""DDP's buckets after a restore. With real ranks: whether the bits are those of a run that was not
+interrupted. With one: the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ SMALL = 0.0003
 def ranks() -> list[dict[str, Any]]:
     """What each rank saw, of all cases: they are started once."""
     script = Path(__file__).with_name("bucket_ranks.py")
-    done = subprocess.run([sys.executable, script, str(RANKS)], env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script, str(RANKS)], env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -36,7 +39,9 @@ def ranks() -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("case", ["one bucket", "several buckets", "gradients in buckets"])
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks: list[dict[str, Any]], case: str) -> None:
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(
+    ranks: list[dict[str, Any]], case: str
+) -> None:
     whole = ranks[0][case]["whole"]
     assert all(found[case]["whole"] == whole for found in ranks)
     assert ranks[0][case]["back"] == {"1": whole, "2": whole, "4": whole}
@@ -62,7 +67,7 @@ def test_all_ranks_obey_the_first_whatever_they_have_saved(ranks: list[dict[str,
         assert from_second == []
 
 
-# ---- one rank ------------------------------------------------------------------------------------------------------------------
+# ---- one rank ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -83,7 +88,9 @@ def train(wrapper: Any, steps: int) -> None:
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": None}, {"bucket_cap_mb": 0.001}, {"static_graph": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bucket_cap_mb": None}, {"bucket_cap_mb": 0.001}, {"static_graph": True}]
+)
 def test_the_layout_is_known_before_it_is_made(options: dict[str, Any]) -> None:
     wrapper = wrapped(**options)
     train(wrapper, 2 if "static_graph" in options else 1)
@@ -140,7 +147,18 @@ def test_a_checkpoint_right_after_the_restore_has_the_buckets_again() -> None:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
-    "saved", [[], None, "x", [None], [[[0, 1]]], [[[0, 1, 2, 3, 4, 4]]], [[[0, 1, 2, 3, 4, "5"]]], [[[0, 1, 2, 3, 4, 5], []]], [[5]]]
+    "saved",
+    [
+        [],
+        None,
+        "x",
+        [None],
+        [[[0, 1]]],
+        [[[0, 1, 2, 3, 4, 4]]],
+        [[[0, 1, 2, 3, 4, "5"]]],
+        [[[0, 1, 2, 3, 4, 5], []]],
+        [[5]],
+    ],
 )
 def test_a_layout_that_does_not_fit_is_left_out(saved: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lastcall")
@@ -165,7 +183,9 @@ def test_a_wrapper_with_a_communication_hook_is_left_alone(builtin: bool) -> Non
 
 
 @pytest.mark.usefixtures("group")
-def test_ranks_that_cannot_agree_keep_their_buckets(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_cannot_agree_keep_their_buckets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("Connection closed by peer")
 

@@ -1,4 +1,5 @@
-"""Which ranks hold which piece. The shares are compared with what DCP computes, for every rank of many meshes."""
+"""Which ranks hold which piece. The shares are compared with what DCP computes, for every rank of many
+meshes."""
 
 from __future__ import annotations
 
@@ -37,9 +38,13 @@ PLACEMENTS: list[tuple[tuple[int, ...], tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize("shape", [(8, 4), (7, 5), (3, 9), (1, 1), (10, 2), (0, 3)])
 @pytest.mark.parametrize(("sizes", "placements"), PLACEMENTS)
-def test_every_rank_has_the_box_that_dcp_computes(shape: tuple[int, ...], sizes: tuple[int, ...], placements: tuple[Any, ...]) -> None:
+def test_every_rank_has_the_box_that_dcp_computes(
+    shape: tuple[int, ...], sizes: tuple[int, ...], placements: tuple[Any, ...]
+) -> None:
     covered = torch.zeros(shape, dtype=torch.int64)
-    cuts = tuple((None if way.is_replicate() else way.dim, getattr(way, "split_factor", 1)) for way in placements)
+    cuts = tuple(
+        (None if way.is_replicate() else way.dim, getattr(way, "split_factor", 1)) for way in placements
+    )
     for coordinate in itertools.product(*map(range, sizes)):
         box = placement._box(shape, sizes, coordinate, cuts)
         local, offset = _compute_local_shape_and_global_offset(shape, sizes, list(coordinate), placements)
@@ -54,7 +59,9 @@ def test_every_rank_has_the_box_that_dcp_computes(shape: tuple[int, ...], sizes:
 def test_rows_that_lie_apart_are_refused() -> None:
     """A _StridedShard without the Shard that goes with it: DCP would take rows 0, 1, 4, 5 for rows 0 to 3."""
     with pretend.rank_of(0, 2):
-        apart = DTensor.from_local(torch.zeros(4, 2), pretend.mesh(2), [_StridedShard(0, split_factor=2)], run_check=False)
+        apart = DTensor.from_local(
+            torch.zeros(4, 2), pretend.mesh(2), [_StridedShard(0, split_factor=2)], run_check=False
+        )
         with pytest.raises(errors.StateError, match="_StridedShard.*redistribute"):
             placement.share_of(apart)
 
@@ -62,13 +69,19 @@ def test_rows_that_lie_apart_are_refused() -> None:
 def test_partial_sums_are_refused_with_a_remedy() -> None:
     with pretend.rank_of(0, 2):
         partial = DTensor.from_local(torch.zeros(4), pretend.mesh(2), [Partial()], run_check=False)
-        with pytest.raises(errors.StateError, match=r"partial sums cannot be saved.*redistribute\(placements=\[Replicate"):
+        with pytest.raises(
+            errors.StateError,
+            match=r"partial sums cannot be "
+            r"saved.*redistribute\(placements=\[Replicate",
+        ):
             placement.share_of(partial)
 
 
 def test_a_tensor_that_is_not_as_large_as_it_says_is_refused() -> None:
     with pretend.rank_of(1, 2):
-        wrong = DTensor.from_local(torch.zeros(2, 2), pretend.mesh(2), [Shard(0)], run_check=False, shape=(3, 2), stride=(2, 1))
+        wrong = DTensor.from_local(
+            torch.zeros(2, 2), pretend.mesh(2), [Shard(0)], run_check=False, shape=(3, 2), stride=(2, 1)
+        )
         with pytest.raises(errors.StateError, match=r"holds \(2, 2\) where its placements say \(1, 2\)"):
             placement.share_of(wrong)
 
@@ -98,7 +111,7 @@ def test_a_mesh_of_some_ranks_marks_the_names_of_its_tensors() -> None:
         assert placement.mark_of(net.weight) == "~2"
 
 
-# ---- DistributedDataParallel ---------------------------------------------------------------------------------------------------
+# ---- DistributedDataParallel -------------------------------------------------------------------------------
 
 
 def test_parameters_under_ddp_are_held_by_its_ranks_however_the_user_holds_them() -> None:
@@ -123,9 +136,12 @@ def test_parameters_that_ddp_ignores_are_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "averages"), [(default_hooks.fp16_compress_hook, True), (noop_hook, False), (lambda state, bucket: None, False)]
+    ("hook", "averages"),
+    [(default_hooks.fp16_compress_hook, True), (noop_hook, False), (lambda state, bucket: None, False)],
 )
-def test_ranks_that_may_drift_apart_hold_their_own(hook: Any, averages: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_may_drift_apart_hold_their_own(
+    hook: Any, averages: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     with pretend.rank_of(0, 2):
         wrapper = DistributedDataParallel(torch.nn.Linear(2, 2), init_sync=False)

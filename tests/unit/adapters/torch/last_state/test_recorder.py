@@ -1,4 +1,5 @@
-"""What a killed rank leaves to the survivors: enough to make its part of the checkpoint, and an honest word where it is not."""
+"""What a killed rank leaves to the survivors: enough to make its part of the checkpoint, and an honest word
+where it is not."""
 
 from __future__ import annotations
 
@@ -34,19 +35,28 @@ class Rank:
 
     def __init__(self, folder: Path, number: int, **extra: Any) -> None:
         torch.manual_seed(0)
-        self.net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 3))
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 3)
+        )
         self.optimizer = torch.optim.AdamW(self.net.parameters())
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         data = TensorDataset(torch.randn(40, 6) + number)
         self.loader = DataLoader(data, batch_size=4, shuffle=True)
         self.own = torch.Generator().manual_seed(number)
-        state = {"model": self.net, "optimizer": self.optimizer, "scheduler": self.scheduler, "data": self.loader}
+        state = {
+            "model": self.net,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "data": self.loader,
+        }
         self.subject = TorchSubject({**state, "own": self.own, **extra})
         self.subject.install(Gate())
         box = mailbox.Mailbox.create(folder, "run", 1, number)
         assert box is not None
         subject = self.subject
-        self.mail = Mail(box, subject, subject.state.values, subject._trackers, subject._randomness, subject._positions)
+        self.mail = Mail(
+            box, subject, subject.state.values, subject._trackers, subject._randomness, subject._positions
+        )
         self.mail.install()
         torch.manual_seed(number)
         random.seed(number)
@@ -98,12 +108,21 @@ def ranks(tmp_path: Path) -> Iterator[Any]:
 
 
 def contents(groups: tuple[Group, ...], *without: str) -> dict[tuple[str, str], bytes]:
-    return {(g.name, entry.name): read(entry.source) for g in groups for entry in g.entries if g.name not in without}
+    return {
+        (g.name, entry.name): read(entry.source)
+        for g in groups
+        for entry in g.entries
+        if g.name not in without
+    }
 
 
 def killed_before_boundary(rank: Rank, step: int) -> list[Record]:
     """What is in the mail of a rank that was killed inside that step, after its first gradient."""
-    return [record for record in rank.records() if record.step < step or (record.step == step and record.phase == "F")]
+    return [
+        record
+        for record in rank.records()
+        if record.step < step or (record.step == step and record.phase == "F")
+    ]
 
 
 def assert_is(composed: reconstruct.Composed, truth: Capture, other: Capture) -> None:
@@ -131,7 +150,9 @@ def test_with_the_record_after_the_forward_the_part_is_exact(ranks: Any) -> None
     truth = dead.train(3)
     survivor = ranks(2)
     other = survivor.train(3)
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 3), 3, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 3), 3, survivor.records()
+    )
     assert (composed.exact, composed.because) == (True, "")
     assert_is(composed, truth, other)
 
@@ -140,10 +161,15 @@ def test_the_part_of_a_dead_rank_is_restored_like_any_other(ranks: Any) -> None:
     dead, survivor = ranks(1), ranks(2)
     dead.train(3)
     other = survivor.train(3)
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 3), 3, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 3), 3, survivor.records()
+    )
     resumed = ranks(7)
     data = contents(composed.groups)
-    stored = {g.name: {e.name: Stored(e.dtype, e.shape, 0, e.source.nbytes) for e in g.entries} for g in composed.groups}
+    stored = {
+        g.name: {e.name: Stored(e.dtype, e.shape, 0, e.source.nbytes) for e in g.entries}
+        for g in composed.groups
+    }
     loading = resumed.subject.prepare(json.loads(json.dumps(composed.document)), stored)
     for group, targets in loading.targets.items():
         for name, target in targets.items():
@@ -166,7 +192,9 @@ def test_the_last_backward_of_an_accumulation_counts(ranks: Any) -> None:
     survivor.step(backwards=3)
     survivor.boundary()
     other = survivor.subject.capture()
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 2), 2, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 2), 2, survivor.records()
+    )
     assert composed.exact, composed.because
     assert_is(composed, truth, other)
 
@@ -175,7 +203,9 @@ def test_a_value_that_differs_between_the_ranks_is_named(ranks: Any) -> None:
     dead, survivor = ranks(1, level=4, same={"a": [1.5]}), ranks(2, level=5, same={"a": [1.5]})
     dead.train(2)
     other = survivor.train(2)
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 2), 2, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 2), 2, survivor.records()
+    )
     assert not composed.exact
     assert composed.because == "'level' was not the same on the other ranks at step 1"
     whole = reconstruct.compose(other.document, other.groups, dead.records(), 2, survivor.records())
@@ -187,7 +217,9 @@ def test_a_tensor_that_differs_between_the_ranks_is_named(ranks: Any) -> None:
     dead, survivor = ranks(1, table={"t": torch.zeros(3)}), ranks(2, table={"t": torch.ones(3)})
     dead.train(1)
     other = survivor.train(1)
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 1), 1, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 1), 1, survivor.records()
+    )
     assert "'table'" in composed.because
     whole = reconstruct.compose(other.document, other.groups, dead.records(), 1, survivor.records())
     assert whole.exact
@@ -203,7 +235,9 @@ def test_a_generator_beside_other_values_is_taken_from_the_forward_and_the_value
         rank.subject.state.values["mixed"]["count"] = 1
         rank.boundary()
     other = survivor.subject.capture()
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 1), 1, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 1), 1, survivor.records()
+    )
     assert composed.exact, composed.because
     assert composed.document["state"]["mixed"] == dead.subject.capture().document["state"]["mixed"]
 
@@ -215,7 +249,9 @@ def test_what_is_drawn_after_the_forward_is_told(ranks: Any) -> None:
         random.random()
         rank.boundary()
     other = survivor.subject.capture()
-    composed = reconstruct.compose(other.document, other.groups, killed_before_boundary(dead, 1), 1, survivor.records())
+    composed = reconstruct.compose(
+        other.document, other.groups, killed_before_boundary(dead, 1), 1, survivor.records()
+    )
     assert composed.because == "random numbers are drawn between the forward and the boundary"
 
 
@@ -228,7 +264,8 @@ def test_without_the_step_in_the_mail_the_newest_record_serves_and_is_told(ranks
     assert "step 2, the newest recorded" in composed.because
     assert composed.document["run"]["randomness"] == earlier["randomness"]
     assert composed.document["run"]["step"] == 4
-    # The ranks have the same number of batches before them: otherwise one of them is at the end first, and the other waits for it.
+    # The ranks have the same number of batches before them: otherwise one of them is at the end first, and
+    # the other waits for it.
     assert (composed.document["run"]["loaders"], composed.document["state"]) == (
         other.document["run"]["loaders"],
         other.document["state"],
@@ -249,7 +286,9 @@ def test_mail_of_another_release_is_told_and_not_used(ranks: Any) -> None:
     other = survivor.train(1)
     with pytest.raises(errors.CheckpointError):
         state_record.read(b"\x02\0\0\0\0\0\0\0{0")
-    composed = reconstruct.compose(other.document, other.groups, [Record(1, "B", 1, b"nonsense of some length")], 1)
+    composed = reconstruct.compose(
+        other.document, other.groups, [Record(1, "B", 1, b"nonsense of some length")], 1
+    )
     assert "cannot be read" in composed.because
     assert composed.document == other.document
 
@@ -263,7 +302,9 @@ def test_what_is_too_large_for_the_mail_is_told(ranks: Any) -> None:
     assert contents(composed.groups)["bank", "value"] == contents(other.groups)["bank", "value"]
 
 
-def test_a_state_dict_that_fails_ends_the_mail_and_not_the_training(ranks: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_dict_that_fails_ends_the_mail_and_not_the_training(
+    ranks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     class Fragile:
         def state_dict(self) -> dict[str, object]:
             return {"good": 1}
@@ -294,7 +335,7 @@ def test_mail_costs_are_counted(ranks: Any) -> None:
     assert rank.mail.cost > 0.0
 
 
-# ---- the first gradient --------------------------------------------------------------------------------------------------------
+# ---- the first gradient ------------------------------------------------------------------------------------
 
 
 class Fired:

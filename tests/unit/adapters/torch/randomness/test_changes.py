@@ -15,7 +15,12 @@ from lastcall.adapters.torch.randomness import changes, rng
 
 @pytest.fixture(autouse=True)
 def _same_randomness_afterwards() -> Iterator[None]:
-    python, numpy, cpu, bits = random.getstate(), np.random.get_state(), torch.get_rng_state(), np.random.get_bit_generator()
+    python, numpy, cpu, bits = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+        np.random.get_bit_generator(),
+    )
     yield
     np.random.set_bit_generator(bits)
     random.setstate(python)
@@ -52,7 +57,15 @@ MOVES: dict[str, Callable[[], Any]] = {
 def test_a_note_is_told_as_the_randomness_of_its_moment(first: str) -> None:
     noting = rng.Randomness()
     noted: list[tuple[rng.Noted, dict[str, object]]] = []
-    for move in (MOVES["nothing"], MOVES["nothing"], MOVES[first], MOVES["nothing"], MOVES[first], *MOVES.values(), MOVES[first]):
+    for move in (
+        MOVES["nothing"],
+        MOVES["nothing"],
+        MOVES[first],
+        MOVES["nothing"],
+        MOVES[first],
+        *MOVES.values(),
+        MOVES[first],
+    ):
         move()
         noted.append((noting.note(), noting.to_document(rng.Randomness().capture())))
     for number, (note, wanted) in enumerate(noted):  # long after the generators have gone on
@@ -78,7 +91,9 @@ def test_a_state_that_was_put_back_is_noted_as_what_it_is() -> None:
     assert noting.to_document(noting.captured(noting.note())) == noting.to_document(before)
 
 
-@pytest.mark.parametrize("lost", [lambda generator: 0, lambda generator: 200 if generator is torch.default_generator else 100])
+@pytest.mark.parametrize(
+    "lost", [lambda generator: 0, lambda generator: 200 if generator is torch.default_generator else 100]
+)
 def test_where_the_words_of_torch_are_elsewhere_its_state_is_taken_every_time(
     monkeypatch: pytest.MonkeyPatch, lost: Callable[[torch.Generator], int]
 ) -> None:

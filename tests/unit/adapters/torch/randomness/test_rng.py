@@ -81,14 +81,19 @@ def test_the_raw_words_are_read_here_and_equal_the_official_ones() -> None:
         draw()
         words = python.read().words()
         version, state, gauss = random.getstate()
-        assert version == 3 and (list(np.frombuffer(words.key, np.uint32)), words.pos) == ([*state[:624]], state[624])
+        assert version == 3 and (list(np.frombuffer(words.key, np.uint32)), words.pos) == (
+            [*state[:624]],
+            state[624],
+        )
         assert words.gauss == gauss
         read = numpy.read()
         assert isinstance(read, mersenne.NumpyRaw)
         _, key, pos, has, spare = np.random.get_state()
         assert (read.words().key, read.words().pos) == (key.tobytes(), pos)
         assert read.words().gauss == (spare if has else None)
-    assert python.view is not None and numpy.view is not None, "the official getters were used: slower than promised"
+    assert python.view is not None and numpy.view is not None, (
+        "the official getters were used: slower than promised"
+    )
 
 
 def test_the_official_getters_serve_where_the_raw_words_are_not_where_they_are_thought_to_be(
@@ -98,7 +103,9 @@ def test_the_official_getters_serve_where_the_raw_words_are_not_where_they_are_t
     monkeypatch.setattr(mersenne, "_find_spare", lambda np: 0)
     randomness = rng.Randomness()
     captured = randomness.capture()
-    assert randomness._python.view is None and randomness._numpy is not None and randomness._numpy.view is None
+    assert (
+        randomness._python.view is None and randomness._numpy is not None and randomness._numpy.view is None
+    )
     wanted = draw()
     randomness.restore(captured)
     assert draw() == wanted
@@ -170,9 +177,15 @@ def damaged() -> dict[str, Any]:
         "torch state too short": {**good, "torch": "AAAA"},
         "cuda state too long": {**good, "cuda": [good["torch"]]},
         "numpy a list": {**good, "numpy": [1]},
-        "numpy with objects": {**good, "numpy": {"bit_generator": "PCG64", "state": {"array": [1], "dtype": "O"}}},
+        "numpy with objects": {
+            **good,
+            "numpy": {"bit_generator": "PCG64", "state": {"array": [1], "dtype": "O"}},
+        },
         "numpy with a list inside": {**good, "numpy": {"bit_generator": "PCG64", "state": {"state": [1]}}},
-        "numpy with words that are none": {**good, "numpy": {"bit_generator": "PCG64", "state": {"hex": "xyz"}}},
+        "numpy with words that are none": {
+            **good,
+            "numpy": {"bit_generator": "PCG64", "state": {"hex": "xyz"}},
+        },
     }
 
 
@@ -212,7 +225,7 @@ def test_the_devices_of_a_new_rank_have_seeds_of_their_own() -> None:
     assert one.nbytes == other.nbytes == 16 and not torch.equal(one, other)
 
 
-# ---- for the official setters ----------------------------------------------------------------------------------------------
+# ---- for the official setters ------------------------------------------------------------------------------
 
 
 def set_officially(found: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Thing:
         return f"hello {name}"
 
 
-# ---- functions -------------------------------------------------------------------------------------------------------------
+# ---- functions ---------------------------------------------------------------------------------------------
 
 
 def test_other_threads_see_the_original(elsewhere: Elsewhere) -> None:
@@ -72,7 +72,10 @@ def test_one_inside_another_and_each_undoes_its_own(elsewhere: Elsewhere) -> Non
 
 def test_two_threads_one_inside_the_other_have_each_their_own(elsewhere: Elsewhere) -> None:
     thing = Thing()
-    with shadowed(thing, "hello", lambda: "mine", ME()), shadowed(thing, "hello", lambda: "theirs", elsewhere(ME)):
+    with (
+        shadowed(thing, "hello", lambda: "mine", ME()),
+        shadowed(thing, "hello", lambda: "theirs", elsewhere(ME)),
+    ):
         assert (thing.hello(), elsewhere(thing.hello)) == ("mine", "theirs")
     assert vars(thing) == {}
 
@@ -97,7 +100,7 @@ def test_a_reference_that_was_taken_meanwhile_ends_with_its_thread_s_own_view(el
     assert elsewhere(kept) == "hello you"
 
 
-# ---- properties and plain attributes ---------------------------------------------------------------------------------------
+# ---- properties and plain attributes -----------------------------------------------------------------------
 
 
 @dataclass
@@ -175,7 +178,7 @@ def test_answers_can_be_nested_and_end_with_an_exception(elsewhere: Elsewhere) -
     assert (arguments.folder, vars(Arguments)["folder"]) == ("one", "default")
 
 
-# ---- one at a time ---------------------------------------------------------------------------------------------------------
+# ---- one at a time -----------------------------------------------------------------------------------------
 
 
 def test_one_thread_at_a_time_records(elsewhere: Elsewhere) -> None:
@@ -194,7 +197,9 @@ def test_one_thread_at_a_time_records(elsewhere: Elsewhere) -> None:
     assert order == ["first", "second"]
 
 
-def test_who_has_waited_long_enough_is_told_and_nothing_is_let_go(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_waited_long_enough_is_told_and_nothing_is_let_go(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(per_thread, "_PATIENCE", 0.05)
 
     def second() -> None:

@@ -68,7 +68,11 @@ def records(path: Path) -> dict[str, bytes]:
         data = path.read_bytes()
         found = {}
         for info in archive.infolist():  # by hand: the checksums of large files are not filled in
-            begin = info.header_offset + 30 + sum(int.from_bytes(data[info.header_offset + at :][:2], "little") for at in (26, 28))
+            begin = (
+                info.header_offset
+                + 30
+                + sum(int.from_bytes(data[info.header_offset + at :][:2], "little") for at in (26, 28))
+            )
             found[info.filename.split("/", 1)[1]] = data[begin : begin + info.file_size]
     return {name: content for name, content in found.items() if "serialization_id" not in name}
 
@@ -86,16 +90,27 @@ BASE = torch.arange(24.0)
 PICKLES: dict[str, Callable[[], object]] = {
     "an optimizer": lambda: adamw()[1].state_dict(),
     "a model": lambda: adamw()[0].state_dict(),
-    "parameters": lambda: [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(3), requires_grad=False)],
+    "parameters": lambda: [
+        torch.nn.Parameter(torch.randn(3)),
+        torch.nn.Parameter(torch.randn(3), requires_grad=False),
+    ],
     "requires grad": lambda: torch.randn(3, requires_grad=True),
     "views of one storage": lambda: [BASE, BASE[3:9], BASE.view(4, 6).t()],
     "empty and zero-dimensional": lambda: [torch.zeros(0), torch.zeros(2, 0, 3), torch.tensor(7)],
-    "half types": lambda: {"a": torch.randn(9).bfloat16(), "b": torch.randn(9).half(), "c": torch.randn(9).to(torch.float8_e4m3fn)},
+    "half types": lambda: {
+        "a": torch.randn(9).bfloat16(),
+        "b": torch.randn(9).half(),
+        "c": torch.randn(9).to(torch.float8_e4m3fn),
+    },
     "sparse": lambda: torch.eye(4).to_sparse(),
     "conjugate": lambda: torch.randn(4, dtype=torch.complex64).conj(),
     "an untyped storage": lambda: torch.arange(5).untyped_storage(),
     "no tensors": lambda: {"base_lrs": [0.1], "last_epoch": 3, "f": None},
-    "random states": lambda: {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()},
+    "random states": lambda: {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.get_rng_state(),
+    },
     "classes": lambda: OrderedDict(path=Path("a"), scalar=np.float64(3.0), error=errors.StateError("x")),
 }
 
@@ -113,7 +128,9 @@ def test_a_recorded_pickle_holds_what_torch_save_would_have_written(
     torch.load(tmp_path / "out" / "a.pt", weights_only=False)
 
 
-def test_a_recorded_optimizer_loads_as_plain_weights_with_its_steps(scratch: Path, written: Callable[[Recorder], Path]) -> None:
+def test_a_recorded_optimizer_loads_as_plain_weights_with_its_steps(
+    scratch: Path, written: Callable[[Recorder], Path]
+) -> None:
     _, optimizer = adamw()
     with Recorder(scratch) as recorder:
         torch.save(optimizer.state_dict(), os.path.join(scratch, "optimizer.pt"))
@@ -125,7 +142,9 @@ def test_a_recorded_optimizer_loads_as_plain_weights_with_its_steps(scratch: Pat
             assert all(torch.equal(loaded["state"][index][key], value) for key, value in state.items())
 
 
-def test_the_live_values_are_read_when_the_file_is_written(scratch: Path, written: Callable[[Recorder], Path]) -> None:
+def test_the_live_values_are_read_when_the_file_is_written(
+    scratch: Path, written: Callable[[Recorder], Path]
+) -> None:
     tensor = torch.zeros(3)
     with Recorder(scratch) as recorder:
         torch.save(tensor, scratch / "a.pt")
@@ -179,7 +198,9 @@ def test_tensors_of_any_layout_are_taken(scratch: Path, written: Callable[[Recor
         safetensors.torch.save_file(found, scratch / "a.safetensors")
     loaded = safetensors.torch.load_file(written(recorder) / "a.safetensors")
     assert loaded.keys() == found.keys()
-    assert all(loaded[key].shape == value.shape and torch.equal(loaded[key], value) for key, value in found.items())
+    assert all(
+        loaded[key].shape == value.shape and torch.equal(loaded[key], value) for key, value in found.items()
+    )
     assert [(file, key) for file, key, _ in recorder.tensors()] == [("a.safetensors", key) for key in found]
     assert all(tensor is found[key] for _, key, tensor in recorder.tensors())
 
@@ -233,7 +254,9 @@ def test_paths_are_known_through_links_and_from_the_working_folder(
     assert all((scratch / name).stat().st_size < 100 for name in names(recorder))
 
 
-def test_files_are_followed_through_renames_copies_and_removals(scratch: Path, written: Callable[[Recorder], Path]) -> None:
+def test_files_are_followed_through_renames_copies_and_removals(
+    scratch: Path, written: Callable[[Recorder], Path]
+) -> None:
     with Recorder(scratch) as recorder:
         for number, name in enumerate(("a.tmp", "copied.pt", "removed.pt", "overwritten.pt", "twice.pt")):
             torch.save(torch.tensor(number), scratch / name)
@@ -243,8 +266,17 @@ def test_files_are_followed_through_renames_copies_and_removals(scratch: Path, w
         (scratch / "overwritten.pt").write_bytes(b"text")
         torch.save(torch.tensor(7), scratch / "twice.pt")
     out = written(recorder)
-    assert sorted(path.name for path in out.iterdir()) == ["a.pt", "copied.pt", "copy.pt", "overwritten.pt", "twice.pt"]
-    loaded = {name: torch.load(out / name, weights_only=True).item() for name in ("a.pt", "copied.pt", "copy.pt", "twice.pt")}
+    assert sorted(path.name for path in out.iterdir()) == [
+        "a.pt",
+        "copied.pt",
+        "copy.pt",
+        "overwritten.pt",
+        "twice.pt",
+    ]
+    loaded = {
+        name: torch.load(out / name, weights_only=True).item()
+        for name in ("a.pt", "copied.pt", "copy.pt", "twice.pt")
+    }
     assert loaded == {"a.pt": 0, "copied.pt": 1, "copy.pt": 1, "twice.pt": 7}
     assert (out / "overwritten.pt").read_bytes() == b"text"
 
@@ -283,8 +315,15 @@ def test_a_large_file_that_was_cut_off_is_said_and_its_descriptor_closed(scratch
         os.fstat(fd)
 
 
-def test_aliases_in_other_modules_are_found_and_put_back(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late, early, save, save_file = ModuleType("late"), ModuleType("early"), torch.save, safetensors.torch.save_file
+def test_aliases_in_other_modules_are_found_and_put_back(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, early, save, save_file = (
+        ModuleType("late"),
+        ModuleType("early"),
+        torch.save,
+        safetensors.torch.save_file,
+    )
     early.keep, early.other = save_file, save  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "early", early)
     with Recorder(scratch) as recorder:
@@ -344,9 +383,15 @@ def test_only_the_thread_that_entered_is_recorded(scratch: Path, tmp_path: Path)
         for thread in threads:
             thread.join(30)
         torch.save(torch.tensor(0), scratch / "0.pt")
-    assert {layout.name: layout.size > 100 for layout in recorder.files()} == {"0.pt": True, "1.pt": True, "2.pt": True}
+    assert {layout.name: layout.size > 100 for layout in recorder.files()} == {
+        "0.pt": True,
+        "1.pt": True,
+        "2.pt": True,
+    }
     assert (scratch / "0.pt").stat().st_size < 100 < (scratch / "1.pt").stat().st_size
-    assert all(names(one) == ["a.pt"] and (one.scratch / "a.pt").stat().st_size < 100 for one in found.values())
+    assert all(
+        names(one) == ["a.pt"] and (one.scratch / "a.pt").stat().st_size < 100 for one in found.values()
+    )
 
 
 def test_the_tensors_live_as_long_as_the_layouts_and_no_longer(scratch: Path) -> None:
@@ -374,14 +419,27 @@ def transformers() -> Any:
 
 def tiny(transformers: Any) -> Any:
     config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM"
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        vocab_size=50,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+        loss_type="ForCausalLM",
     )
     return transformers.GPT2LMHeadModel(config)
 
 
 def trained(transformers: Any, folder: Path, model: Any) -> Any:
     arguments = transformers.TrainingArguments(
-        str(folder), max_steps=2, save_strategy="no", report_to=[], use_cpu=True, per_device_train_batch_size=2, disable_tqdm=True
+        str(folder),
+        max_steps=2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        per_device_train_batch_size=2,
+        disable_tqdm=True,
     )
     data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
     trainer = transformers.Trainer(model, arguments, train_dataset=data)
@@ -402,11 +460,16 @@ def test_a_checkpoint_of_a_trainer_is_recorded_and_loads(
     theirs, ours = tmp_path / "run" / "checkpoint-2", written(recorder) / "checkpoint-2"
     assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
     assert sum(path.stat().st_size for path in (scratch / "checkpoint-2").iterdir()) < 10_000
-    assert {key for _, key, _ in recorder.tensors()} == safetensors.torch.load_file(theirs / "model.safetensors").keys()
+    assert {key for _, key, _ in recorder.tensors()} == safetensors.torch.load_file(
+        theirs / "model.safetensors"
+    ).keys()
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         assert records(ours / name) == records(theirs / name)
     again = transformers.GPT2LMHeadModel.from_pretrained(ours)
-    assert all(torch.equal(one, two) for one, two in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(again.state_dict().values(), model.state_dict().values(), strict=True)
+    )
     assert again.lm_head.weight is again.transformer.wte.weight
     optimizer = torch.load(ours / "optimizer.pt", weights_only=True)
     assert {state["step"].item() for state in optimizer["state"].values()} == {2}
@@ -414,20 +477,29 @@ def test_a_checkpoint_of_a_trainer_is_recorded_and_loads(
     trainer._load_rng_state(str(ours))
 
 
-def test_the_shards_of_a_large_model_are_recorded(transformers: Any, scratch: Path, written: Callable[[Recorder], Path]) -> None:
+def test_the_shards_of_a_large_model_are_recorded(
+    transformers: Any, scratch: Path, written: Callable[[Recorder], Path]
+) -> None:
     model = tiny(transformers).bfloat16()
     with Recorder(scratch) as recorder:
         model.save_pretrained(scratch, max_shard_size="4KB")
     shards = [name for name in names(recorder) if name.endswith(".safetensors")]
     assert len(shards) > 1 and all((scratch / name).stat().st_size < 100 for name in shards)
     again = transformers.GPT2LMHeadModel.from_pretrained(written(recorder), dtype=torch.bfloat16)
-    assert all(torch.equal(one, two) for one, two in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(again.state_dict().values(), model.state_dict().values(), strict=True)
+    )
 
 
-def test_the_adapter_of_a_peft_model_is_recorded(transformers: Any, scratch: Path, written: Callable[[Recorder], Path]) -> None:
+def test_the_adapter_of_a_peft_model_is_recorded(
+    transformers: Any, scratch: Path, written: Callable[[Recorder], Path]
+) -> None:
     import peft
 
-    model = peft.get_peft_model(tiny(transformers), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    model = peft.get_peft_model(
+        tiny(transformers), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    )
     with Recorder(scratch) as recorder:
         model.save_pretrained(scratch)
     assert (scratch / "adapter_model.safetensors").stat().st_size < 100

@@ -1,5 +1,6 @@
-"""One process that pretends to be each rank of a world in turn (torch's fake process group: nothing is sent, every collective returns
-something). What fully_shard() and DistributedDataParallel put where is the same as in a real world; what they would send is not."""
+"""One process that pretends to be each rank of a world in turn (torch's fake process group: nothing is sent,
+every collective returns something). What fully_shard() and DistributedDataParallel put where is the same as
+in a real world; what they would send is not."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def spread(net: torch.nn.Sequential, layout: str) -> torch.nn.Module:
     if layout in ("tensor", "both"):
         grid = mesh(WORLDS[layout] // 2, 2)
         data, tensor = grid.mesh_dim_names or ()
-        parallelize_module(net, grid[tensor], {"0": ColwiseParallel(), "2": RowwiseParallel()}, src_data_rank=None)
+        parallelize_module(
+            net, grid[tensor], {"0": ColwiseParallel(), "2": RowwiseParallel()}, src_data_rank=None
+        )
         return fully_shard(net, mesh=grid[data]) if layout == "both" else net
     if layout in ("fsdp2", "fsdp4", "hsdp"):
         grid = mesh(2, 2) if layout == "hsdp" else mesh(WORLDS[layout])
@@ -99,7 +102,11 @@ class Checkpoint:
         for group in groups:
             for entry in group.entries:
                 if entry.share is None:
-                    own.setdefault(group.name, {})[entry.name] = (entry.dtype, entry.shape, read(entry.source))
+                    own.setdefault(group.name, {})[entry.name] = (
+                        entry.dtype,
+                        entry.shape,
+                        read(entry.source),
+                    )
                 else:
                     self._piece(group.name, entry, entry.share)
         self.own.append(own)
@@ -111,14 +118,18 @@ class Checkpoint:
         assert dtype == entry.dtype and data.shape == (*share.whole, size)
         box = _box(share.offset, entry.shape)
         piece = np.frombuffer(read(entry.source), np.uint8).reshape(*entry.shape, size)
-        assert not holders[box].any() or np.array_equal(data[box], piece), f"{entry.name}: the holders do not agree"
+        assert not holders[box].any() or np.array_equal(data[box], piece), (
+            f"{entry.name}: the holders do not agree"
+        )
         data[box] = piece
         holders[box] += 1
 
     def tensors(self) -> dict[str, bytes]:
-        """Every tensor that is shared, whole; and those that rank 0 has for itself. Those that only some ranks have ("~0") go by their
-        plain names."""
-        found = {f"{group}/{name}": kept[2] for group, names in self.own[0].items() for name, kept in names.items()}
+        """Every tensor that is shared, whole; and those that rank 0 has for itself. Those that only some
+        ranks have ("~0") go by their plain names."""
+        found = {
+            f"{group}/{name}": kept[2] for group, names in self.own[0].items() for name, kept in names.items()
+        }
         for group, names in self.whole.items():
             for name, kept in names.items():
                 known = found.setdefault(f"{group}/{name.split('~')[0]}", kept[1].tobytes())
@@ -135,7 +146,9 @@ class Checkpoint:
                 data[group, name] = own
         for group, wholes in self.whole.items():
             for name, (dtype, array, _) in wholes.items():
-                stored.setdefault(group, {})[name] = safetensors.Stored(dtype, array.shape[:-1], 0, array.nbytes)
+                stored.setdefault(group, {})[name] = safetensors.Stored(
+                    dtype, array.shape[:-1], 0, array.nbytes
+                )
                 data[group, name] = array.tobytes()
         loading = state.prepare(json.loads(self.documents[which]), stored)
         for group, targets in loading.targets.items():

@@ -1,4 +1,5 @@
-"""What the pretended worlds of the other files cannot show: four processes that really train together hold what they say they hold."""
+"""What the pretended worlds of the other files cannot show: four processes that really train together hold
+what they say they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""DTensors and replicated parameters in a capture: what is on the shelf, under which name, and when it is looked for again."""
+"""DTensors and replicated parameters in a capture: what is on the shelf, under which name, and when it is
+looked for again."""
 
 from __future__ import annotations
 
@@ -37,11 +38,12 @@ def addresses(found: dict[str, types.TensorEntry]) -> dict[str, int]:
     return {name: entry.source.address for name, entry in found.items()}  # type: ignore[attr-defined]
 
 
-# ---- fully_shard ---------------------------------------------------------------------------------------------------------------
+# ---- fully_shard -------------------------------------------------------------------------------------------
 
 
 def test_a_sharded_module_is_a_plain_one(second: None) -> None:
-    """Before its first forward and after it, when it has all its hooks: state_dict() is never called for it."""
+    """Before its first forward and after it, when it has all its hooks: state_dict() is never called for
+    it."""
     member = pretend.Member("fsdp2", seed=1)
     for _ in range(2):
         found = structure.Structure(member.model)
@@ -56,9 +58,13 @@ def test_a_capture_between_forward_and_backward_reads_the_shards(second: None) -
     before = addresses(entries(member.state))
     index = member.state._index
     loss = member.model(torch.randn(4, 6)).sum()
-    assert not placement.is_dtensor(next(member.model[2].parameters())), "the root keeps what it has gathered until backward"  # type: ignore[index]
+    assert not placement.is_dtensor(next(member.model[2].parameters())), (
+        "the root keeps what it has gathered until backward"
+    )  # type: ignore[index]
     assert addresses(entries(member.state)) == before
-    assert member.state._index is index, "the index was made anew because the module held other tensors for a moment"
+    assert member.state._index is index, (
+        "the index was made anew because the module held other tensors for a moment"
+    )
     loss.backward()
     assert addresses(entries(member.state)) == before
 
@@ -147,7 +153,7 @@ def test_partial_gradients_are_told_of(second: None) -> None:
     assert state.hidden_gradients() and state.gradients() is None
 
 
-# ---- DistributedDataParallel ---------------------------------------------------------------------------------------------------
+# ---- DistributedDataParallel -------------------------------------------------------------------------------
 
 
 def test_wrappers_do_not_show_in_names(second: None) -> None:
@@ -171,7 +177,9 @@ def test_parameters_and_moments_are_shared_once_the_wrapper_is_found(second: Non
     assert member.state.holdings() == ((0, 1),)
     shared = {name for name, entry in entries(member.state).items() if entry.share is not None}
     assert {"model/0.weight", "optimizer/state.0.exp_avg"} <= shared
-    assert not shared & {"model/1.running_mean", "optimizer/state.0.step"}, "what may differ from rank to rank is own"
+    assert not shared & {"model/1.running_mean", "optimizer/state.0.step"}, (
+        "what may differ from rank to rank is own"
+    )
     assert entries(member.state)["model/0.bias"].share == types.Share((10,), (0,), (0, 1))
 
 
@@ -186,7 +194,7 @@ def test_a_module_with_a_state_dict_of_its_own_is_shared_too(second: None) -> No
     assert found["model/1.running_mean"].share is None
 
 
-# ---- DTensors in other places --------------------------------------------------------------------------------------------------
+# ---- DTensors in other places ------------------------------------------------------------------------------
 
 
 def test_copied_buffers_that_are_dtensors_keep_their_share(second: None) -> None:
@@ -195,7 +203,10 @@ def test_copied_buffers_that_are_dtensors_keep_their_share(second: None) -> None
     net = torch.nn.Module()
     for number in range(10):
         value = torch.full((4,), float(number))
-        net.register_buffer(f"b{number}", DTensor.from_local(value, grid, [Replicate()], run_check=False) if number % 2 else value)
+        net.register_buffer(
+            f"b{number}",
+            DTensor.from_local(value, grid, [Replicate()], run_check=False) if number % 2 else value,
+        )
     state = StateSet({"model": net})
     state.small()
     small = state.small()  # the second time, into the memory of the first
@@ -203,13 +214,21 @@ def test_copied_buffers_that_are_dtensors_keep_their_share(second: None) -> None
         placement.local(buffer).fill_(-1)
     found = entries(state, small)
     assert found["model/b3"].share == types.Share((4,), (0,), (0, 1)) and found["model/b2"].share is None
-    assert [read(found[f"model/b{n}"].source) for n in (2, 3)] == [torch.full((4,), float(n)).numpy().tobytes() for n in (2, 3)]
+    assert [read(found[f"model/b{n}"].source) for n in (2, 3)] == [
+        torch.full((4,), float(n)).numpy().tobytes() for n in (2, 3)
+    ]
 
 
 def test_an_element_type_that_safetensors_lacks_is_shared_in_its_stored_shape(second: None) -> None:
-    value = DTensor.from_local(torch.ones(2, 3, dtype=torch.complex128), pretend.mesh(2), [Shard(1)], run_check=False)
+    value = DTensor.from_local(
+        torch.ones(2, 3, dtype=torch.complex128), pretend.mesh(2), [Shard(1)], run_check=False
+    )
     entry = entries(StateSet({"extra": value}))["extra/value"]
-    assert (entry.dtype, entry.shape, entry.share) == ("F64", (2, 3, 2), types.Share((2, 6, 2), (0, 3, 0), (1,)))
+    assert (entry.dtype, entry.shape, entry.share) == (
+        "F64",
+        (2, 3, 2),
+        types.Share((2, 6, 2), (0, 3, 0), (1,)),
+    )
 
 
 def test_small_dtensors_in_containers_are_copied_at_a_boundary(second: None) -> None:
@@ -218,7 +237,9 @@ def test_small_dtensors_in_containers_are_copied_at_a_boundary(second: None) -> 
     small = state.small()
     placement.local(value).fill_(7)
     entry = entries(state, small)["extra/ema"]
-    assert entry.share == types.Share((4,), (2,), (1,)) and read(entry.source) == torch.ones(2).numpy().tobytes()
+    assert (
+        entry.share == types.Share((4,), (2,), (1,)) and read(entry.source) == torch.ones(2).numpy().tobytes()
+    )
 
 
 def test_a_dtensor_that_cannot_be_saved_is_refused_by_name(second: None) -> None:
@@ -233,19 +254,26 @@ def test_another_shape_of_the_whole_is_a_mismatch_even_where_the_piece_fits() ->
         saved.add(StateSet({"model": fully_shard(torch.nn.Linear(2, 4), mesh=pretend.mesh(2))}))
     with pretend.rank_of(0, 4):
         other = StateSet({"model": fully_shard(torch.nn.Linear(2, 8), mesh=pretend.mesh(4))})
-        with pytest.raises(errors.MismatchError, match=r"weight: its shape is \(4, 2\) in the checkpoint and \(8, 2\) now"):
+        with pytest.raises(
+            errors.MismatchError,
+            match=r"weight: its shape is \(4, 2\) in the checkpoint and "
+            r"\(8, 2\) now",
+        ):
             saved.restore(other, 0)
 
 
 def test_factors_of_moments_come_back_as_dtensors(second: None) -> None:
-    """Optimizers do not mix DTensors with plain tensors: what was one is one again, also where it has not the parameter's shape."""
+    """Optimizers do not mix DTensors with plain tensors: what was one is one again, also where it has not the
+    parameter's shape."""
 
     def build(value: float) -> tuple[StateSet, torch.optim.Optimizer]:
         net = fully_shard(torch.nn.Linear(3, 4, bias=False), mesh=pretend.mesh(2))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if value:
             mesh = net.weight.device_mesh  # type: ignore[union-attr]
-            optimizer.state[net.weight]["row"] = DTensor.from_local(torch.full((4, 1), value), mesh, [Replicate()], run_check=False)
+            optimizer.state[net.weight]["row"] = DTensor.from_local(
+                torch.full((4, 1), value), mesh, [Replicate()], run_check=False
+            )
         return StateSet({"optimizer": optimizer}), optimizer
 
     saved = pretend.Checkpoint()

@@ -1,4 +1,5 @@
-"""A state that was saved by one kind of world, brought back in another: the same bytes, at the same places, under the same names."""
+"""A state that was saved by one kind of world, brought back in another: the same bytes, at the same places,
+under the same names."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def alone() -> pretend.Checkpoint:
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2", "fsdp4", "hsdp", "tensor", "both"])
-def test_the_ranks_save_together_what_one_process_would_have_saved(layout: str, alone: pretend.Checkpoint) -> None:
+def test_the_ranks_save_together_what_one_process_would_have_saved(
+    layout: str, alone: pretend.Checkpoint
+) -> None:
     together = pretend.save(layout)
     assert together.tensors() == alone.tensors()
     for group in together.whole.values():
@@ -55,7 +58,10 @@ def _moments_lie_as_their_parameters(optimizer: torch.optim.Optimizer) -> None:
         for key in ("exp_avg", "exp_avg_sq"):
             assert placement.is_dtensor(kept[key]) == placement.is_dtensor(parameter)
             if placement.is_dtensor(parameter):
-                assert (kept[key].placements, kept[key].device_mesh) == (parameter.placements, parameter.device_mesh)
+                assert (kept[key].placements, kept[key].device_mesh) == (
+                    parameter.placements,
+                    parameter.device_mesh,
+                )
                 assert placement.local(kept[key]).shape == placement.local(parameter).shape
 
 

@@ -1,9 +1,10 @@
-"""What stands between a loader and the loop that draws from it: iterators and generators, found from the loader's iterator upwards.
+"""What stands between a loader and the loop that draws from it: iterators and generators, found from the
+loader's iterator upwards.
 
-Most only hand on what they get. Two kinds do not, and a resumed script starts them from the beginning: `itertools.cycle` keeps the
-first pass and repeats it without asking again, and a generator may carry something from one batch to the next (samples that are left
-over, a counter). What a generator carries are the local variables that it reads again, behind the `yield` where it waits, before it
-sets them.
+Most only hand on what they get. Two kinds do not, and a resumed script starts them from the beginning:
+`itertools.cycle` keeps the first pass and repeats it without asking again, and a generator may carry
+something from one batch to the next (samples that are left over, a counter). What a generator carries are the
+local variables that it reads again, behind the `yield` where it waits, before it sets them.
 """
 
 from __future__ import annotations
@@ -50,62 +51,81 @@ def look(iterator: object, loader: str, doubts: Doubts) -> None:
     for one in _around(iterator):
         if isinstance(one, itertools.cycle):
             doubts.add(
-                f"`{loader}` is drawn from through itertools.cycle(), which keeps the batches of the first pass and repeats them",
-                "Use a generator that begins a new pass: `def forever(loader):` `while True: yield from loader`.",
+                f"`{loader}` is drawn from through itertools.cycle(), which keeps the batches of the first "
+                "pass and repeats them",
+                "Use a generator that begins a new pass: `def forever(loader):` `while True: yield from "
+                "loader`.",
             )
         elif isinstance(one, itertools.chain) and _goes_on(gc.get_referents(one)):
             doubts.add(
-                f"`{loader}` is drawn from through itertools.chain(), which begins with the first of its parts again in a resumed run",
+                f"`{loader}` is drawn from through itertools.chain(), which begins with the first of its "
+                "parts again in a resumed run",
                 "Iterate over it with run.batches(), which makes a pass again from its beginning.",
             )
         elif isinstance(one, itertools.islice) and counting.step_of(one) != 1:
             doubts.add(
-                f"`{loader}` is drawn from through itertools.islice() with a step, which starts from the beginning in a resumed run",
+                f"`{loader}` is drawn from through itertools.islice() with a step, which starts from the "
+                "beginning in a resumed run",
                 "Skip the batches in between yourself, or iterate over it with run.batches().",
             )
         elif isinstance(one, types.GeneratorType):
             for name in carried(one):
                 code = one.gi_code
                 doubts.add(
-                    f"the generator `{code.co_qualname}` ({os.path.basename(code.co_filename)}:{code.co_firstlineno}) carries `{name}` "
+                    f"the generator `{code.co_qualname}` "
+                    f"({os.path.basename(code.co_filename)}:{code.co_firstlineno}) carries `{name}` "
                     f"from one batch of `{loader}` to the next",
                     "Iterate over it with run.batches(), which makes a pass again from its beginning.",
                 )
 
 
 def _goes_on(parts: list[Any]) -> bool:
-    """Whether some parts of a chain are still to come. Not of our own, around the first batches of run.batches()."""
-    ours = any(isinstance(part, types.GeneratorType) and part.gi_code.co_filename == counting.__file__ for part in parts)
+    """Whether some parts of a chain are still to come. Not of our own, around the first batches of
+    run.batches()."""
+    ours = any(
+        isinstance(part, types.GeneratorType) and part.gi_code.co_filename == counting.__file__
+        for part in parts
+    )
     return not ours and any(isinstance(part, _PARTS) and operator.length_hint(part) > 0 for part in parts)
 
 
 def look_for_counts(iterator: object, loader: str, doubts: Doubts) -> None:
-    """Of a loader's own `__iter__`, where run.batches() goes through it: `for _ in range(len(self)): yield next(self.iterator)`."""
-    if isinstance(iterator, types.GeneratorType) and any(isinstance(one, _COUNTERS) for one in gc.get_referents(iterator)):
+    """Of a loader's own `__iter__`, where run.batches() goes through it: `for _ in range(len(self)): yield
+    next(self.iterator)`."""
+    if isinstance(iterator, types.GeneratorType) and any(
+        isinstance(one, _COUNTERS) for one in gc.get_referents(iterator)
+    ):
         code = iterator.gi_code
         doubts.add(
-            f"the generator `{code.co_qualname}` ({os.path.basename(code.co_filename)}:{code.co_firstlineno}) counts the batches of "
+            f"the generator `{code.co_qualname}` "
+            f"({os.path.basename(code.co_filename)}:{code.co_firstlineno}) counts the batches of "
             f"`{loader}` on its own, and starts from zero in a resumed epoch",
             "Use DataLoader(..., persistent_workers=True), which keeps its workers from epoch to epoch.",
         )
 
 
 def look_for_calls(frame: types.FrameType | None, loader: str, doubts: Doubts) -> None:
-    """The function by which run.batches() is drawn from, where it is not the loop itself, and no iterator: as more_itertools.peekable's
-    peek(), which is ahead of the step that uses what it gets."""
+    """The function by which run.batches() is drawn from, where it is not the loop itself, and no iterator: as
+    more_itertools.peekable's peek(), which is ahead of the step that uses what it gets."""
     while frame is not None and frame.f_code.co_name != "_batches":
         frame = frame.f_back
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("lastcall"):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_code.co_name in ("__next__", "<module>"):
+    if (
+        frame is None
+        or frame.f_code.co_flags & inspect.CO_GENERATOR
+        or frame.f_code.co_name in ("__next__", "<module>")
+    ):
         return
     code = frame.f_code
     if frame.f_lasti >= 0 and code.co_code[scopes.instruction(frame)] == dis.opmap["FOR_ITER"]:
         return  # the loop itself
     doubts.add(
-        f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{frame.f_lineno}) draws batches of `{loader}` from run.batches() "
+        f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{frame.f_lineno}) draws batches of "
+        f"`{loader}` from run.batches() "
         "before the steps that use them",
-        "Let the loop iterate over run.batches() itself; run.batch and len(run.batches(...)) tell whether a batch is the last.",
+        "Let the loop iterate over run.batches() itself; run.batch and len(run.batches(...)) tell whether a "
+        "batch is the last.",
     )
 
 
@@ -117,7 +137,11 @@ def _around(iterator: object) -> list[Any]:
     found: list[Any] = []
     level = [iterator]
     for _ in range(_DEEP):
-        level = [one for one in gc.get_referrers(*level) if type(one) in _KINDS and all(one is not known for known in found)]
+        level = [
+            one
+            for one in gc.get_referrers(*level)
+            if type(one) in _KINDS and all(one is not known for known in found)
+        ]
         if not level:
             break
         found += level
@@ -135,9 +159,16 @@ def carried(generator: types.GeneratorType[Any, Any, Any]) -> list[str]:
     found = [
         name
         for name, value in frame.f_locals.items()
-        if isinstance(value, _VALUES) and not isinstance(value, bool) and stores[name] > 1 and _live(name, code_list, frame.f_lasti)
+        if isinstance(value, _VALUES)
+        and not isinstance(value, bool)
+        and stores[name] > 1
+        and _live(name, code_list, frame.f_lasti)
     ]
-    if not found and "set_epoch" in code.co_names and any(isinstance(one, _COUNTERS) for one in gc.get_referents(generator)):
+    if (
+        not found
+        and "set_epoch" in code.co_names
+        and any(isinstance(one, _COUNTERS) for one in gc.get_referents(generator))
+    ):
         found = ["epoch"]
     return found
 

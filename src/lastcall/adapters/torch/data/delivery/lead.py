@@ -1,14 +1,15 @@
 """How far a script reads ahead of its steps.
 
-A prefetcher, a look-ahead ("is this the last batch?"), `zip(loader, run.steps(n))` or a warm-up draw from the loop's own iterator: at
-every boundary some batches have left the loader that no step has used yet. The resumed script runs the same code, and draws as many
-before its first step is over. So the position to be saved is the one from before these draws: what was trained, not what left the
-loader.
+A prefetcher, a look-ahead ("is this the last batch?"), `zip(loader, run.steps(n))` or a warm-up draw from the
+loop's own iterator: at every boundary some batches have left the loader that no step has used yet. The
+resumed script runs the same code, and draws as many before its first step is over. So the position to be
+saved is the one from before these draws: what was trained, not what left the loader.
 
-How many they are shows in the first steps: what was drawn when the first was over, less what each of the next ones draws. A script
-that only happens to draw more in its first step (a bad batch that it skips) is recognised by the batches themselves: those that are
-read ahead are still held by somebody when the next step ends. Where run.batches() is drawn from, a step ends only with the next draw,
-and these are gone by then: there it is `unclear`, and who draws tells.
+How many they are shows in the first steps: what was drawn when the first was over, less what each of the next
+ones draws. A script that only happens to draw more in its first step (a bad batch that it skips) is
+recognised by the batches themselves: those that are read ahead are still held by somebody when the next step
+ends. Where run.batches() is drawn from, a step ends only with the next draw, and these are gone by then:
+there it is `unclear`, and who draws tells.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 UNKNOWN = 1024  # draws that are noted while it is unknown how many matter
 _LOOKS = 3  # boundaries that tell it
 _DEPTH, _ITEMS = 3, 64  # of a batch, in which its tensors are looked for
-_FRUITLESS = 3  # passes without a boundary inside, as of a loader for validation, after which they are no longer read
+# passes without a boundary inside, as of a loader for validation, after which they are no longer read
+_FRUITLESS = 3
 
 
 class Lead:
@@ -35,13 +37,16 @@ class Lead:
     def __init__(self) -> None:
         self.held = 0  # batches that are drawn and not trained at a boundary, as far as it is known
         self.settled = False
-        self.unclear = False  # more was drawn in the first step than in those after it, and nothing tells whether it was for them
+        # more was drawn in the first step than in those after it, and nothing tells whether it was for them
+        self.unclear = False
         self._early: tuple[Pass, int] | None = None  # drawn before the loop began
         self._looked_at: Pass | None = None
         self._counts: list[int] = []
         self._batches: list[weakref.ref[Any] | None] = []
-        self._delivered: deque[list[weakref.ref[Any]]] = deque(maxlen=UNKNOWN)  # the tensors of the latest batches
-        self._gone = False  # what the first step drew last was dropped before the second ended, and what that one drew was not
+        # the tensors of the latest batches
+        self._delivered: deque[list[weakref.ref[Any]]] = deque(maxlen=UNKNOWN)
+        # what the first step drew last was dropped before the second ended, and what that one drew was not
+        self._gone = False
         self._fruitless = 0
         self._before = 0  # held, as the last incarnation knew
 
@@ -69,7 +74,8 @@ class Lead:
             self._batches.append(_reference(batch))
 
     def has(self, value: Any, held: int) -> bool | None:
-        """Whether a value is made of the last `held` batches. None: of another one, while it is unknown how many matter."""
+        """Whether a value is made of the last `held` batches. None: of another one, while it is unknown how
+        many matter."""
         if not self._delivered:
             return False
         own = {id(tensor) for tensor in _tensors(value)}
@@ -108,7 +114,9 @@ class Lead:
             if counts[0] > self.held + 1 and all(map(_alive, self._batches[: counts[0]])):
                 self.held = counts[0] - 1  # several in one step, and all of them kept: not an accumulation
         elif len(counts) == 2:
-            drawn_first, drawn_now = (self._batches[count - 1] if count <= len(self._batches) else None for count in counts)
+            drawn_first, drawn_now = (
+                self._batches[count - 1] if count <= len(self._batches) else None for count in counts
+            )
             self._gone = drawn_first is not None and drawn_first() is None and _alive(drawn_now)
         elif len(counts) == _LOOKS:
             each = counts[2] - counts[1]

@@ -1,5 +1,5 @@
-"""What cannot be entered in the middle is made again from its beginning and thrown away: said beforehand, with how long it will take,
-and shown while it runs."""
+"""What cannot be entered in the middle is made again from its beginning and thrown away: said beforehand,
+with how long it will take, and shown while it runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ log = logging.getLogger("lastcall")
 _EVERY = 5.0  # seconds between two lines of progress
 
 
-def replay(what: str, count: int, seconds: float, draw: Callable[[], object], now: Callable[[], float] = time.monotonic) -> int:
-    """Draw `count` times; `seconds` is what that took the last time, 0 if unknown. Returns how many there were."""
+def replay(
+    what: str,
+    count: int,
+    seconds: float,
+    draw: Callable[[], object],
+    now: Callable[[], float] = time.monotonic,
+) -> int:
+    """Draw `count` times; `seconds` is what that took the last time, 0 if unknown. Returns how many there
+    were."""
     log.info(
         "%s: replaying and discarding its first %d batches%s",
         what,
@@ -47,9 +54,13 @@ def forewarn(passage: Costly) -> None:
     """Before anything is lost: what a resume would cost now. Said again when it has doubled."""
     passage.costly = 2 * passage.seconds
     log.info(
-        "A resume at this place would read the first %d batches of `%s` again, which has taken %s so far. A StatefulDataLoader "
-        "(torchdata) over a dataset with state_dict() begins in the middle.", passage.delivered, passage.over, _told(passage.seconds),
-    )  # fmt: skip
+        "A resume at this place would read the first %d batches of `%s` again, which has taken %s so far. A "
+        "StatefulDataLoader "
+        "(torchdata) over a dataset with state_dict() begins in the middle.",
+        passage.delivered,
+        passage.over,
+        _told(passage.seconds),
+    )
 
 
 def _told(seconds: float) -> str:

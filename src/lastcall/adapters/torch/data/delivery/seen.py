@@ -26,7 +26,9 @@ Marks = tuple[tuple[int, int], ...]  # number of the batch, digest
 def of_indices(drawn: Iterable[tuple[int, Any]], done: int) -> Marks:
     """Of the last ones before batch number `done`."""
     known = [(number, index) for number, index in drawn if number < done][-_TOLD:]
-    if len({id(index) for _, index in known}) < len(known) and any(isinstance(index, list) for _, index in known):
+    if len({id(index) for _, index in known}) < len(known) and any(
+        isinstance(index, list) for _, index in known
+    ):
         return ()  # a sampler that fills the same list again: what was in it is gone
     told = [(number, repr(index)) for number, index in known]
     return tuple((number, _digest(text.encode())) for number, text in told if " at 0x" not in text)
@@ -60,8 +62,10 @@ def compare(saved: Iterable[Any], now: Marks, what: str, doubts: Doubts) -> None
     for number, digest in saved:
         if number in found and found[number] != digest:
             doubts.add(
-                f"the interrupted pass over `{what}` was made again, and from batch {number} on, or earlier, it is not what it was",
-                "Make the order depend only on seeds and on what lastcall saves: seed what the script draws before protect(), "
+                f"the interrupted pass over `{what}` was made again, and from batch {number} on, or earlier, "
+                "it is not what it was",
+                "Make the order depend only on seeds and on what lastcall saves: seed what the script draws "
+                "before protect(), "
                 "and read the same data in the same order.",
             )
             return

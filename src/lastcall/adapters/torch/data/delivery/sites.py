@@ -1,5 +1,6 @@
-"""Where in the script an iterator is opened. The script that is resumed opens it at the same place, so the place tells the training
-loop's iterator from a peek at the loader, or from a pass that only measures something.
+"""Where in the script an iterator is opened. The script that is resumed opens it at the same place, so the
+place tells the training loop's iterator from a peek at the loader, or from a pass that only measures
+something.
 
 A place is the function and the text of the line: line numbers change with every edit above them.
 """
@@ -16,7 +17,9 @@ import lastcall
 
 BATCHES = "run.batches()"
 _OURS = os.path.dirname(os.path.abspath(lastcall.__file__)) + os.sep
-_LIBRARIES = tuple({os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = tuple(
+    {os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 def here() -> str:

@@ -1,7 +1,7 @@
 """Random generators as plain values: what a loader's order and its workers' augmentation are drawn from.
 
-A state is made of tuples, bytes, ints and strings only, so that it is immutable, cheap to compare, safe to share
-between copies, and can be written without pickle.
+A state is made of tuples, bytes, ints and strings only, so that it is immutable, cheap to compare, safe to
+share between copies, and can be written without pickle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import torch
 Parts = tuple[Any, Any, Any]  # torch, python, numpy; None where nothing is known
 State = tuple[Any, Any, Any, tuple[Any, ...]]  # ... and the loader's own generators
 
-_SAMPLER_DEPTH = 4  # loader.batch_sampler.sampler.sampler: wrappers around wrappers do occur (distributed weighted samplers)
+# loader.batch_sampler.sampler.sampler: wrappers around wrappers do occur (distributed weighted samplers)
+_SAMPLER_DEPTH = 4
 
 
 def take_parts() -> Parts:
     """The process-wide generators of torch (CPU), python and numpy."""
-    return (_bytes(torch.default_generator.get_state()), _take_python(random), _freeze(np.random.get_state(legacy=False)))
+    return (
+        _bytes(torch.default_generator.get_state()),
+        _take_python(random),
+        _freeze(np.random.get_state(legacy=False)),
+    )
 
 
 def put_parts(parts: Parts) -> None:
@@ -51,7 +56,10 @@ def take_generators(generators: Iterable[Any]) -> tuple[Any, ...]:
 
 def hold_generators(generators: Iterable[Any]) -> tuple[Any, ...]:
     """What take_generators() gives, once it is called: for every batch, most of which are never used."""
-    return tuple(generator.get_state() if isinstance(generator, torch.Generator) else _take_own(generator) for generator in generators)
+    return tuple(
+        generator.get_state() if isinstance(generator, torch.Generator) else _take_own(generator)
+        for generator in generators
+    )
 
 
 def told_generators(held: Iterable[Any]) -> tuple[Any, ...]:
@@ -72,22 +80,29 @@ def made(kind: str, state: Any) -> Any:
     if kind != "Generator":
         return None
     if isinstance(state, bytes):
-        return torch.Generator() if len(state) == torch.default_generator.get_state().numel() else None  # otherwise of a device
+        # otherwise of a device
+        return torch.Generator() if len(state) == torch.default_generator.get_state().numel() else None
     bits = getattr(np.random, str(_thaw(state)["bit_generator"]), None)
     return None if bits is None else np.random.Generator(bits())
 
 
 def find_generators(loader: Any) -> list[Any]:
-    """The generators that belong to this loader and its samplers, each once, in an order that does not change between
-    incarnations.
+    """The generators that belong to this loader and its samplers, each once, in an order that does not change
+    between incarnations.
 
-    torch's default generator is left out wherever it was passed explicitly: it belongs to the process, not to the
-    loader.
+    torch's default generator is left out wherever it was passed explicitly: it belongs to the process, not to
+    the loader.
     """
     found: list[Any] = []
     for candidate in _candidates(loader):
-        own = isinstance(candidate, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
-        if own and candidate is not torch.default_generator and all(candidate is not known for known in found):
+        own = isinstance(
+            candidate, torch.Generator | random.Random | np.random.Generator | np.random.RandomState
+        )
+        if (
+            own
+            and candidate is not torch.default_generator
+            and all(candidate is not known for known in found)
+        ):
             found.append(candidate)
     return found
 
@@ -154,7 +169,8 @@ def _put_python(target: Any, state: Any) -> None:
 
 
 def _freeze(value: Any) -> Any:
-    """numpy's nested state (dictionaries with arrays) as tuples; any bit generator's, not only the default one's."""
+    """numpy's nested state (dictionaries with arrays) as tuples; any bit generator's, not only the default
+    one's."""
     if isinstance(value, dict):
         return ("dict", tuple((key, _freeze(item)) for key, item in value.items()))
     if isinstance(value, np.ndarray):

@@ -1,7 +1,9 @@
-"""The objects below a loader: what its sampler, its dataset and its functions hold, each with the path that a user would write.
+"""The objects below a loader: what its sampler, its dataset and its functions hold, each with the path that a
+user would write.
 
-Attributes, containers, partials, closures, bound methods, the attributes of the user's own classes and the globals that the user's own
-functions name. Bounded in depth and number; never into a model, an optimizer, another loader, or the insides of a library.
+Attributes, containers, partials, closures, bound methods, the attributes of the user's own classes and the
+globals that the user's own functions name. Bounded in depth and number; never into a model, an optimizer,
+another loader, or the insides of a library.
 """
 
 from __future__ import annotations
@@ -25,14 +27,35 @@ _MOST = 600  # values looked at
 _DEPTH = 7
 _WIDE = 64  # entries of a container that are looked at one by one
 _NEVER = (  # libraries that keep no place in the data of a training loop, only caches and handles
-    "torch.optim", "torch.utils.data.dataloader", "torch.distributed", "torch.cuda", "torch._", "lastcall", "numpy", "pandas",
-    "pyarrow", "polars", "scipy", "PIL", "cv2", "h5py", "lmdb", "datasets.", "tokenizers", "transformers.models",
-    "transformers.tokenization", "fsspec",
-)  # fmt: skip
+    "torch.optim",
+    "torch.utils.data.dataloader",
+    "torch.distributed",
+    "torch.cuda",
+    "torch._",
+    "lastcall",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "polars",
+    "scipy",
+    "PIL",
+    "cv2",
+    "h5py",
+    "lmdb",
+    "datasets.",
+    "tokenizers",
+    "transformers.models",
+    "transformers.tokenization",
+    "fsspec",
+)
 _STANDARD = sys.stdlib_module_names - {"builtins", "functools", "collections"}
 # Numbers that mean something to this process alone.
-_OF_THE_PROCESS = re.compile(r"(^|_)(fd|pid|ppid|tid|fileno|port|handle|socket|lock|thread|conn|time|timestamp)s?$", re.I)
-_MADE_BY_THE_STATE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__"})
+_OF_THE_PROCESS = re.compile(
+    r"(^|_)(fd|pid|ppid|tid|fileno|port|handle|socket|lock|thread|conn|time|timestamp)s?$", re.I
+)
+_MADE_BY_THE_STATE = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__"}
+)
 
 
 class Leaf(NamedTuple):
@@ -47,7 +70,8 @@ def roots(loader: Any) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """As a user would write it: `dataset.transform.count`, `Sampler.epoch` of a class, `rng` of a module or an enclosing function."""
+    """As a user would write it: `dataset.transform.count`, `Sampler.epoch` of a class, `rng` of a module or
+    an enclosing function."""
     told = ""
     for token in path:
         if token.startswith("<"):
@@ -59,9 +83,11 @@ def name_of(path: Path) -> str:
     return told
 
 
-def walk(tops: dict[str, Any], without: frozenset[int] = frozenset(), asked: bool = False) -> tuple[dict[Path, Leaf], dict[Path, Any]]:
-    """All values, and all objects that hold them, by path. `without`: the ids of generators that are left out; `asked`: so are
-    objects with a state_dict()."""
+def walk(
+    tops: dict[str, Any], without: frozenset[int] = frozenset(), asked: bool = False
+) -> tuple[dict[Path, Leaf], dict[Path, Any]]:
+    """All values, and all objects that hold them, by path. `without`: the ids of generators that are left
+    out; `asked`: so are objects with a state_dict()."""
     found: dict[Path, Leaf] = {}
     holders: dict[Path, Any] = {}
     seen: set[int] = set()
@@ -153,7 +179,11 @@ def _skipped(value: Any) -> bool:
 @functools.lru_cache(1024)
 def _skipped_kind(kind: Any) -> bool:
     module = kind.__module__ or ""
-    return module.startswith(_NEVER) or issubclass(kind, types.ModuleType) or module.partition(".")[0] in _STANDARD
+    return (
+        module.startswith(_NEVER)
+        or issubclass(kind, types.ModuleType)
+        or module.partition(".")[0] in _STANDARD
+    )
 
 
 def _as_one(value: Any) -> bool:
@@ -191,7 +221,9 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     else:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            yield from ((f".{name}", item) for name, item in list(attributes.items()) if _followed(name, item))
+            yield from (
+                (f".{name}", item) for name, item in list(attributes.items()) if _followed(name, item)
+            )
         kind: Any = type(value)
         yield from _own_classes(kind)
 
@@ -235,14 +267,24 @@ def _own_globals(function: Any) -> list[str]:
         return []
     there = function.__globals__
     names = _global_names(function.__code__)
-    return [name for name in names if name in there and not isinstance(there[name], types.FunctionType | types.ModuleType | type)]
+    return [
+        name
+        for name in names
+        if name in there and not isinstance(there[name], types.FunctionType | types.ModuleType | type)
+    ]
 
 
 @functools.lru_cache(512)
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """The globals that a function reads or writes, and those inside it."""
-    named = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")]
-    inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _global_names(const)]
+    named = [
+        step.argval
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")
+    ]
+    inner = [
+        name for const in code.co_consts if isinstance(const, types.CodeType) for name in _global_names(const)
+    ]
     return tuple(dict.fromkeys([*named, *inner]))
 
 

@@ -1,14 +1,18 @@
-"""What the objects below a loader hold of their own, and what of it changes: saved and put back by path, or named in a doubt.
+"""What the objects below a loader hold of their own, and what of it changes: saved and put back by path, or
+named in a doubt.
 
-Everything small is looked at when a pass begins, at its first draws and at boundaries. What changes between two looks (a counter of
-epochs, a list that is shuffled in place, weights, a generator in a transform) is saved from then on, as it was when the pass began,
-when its first index was drawn, and at the boundary. A resumed pass begins with the first, draws its order again with the second, and
-continues with the third. What a script sets before the first pass it will set again: only what changes afterwards counts.
+Everything small is looked at when a pass begins, at its first draws and at boundaries. What changes between
+two looks (a counter of epochs, a list that is shuffled in place, weights, a generator in a transform) is
+saved from then on, as it was when the pass began, when its first index was drawn, and at the boundary. A
+resumed pass begins with the first, draws its order again with the second, and continues with the third. What
+a script sets before the first pass it will set again: only what changes afterwards counts.
 
-Generators, and lists of indices or files whose order a script may draw again each time it starts, are saved whether they change or not.
+Generators, and lists of indices or files whose order a script may draw again each time it starts, are saved
+whether they change or not.
 
-Discarded: state_dict() of samplers and datasets in a plain DataLoader. It says where they stand in the middle of a pass, and a pass
-that is drawn again begins at its start; some cannot even be asked without side effects. Their attributes are what they stand on.
+Discarded: state_dict() of samplers and datasets in a plain DataLoader. It says where they stand in the middle
+of a pass, and a pass that is drawn again begins at its start; some cannot even be asked without side effects.
+Their attributes are what they stand on.
 """
 
 from __future__ import annotations
@@ -34,17 +38,24 @@ Pairs = tuple[tuple[graph.Path, leaves.Frozen], ...]
 _EACH = 64  # looks that are taken however long they take
 _SHARE = 200.0  # ... afterwards one part in so many of the time
 _SMALL = 64  # entries of a container that is compared whole
-_REMEDY = "Keep it in a number, a list, a small tensor or a generator, or hand it to protect() with state_dict() and load_state_dict()."
+_REMEDY = (
+    "Keep it in a number, a list, a small tensor or a generator, or hand it to protect() with state_dict() "
+    "and load_state_dict()."
+)
 
-_PROCESS = frozenset(map(id, (getattr(random, "_inst", None), np.random.mtrand._rand, torch.default_generator)))
+_PROCESS = frozenset(
+    map(id, (getattr(random, "_inst", None), np.random.mtrand._rand, torch.default_generator))
+)
 
 
 class Holding:
-    """Of one loader. `tops`: its sampler, dataset and functions; `replayed`: those of them that a resumed pass makes again."""
+    """Of one loader. `tops`: its sampler, dataset and functions; `replayed`: those of them that a resumed
+    pass makes again."""
 
     def __init__(self, *, asked: bool = False) -> None:
         self._asked = asked  # objects with a state_dict() are asked for it by somebody else
-        self.moving: dict[graph.Path, None] = {}  # what has changed since the first pass began, in the order in which that was seen
+        # what has changed since the first pass began, in the order in which that was seen
+        self.moving: dict[graph.Path, None] = {}
         self.random = False  # samples are made with random numbers
         self.tops: dict[str, Any] = {}
         self._others = _PROCESS  # generators that are saved anyway
@@ -54,12 +65,14 @@ class Holding:
         self._kept: Snapshot = {}  # what is saved although it does not change
         self._first: dict[graph.Path, Any] = {}  # marks of what cannot be saved, as of the first pass
         self._outgrown: set[graph.Path] = set()  # what could be saved once
-        self._suspects: dict[graph.Path, None] = {}  # what changes and cannot be saved, and only matters where samples are random
+        # what changes and cannot be saved, and only matters where samples are random
+        self._suspects: dict[graph.Path, None] = {}
         self._looks = 0
         self._next = 0.0
 
     def of(self, loader: Any) -> None:
-        """This is the loader. Known by what is below it: a new loader over the same dataset is still the same."""
+        """This is the loader. Known by what is below it: a new loader over the same dataset is still the
+        same."""
         self.below(graph.roots(loader), isinstance(loader.dataset, IterableDataset))
         self._others = _PROCESS | frozenset(map(id, rng.find_generators(loader)))
 
@@ -67,13 +80,17 @@ class Holding:
         self.tops = tops
         self._replayed = ("sampler", "batch_sampler", *(("dataset", "collate_fn") if iterable else ()))
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------------
+    # ---- looking -------------------------------------------------------------------------------------------
 
     def begin(self, doubts: Doubts) -> Snapshot:
         """A pass begins: all that can be saved, as it is now."""
         self.look(doubts)
         for path, (mark, frozen) in self._known.items():
-            if frozen is None and path[0] in self._replayed and (path in self._outgrown or self._first.setdefault(path, mark) != mark):
+            if (
+                frozen is None
+                and path[0] in self._replayed
+                and (path in self._outgrown or self._first.setdefault(path, mark) != mark)
+            ):
                 self._doubt(path, doubts)
         return {path: frozen for path, (_, frozen) in self._known.items()}
 
@@ -132,16 +149,20 @@ class Holding:
         if not made_late and before[1] is not None:
             self._outgrown.add(path)
         if made_late or path[0] in self._replayed or not _of_the_user(leaf.owner, path):
-            return  # what is opened at its first use; what is made again with its pass; the insides of a library
+            # what is opened at its first use; what is made again with its pass; the insides of a library
+            return
         if leaves.advances(leaf.value):
             self._doubt(path, doubts)
         else:
             self._suspects[path] = None
 
     def _doubt(self, path: graph.Path, doubts: Doubts) -> None:
-        doubts.add(f"`{graph.name_of(path)}` changes while the data is read, and cannot be saved with its position", _REMEDY)
+        doubts.add(
+            f"`{graph.name_of(path)}` changes while the data is read, and cannot be saved with its position",
+            _REMEDY,
+        )
 
-    # ---- saving ----------------------------------------------------------------------------------------------------------------
+    # ---- saving --------------------------------------------------------------------------------------------
 
     def now(self) -> Snapshot:
         """What has changed or may be other the next time, as it is now."""
@@ -151,7 +172,9 @@ class Holding:
         for path in self.moving:
             owner = self._holders.get(path[:-1])
             try:
-                values[path] = leaves.MISSING if owner is None else leaves.freeze(graph.child(owner, path[-1]))
+                values[path] = (
+                    leaves.MISSING if owner is None else leaves.freeze(graph.child(owner, path[-1]))
+                )
             except (LookupError, AttributeError, ValueError):
                 values[path] = leaves.MISSING
         return values
@@ -160,7 +183,7 @@ class Holding:
         """The same, as it was when a pass began: `everything` is what begin() gave."""
         return {**self._kept, **{path: everything.get(path, leaves.MISSING) for path in self.moving}}
 
-    # ---- putting back ----------------------------------------------------------------------------------------------------------
+    # ---- putting back --------------------------------------------------------------------------------------
 
     def resume(self, document: dict[str, Any]) -> None:
         """What another incarnation has saved(). Everything is as it was at the boundary."""
@@ -183,12 +206,20 @@ class Holding:
 
     def take(self) -> Pairs:
         """What put() puts back to this moment."""
-        return _pairs({path: frozen for path, frozen in self.now().items() if path in self.moving}) if self.moving else ()
+        return (
+            _pairs({path: frozen for path, frozen in self.now().items() if path in self.moving})
+            if self.moving
+            else ()
+        )
 
 
 def _seen(value: Any, before: tuple[Any, leaves.Frozen | None] | None) -> tuple[Any, leaves.Frozen | None]:
     """A mark and the frozen value; `before` itself where nothing has changed."""
-    large = getattr(value, "nbytes", 0) > 4096 if hasattr(value, "nbytes") else hasattr(value, "__len__") and len(value) > _SMALL
+    large = (
+        getattr(value, "nbytes", 0) > 4096
+        if hasattr(value, "nbytes")
+        else hasattr(value, "__len__") and len(value) > _SMALL
+    )
     mark = leaves.mark(value, None) if large else None
     if large and before is not None and before[0] == mark:
         return before
@@ -199,7 +230,9 @@ def _seen(value: Any, before: tuple[Any, leaves.Frozen | None] | None) -> tuple[
     return before if before is not None and now == before else now
 
 
-def _put(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf | None, holders: dict[graph.Path, Any]) -> None:
+def _put(
+    path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf | None, holders: dict[graph.Path, Any]
+) -> None:
     if frozen == leaves.MISSING:
         if leaf is not None:
             graph.drop_child(leaf.owner, leaf.token)
@@ -215,7 +248,8 @@ def _put(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf | None, holde
 
 
 def _put_kept(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf) -> None:
-    """What does not change, but may have been drawn again: a generator, an order of files, the indices of a subset."""
+    """What does not change, but may have been drawn again: a generator, an order of files, the indices of a
+    subset."""
     if frozen[0] == "generator":
         leaves.put(frozen, leaf.value)
         return
@@ -231,19 +265,24 @@ def _put_kept(path: graph.Path, frozen: leaves.Frozen, leaf: graph.Leaf) -> None
                 graph.set_child(leaf.owner, leaf.token, value)
     if moved:
         log.info(
-            "`%s` differs from the interrupted run and was restored. Seed the generator that it is drawn from.",
+            "`%s` differs from the interrupted run and was restored. Seed the generator that it is drawn "
+            "from.",
             graph.name_of(path),
         )
 
 
-def saved(moving: tuple[graph.Path, ...], begin: Snapshot | None, draw: Snapshot | None, now: Snapshot) -> dict[str, Any] | None:
+def saved(
+    moving: tuple[graph.Path, ...], begin: Snapshot | None, draw: Snapshot | None, now: Snapshot
+) -> dict[str, Any] | None:
     """Only text, numbers and bytes. `begin` and `draw` only have what was other than it is now."""
     if not now and not moving:
         return None
     document: dict[str, Any] = {"moving": moving, "now": _pairs(now)}
     for name, then in (("begin", begin), ("draw", draw)):
         if then is not None:
-            document[name] = _pairs({path: then.get(path, leaves.MISSING) for path in moving if then.get(path) != now.get(path)})
+            document[name] = _pairs(
+                {path: then.get(path, leaves.MISSING) for path in moving if then.get(path) != now.get(path)}
+            )
     return document
 
 
@@ -253,4 +292,9 @@ def _pairs(values: Snapshot) -> Pairs:
 
 def _of_the_user(owner: Any, path: graph.Path) -> bool:
     kind = type(owner)
-    return kind in (list, dict, tuple) or path[-1].startswith("<") or graph.own(kind.__module__) or isinstance(owner, type)
+    return (
+        kind in (list, dict, tuple)
+        or path[-1].startswith("<")
+        or graph.own(kind.__module__)
+        or isinstance(owner, type)
+    )

@@ -1,8 +1,9 @@
-"""Draws that move the process's own generators in the middle of a pass: what they were before, so that the draw can be made again.
+"""Draws that move the process's own generators in the middle of a pass: what they were before, so that the
+draw can be made again.
 
-A sampler that shuffles chunk by chunk, or a stream with a shuffle buffer, draws from generators that training draws from as well. What
-is replayed after a resume must find them as they were. Only those that have moved are kept, and only so many times in a pass: a state
-is 2.5 to 5 KB.
+A sampler that shuffles chunk by chunk, or a stream with a shuffle buffer, draws from generators that training
+draws from as well. What is replayed after a resume must find them as they were. Only those that have moved
+are kept, and only so many times in a pass: a state is 2.5 to 5 KB.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MOST = 256  # states kept of one pass
 
 
 class Watch:
-    """Looks at the generators before and after a draw: 1 µs each where nothing has moved, 10 where training has."""
+    """Looks at the generators before and after a draw: 1 µs each where nothing has moved, 10 where training
+    has."""
 
     def __init__(self) -> None:
         self._randomness = process.Randomness()
@@ -33,7 +35,13 @@ class Watch:
     def moved(self, before: process.Noted) -> rng.Parts | None:
         """What those that have moved since were before; None where none has."""
         after = self._randomness.note()
-        if type(before) is tuple and type(after) is tuple and before[0] is after[0] and before[1] == after[1] and before[2] is after[2]:
+        if (
+            type(before) is tuple
+            and type(after) is tuple
+            and before[0] is after[0]
+            and before[1] == after[1]
+            and before[2] is after[2]
+        ):
             return None
         then, now = self._randomness.captured(before), self._randomness.captured(after)
         torch_part = None if torch.equal(then.torch, now.torch) else then.torch.numpy().tobytes()
@@ -49,7 +57,11 @@ def _words(state: Any) -> mersenne.Words:
 
 def _python(state: Any) -> tuple[int, bytes, str | None]:
     words = _words(state)
-    return (3, struct.pack("<625I", *struct.unpack("=624I", words.key), words.pos), None if words.gauss is None else words.gauss.hex())
+    return (
+        3,
+        struct.pack("<625I", *struct.unpack("=624I", words.key), words.pos),
+        None if words.gauss is None else words.gauss.hex(),
+    )
 
 
 def _numpy(state: Any) -> Any:
@@ -59,14 +71,23 @@ def _numpy(state: Any) -> Any:
     key = ("array", "<u4", struct.pack("<624I", *struct.unpack("=624I", words.key)))
     inner = ("dict", (("key", key), ("pos", words.pos)))
     gauss = ("float", float(words.gauss or 0.0).hex())
-    return ("dict", (("bit_generator", "MT19937"), ("state", inner), ("has_gauss", int(words.gauss is not None)), ("gauss", gauss)))
+    return (
+        "dict",
+        (
+            ("bit_generator", "MT19937"),
+            ("state", inner),
+            ("has_gauss", int(words.gauss is not None)),
+            ("gauss", gauss),
+        ),
+    )
 
 
 Buffers = dict[int, tuple[int, ...]]
 
 
 def buffers(iterator: Any) -> Buffers:
-    """The containers that a running stream keeps between two samples, by id, with what is in them: a shuffle buffer is among them."""
+    """The containers that a running stream keeps between two samples, by id, with what is in them: a shuffle
+    buffer is among them."""
     found: Buffers = {}
     seen: set[int] = set()
     waiting = [(iterator, 0)]

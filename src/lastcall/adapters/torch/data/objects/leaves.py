@@ -1,7 +1,9 @@
-"""One value that a pipeline holds (a number, a list, a small tensor, a generator, an open file) as a plain value, and put back.
+"""One value that a pipeline holds (a number, a list, a small tensor, a generator, an open file) as a plain
+value, and put back.
 
-A frozen value is a tuple of text, numbers and bytes only: immutable, cheap to compare, written without pickle. Lists, dictionaries,
-tensors, arrays, generators and files are put back in place, so that others who hold them see the same.
+A frozen value is a tuple of text, numbers and bytes only: immutable, cheap to compare, written without
+pickle. Lists, dictionaries, tensors, arrays, generators and files are put back in place, so that others who
+hold them see the same.
 """
 
 from __future__ import annotations
@@ -27,9 +29,21 @@ _ORDERED = 20_000  # entries of a list whose order is remembered
 _LONGEST = 8192  # entries of a container that are no plain numbers
 _DEPTH = 6
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
-_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", collections.deque: "deque"}
+_SEQUENCES: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    collections.deque: "deque",
+}
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_MADE: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
+_MADE: dict[str, Any] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+}
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
 _FILES = (io.IOBase,)
@@ -74,9 +88,16 @@ def _freeze(value: Any, room: list[int], depth: int) -> Frozen | None:
     if kind in _SEQUENCES and depth < _DEPTH:
         return _freeze_items(value, _SEQUENCES[kind], room, depth)
     if kind in _MAPPINGS and depth < _DEPTH and len(value) <= _LONGEST:
-        pairs = [(_freeze(key, room, depth + 1), _freeze(item, room, depth + 1)) for key, item in list(value.items())]
+        pairs = [
+            (_freeze(key, room, depth + 1), _freeze(item, room, depth + 1))
+            for key, item in list(value.items())
+        ]
         return None if any(None in pair for pair in pairs) else ("dict", tuple(pairs))
-    return _freeze_numbers(value, room) if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else _freeze_other(value)
+    return (
+        _freeze_numbers(value, room)
+        if isinstance(value, (torch.Tensor, np.ndarray, np.generic))
+        else _freeze_other(value)
+    )
 
 
 def _freeze_items(value: Any, kind: str, room: list[int], depth: int) -> Frozen | None:
@@ -101,7 +122,12 @@ def _freeze_items(value: Any, kind: str, room: list[int], depth: int) -> Frozen 
 
 def _freeze_numbers(value: Any, room: list[int]) -> Frozen | None:
     if isinstance(value, torch.Tensor):
-        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided or value.requires_grad:
+        if (
+            type(value) is not torch.Tensor
+            or value.device.type != "cpu"
+            or value.layout is not torch.strided
+            or value.requires_grad
+        ):
             return None
         _spend(room, value.nbytes)
         raw = bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy()) if value.numel() else b""
@@ -109,7 +135,12 @@ def _freeze_numbers(value: Any, room: list[int]) -> Frozen | None:
     if value.dtype.hasobject:
         return None
     _spend(room, value.nbytes)
-    return ("array" if isinstance(value, np.ndarray) else "number", value.dtype.str, tuple(value.shape), value.tobytes())
+    return (
+        "array" if isinstance(value, np.ndarray) else "number",
+        value.dtype.str,
+        tuple(value.shape),
+        value.tobytes(),
+    )
 
 
 def _freeze_other(value: Any) -> Frozen | None:
@@ -190,7 +221,11 @@ def thaw(frozen: Frozen) -> Any:
     if kind == "dict":
         return {thaw(key): thaw(item) for key, item in frozen[1]}
     if kind == "tensor":
-        flat = torch.frombuffer(bytearray(frozen[3]), dtype=torch.uint8) if frozen[3] else torch.empty(0, dtype=torch.uint8)
+        flat = (
+            torch.frombuffer(bytearray(frozen[3]), dtype=torch.uint8)
+            if frozen[3]
+            else torch.empty(0, dtype=torch.uint8)
+        )
         return flat.view(getattr(torch, frozen[1])).reshape(tuple(frozen[2]))
     numbers_in = np.frombuffer(bytearray(frozen[3]), dtype=frozen[1]).reshape(tuple(frozen[2]))
     return numbers_in if kind == "array" else numbers_in[()]
@@ -202,8 +237,16 @@ def mark(value: Any, frozen: Frozen | None) -> Any:
         return frozen
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
-        seen = {} if frame is None else {name: item for name, item in frame.f_locals.items() if type(item) in _PLAIN}
-        return (id(value), frame is None or frame.f_lasti, repr(sorted(seen.items(), key=lambda pair: pair[0])))
+        seen = (
+            {}
+            if frame is None
+            else {name: item for name, item in frame.f_locals.items() if type(item) in _PLAIN}
+        )
+        return (
+            id(value),
+            frame is None or frame.f_lasti,
+            repr(sorted(seen.items(), key=lambda pair: pair[0])),
+        )
     if isinstance(value, torch.Tensor):
         return (id(value), value._version)
     if isinstance(value, np.ndarray):
@@ -224,7 +267,11 @@ def index_like(frozen: Frozen) -> bool:
         numbers = array.array("q")
         numbers.frombytes(frozen[2])
         found: Any = numbers
-    elif frozen[0] in ("tensor", "array") and frozen[1] in ("int64", "int32", "<i8", "<i4") and len(frozen[2]) == 1:
+    elif (
+        frozen[0] in ("tensor", "array")
+        and frozen[1] in ("int64", "int32", "<i8", "<i4")
+        and len(frozen[2]) == 1
+    ):
         found = np.frombuffer(frozen[3], dtype="<i4" if frozen[1] in ("int32", "<i4") else "<i8").tolist()
     else:
         return False
@@ -235,7 +282,10 @@ def order_of(value: Any) -> Frozen | None:
     """Of a list of texts, or of rows that begin with one (files and their labels): which entry is where."""
     if type(value) is not list or not 2 <= len(value) <= _ORDERED or not isinstance(value[0], str | tuple):
         return None
-    if not all(type(item) is str or (type(item) is tuple and all(type(part) in _PLAIN for part in item)) for item in value):
+    if not all(
+        type(item) is str or (type(item) is tuple and all(type(part) in _PLAIN for part in item))
+        for item in value
+    ):
         return None
     return ("order", b"".join(hashlib.blake2b(repr(item).encode(), digest_size=8).digest() for item in value))
 

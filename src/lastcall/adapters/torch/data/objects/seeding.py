@@ -1,7 +1,9 @@
-"""Samplers and streams that seed a generator of their own with the time or the process: no pass of them can be made again.
+"""Samplers and streams that seed a generator of their own with the time or the process: no pass of them can
+be made again.
 
-Found while a pass begins and makes its first batch: which lines ask for the time, for the process or for the system's random numbers,
-and make a generator or a seed of that. Those lines only: what else asks for the time is not looked at.
+Found while a pass begins and makes its first batch: which lines ask for the time, for the process or for the
+system's random numbers, and make a generator or a seed of that. Those lines only: what else asks for the time
+is not looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import torch
 from lastcall.core.checkpoint.doubts import Doubts
 
 _ASKED = frozenset({time.time, time.time_ns, time.perf_counter, os.getpid, os.urandom})
-_SEEDED = frozenset({"Random", "RandomState", "default_rng", "SeedSequence", "Generator", "manual_seed", "seed"})
+_SEEDED = frozenset(
+    {"Random", "RandomState", "default_rng", "SeedSequence", "Generator", "manual_seed", "seed"}
+)
 
 
 class Watch:
@@ -39,7 +43,8 @@ class Watch:
         for code, line in self._lines:
             if _seeds(code, line):
                 doubts.add(
-                    f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{line}) seeds the order of `{loader}` with the time "
+                    f"`{code.co_qualname}` ({os.path.basename(code.co_filename)}:{line}) seeds the order of "
+                    f"`{loader}` with the time "
                     "or the process, so that an interrupted pass cannot be made again",
                     "Give it a seed, or a generator that is seeded.",
                 )
@@ -65,8 +70,15 @@ def watched(loader: str, doubts: Doubts) -> Iterator[None]:
 def _seeds(code: types.CodeType, line: int) -> bool:
     """Whether the call that stands on this line, or the ones around it, make a generator or a seed."""
     steps = [(step, *_lines(step)) for step in dis.get_instructions(code)]
-    around = [(first, last) for step, first, last in steps if step.opname.startswith("CALL") and first <= line <= last]
-    begin, end = min((first for first, _ in around), default=line), max((last for _, last in around), default=line)
+    around = [
+        (first, last)
+        for step, first, last in steps
+        if step.opname.startswith("CALL") and first <= line <= last
+    ]
+    begin, end = (
+        min((first for first, _ in around), default=line),
+        max((last for _, last in around), default=line),
+    )
     here = [step for step, first, _ in steps if begin <= first <= end]
     loaded = {str(step.argval) for step in here if step.opname.startswith("LOAD")}
     stored = {str(step.argval) for step in here if step.opname.startswith("STORE")}

@@ -13,7 +13,9 @@ from lastcall.adapters.torch.data import loaders
 from lastcall.adapters.torch.data.delivery import replaying
 
 
-def test_g13_a_long_replay_says_beforehand_how_long_it_takes_and_shows_progress(caplog: pytest.LogCaptureFixture) -> None:
+def test_g13_a_long_replay_says_beforehand_how_long_it_takes_and_shows_progress(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "lastcall")
     clock = iter(range(0, 10_000, 2))  # two seconds a batch
     drawn: list[int] = []

@@ -1,4 +1,5 @@
-"""What objects below a loader hold: seen when it changes, saved, put back; and passes that come out differently."""
+"""What objects below a loader hold: seen when it changes, saved, put back; and passes that come out
+differently."""
 
 from __future__ import annotations
 
@@ -30,9 +31,26 @@ def rest(iterator: Any) -> list[Any]:
 
 
 VALUES: list[Any] = [
-    None, True, 7, 2**80, -1.5, "text", b"bytes", [1, 2, 3], (1, 2), [1, "a", [2.5, None]], {"a": 1, 2: [3]}, {1, 2}, frozenset({"x"}),
-    collections.deque([1, 2], 3), torch.arange(6.0).reshape(2, 3), torch.tensor(3), np.arange(4), np.float32(2.5), [],
-]  # fmt: skip
+    None,
+    True,
+    7,
+    2**80,
+    -1.5,
+    "text",
+    b"bytes",
+    [1, 2, 3],
+    (1, 2),
+    [1, "a", [2.5, None]],
+    {"a": 1, 2: [3]},
+    {1, 2},
+    frozenset({"x"}),
+    collections.deque([1, 2], 3),
+    torch.arange(6.0).reshape(2, 3),
+    torch.tensor(3),
+    np.arange(4),
+    np.float32(2.5),
+    [],
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -46,17 +64,24 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
 
 @pytest.mark.parametrize("current", [[9, 9], {"b": 2}, {5}, torch.zeros(3), np.zeros(3)], ids=repr)
 def test_what_others_hold_too_is_changed_in_place(current: Any) -> None:
-    wanted = {list: [1, 2, 3], dict: {"a": 1}, set: {4}, torch.Tensor: torch.ones(3), np.ndarray: np.ones(3)}[type(current)]
+    wanted = {list: [1, 2, 3], dict: {"a": 1}, set: {4}, torch.Tensor: torch.ones(3), np.ndarray: np.ones(3)}[
+        type(current)
+    ]
     frozen = leaves.freeze(wanted)
     assert frozen is not None
     assert leaves.put(frozen, current) is current
     assert leaves.freeze(current) == frozen
 
 
-@pytest.mark.parametrize("make", [lambda: torch.Generator().manual_seed(3), lambda: random.Random(3), lambda: np.random.default_rng(3)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.Generator().manual_seed(3), lambda: random.Random(3), lambda: np.random.default_rng(3)],
+)
 def test_generators_and_open_files_go_on_where_they_were(make: Any) -> None:
     generator, other = make(), make()
-    draw = {torch.Generator: lambda g: torch.rand((), generator=g).item()}.get(type(generator), lambda g: g.random())
+    draw = {torch.Generator: lambda g: torch.rand((), generator=g).item()}.get(
+        type(generator), lambda g: g.random()
+    )
     draw(generator)
     frozen = leaves.freeze(generator)
     assert frozen is not None
@@ -157,7 +182,9 @@ Told.__module__ = "torch.utils.data.told"  # a library's: its globals are not lo
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_pass_that_is_not_what_it_was_when_it_is_made_again_is_doubted(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pass_that_is_not_what_it_was_when_it_is_made_again_is_doubted(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     first = DataLoader(Numbers(), 2, sampler=Told(), num_workers=workers)
     tracker = follow(first)
     passage = iter(first)
@@ -196,7 +223,10 @@ def test_a_stream_that_reads_something_else_is_doubted() -> None:
     other = DataLoader(Stream(0.5), 2)
     follower = follow(other, tracker.state())
     next(iter(other))
-    assert "the interrupted pass over `Stream`" in follower.doubts.because and "batch 2" in follower.doubts.because
+    assert (
+        "the interrupted pass over `Stream`" in follower.doubts.because
+        and "batch 2" in follower.doubts.because
+    )
 
 
 def test_a_large_graph_costs_no_more_than_its_bounds() -> None:
