@@ -38,13 +38,13 @@ LIMITS = {
         "Give a subject of this folder a folder of its own.",
     ),
     "files": Limit(
-        4,
+        10,
         0,
         "files over 500 lines: one concept a file",
         "Move one concept to a file of its own; do not cut one in two.",
     ),
     "functions": Limit(
-        3,
+        4,
         0,
         "functions over 60 lines: they fit on a screen",
         "Give a part of the function a name of its own.",
