@@ -1,55 +1,28 @@
-"""The settings of a run: the one place that reads the environment.
+"""The two configurations that a user passes, and how a value gets into one: the explicit argument, else the
+environment, else the default. Text and proper values go through the same parser, so that a configuration file
+which only knows text works too, and "false" is never true.
 
-Each setting comes from the explicit argument, else from the environment, else from its default; `origins()`
-says which. `JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for
-misspelled names read them. The sentence under each field says what it does: `python tools/settings_table.py
---write` copies it into docs/guide.md. Text and proper values go through the same parser, so that a
-configuration file which only knows text works too, and "false" is never true.
+The sentence under each field says what it does: `python tools/settings_table.py --write` copies it into
+docs/guide.md.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, NoReturn
 
-from lastcall import errors, parsing
+from lastcall import errors
+from lastcall.settings import table
+from lastcall.settings.table import Setting
 
 SaveStrategy = Literal["no", "steps", "epoch"]
 Mode = Literal["min", "max"]
 
 DEFAULT_SAVE_STEPS = 500  # what Transformers uses
-PREFIX = "LASTCALL_"
-# Set by `lastcall run`, in torchrun, and by `lastcall drill --prove`, for the processes below.
-INTERNAL = (
-    "LASTCALL_REGISTRY",
-    "LASTCALL_STORE",
-    "LASTCALL_ATTEMPT",
-    "LASTCALL_PROOF",
-    "LASTCALL_HANDS_OVER",
-)
-LAUNCH = (  # read by `lastcall run`: notices/ and launch/platforms.py
-    "LASTCALL_AWS_REBALANCE",
-    "LASTCALL_AZURE_LEAD_SECONDS",
-    "LASTCALL_AZURE_METADATA_ENDPOINT",
-    "LASTCALL_REQUEUE_FILE",
-    "LASTCALL_SLURM_LEAD_SECONDS",
-)
-S3_NAMES = (  # boto3's, and AWS_S3_ENDPOINT, which is that of OpenShift AI's data connections
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_DEFAULT_REGION",
-    "AWS_S3_ENDPOINT",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_ENDPOINT_URL",
-)
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def fail(message: str) -> NoReturn:
@@ -58,173 +31,6 @@ def fail(message: str) -> NoReturn:
     if sys.stderr is not None:
         sys.stderr.write(f"lastcall: {message}\n")
     raise errors.ConfigError(message)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row: a field of a configuration, the variable that fills it, and what it may be."""
-
-    field: str
-    variable: str
-    default: object
-    parse: Callable[[object], object]
-    allowed: str  # completes the sentence "Set it to ..."
-    example: str  # as it is written in a shell
-    alias: str | None = None  # another program's name for it; ours wins
-
-
-_YES_OR_NO = "1 or 0 (true/false, yes/no, on/off)"
-
-JIT = (
-    Setting(
-        "enabled", "LASTCALL_ENABLED", True, parsing.flag, _YES_OR_NO, "1", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED"
-    ),
-    Setting(
-        "kill_wait",
-        "LASTCALL_KILL_WAIT_SECONDS",
-        3.0,
-        parsing.seconds,
-        "a number of at least 0",
-        "3.0",
-        "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT",
-    ),
-    Setting("grace", "LASTCALL_GRACE_SECONDS", 30.0, parsing.some_seconds, "a number greater than 0", "30.0"),
-    Setting(
-        "signals",
-        "LASTCALL_SIGNALS",
-        ("SIGTERM",),
-        parsing.signals,
-        f"one or more of {', '.join(parsing.SIGNALS)}, or none",
-        "SIGTERM,SIGUSR1",
-    ),
-    Setting("stop_file", "LASTCALL_STOP_FILE", None, parsing.file, "the path of a file", "/tmp/stop"),
-    Setting("rescue", "LASTCALL_RESCUE", True, parsing.flag, _YES_OR_NO, "1"),
-    Setting("spare", "LASTCALL_SPARE", True, parsing.flag, _YES_OR_NO, "1"),
-    Setting("guard", "LASTCALL_GUARD", False, parsing.flag, _YES_OR_NO, "1"),
-    Setting(
-        "guard_steps", "LASTCALL_GUARD_STEPS", None, parsing.positive, "a whole number of at least 1", "10"
-    ),
-    Setting(
-        "guard_seconds", "LASTCALL_GUARD_SECONDS", None, parsing.some_seconds, "a number greater than 0", "30"
-    ),
-    Setting(
-        "guard_folder", "LASTCALL_GUARD_FOLDER", "/dev/shm", parsing.text, "a folder in memory", "/dev/shm"
-    ),
-    Setting("huge_pages", "LASTCALL_HUGE_PAGES", True, parsing.flag, _YES_OR_NO, "1"),
-    Setting(
-        "threads",
-        "LASTCALL_WRITER_THREADS",
-        16,
-        parsing.threads,
-        f"a whole number from 1 to {parsing.MOST_THREADS}",
-        "16",
-    ),
-    Setting(
-        "ranks",
-        "LASTCALL_RANKS",
-        "together",
-        parsing.one_of(("together", "separate")),
-        "one of together, separate",
-        "together",
-    ),
-    Setting(
-        "on_hang", "LASTCALL_ON_HANG", "save", parsing.one_of(("save", "exit")), "one of save, exit", "save"
-    ),
-    Setting(
-        "on_error",
-        "LASTCALL_ON_ERROR",
-        "save",
-        parsing.one_of(("save", "leave")),
-        "one of save, leave",
-        "save",
-    ),
-    Setting(
-        "hang_seconds", "LASTCALL_HANG_SECONDS", 30.0, parsing.some_seconds, "a number greater than 0", "30.0"
-    ),
-    Setting("exit_code", "LASTCALL_EXIT_CODE", 75, parsing.exit_code, "a whole number from 1 to 255", "75"),
-    Setting(
-        "log_level",
-        "LASTCALL_LOG_LEVEL",
-        "INFO",
-        parsing.one_of(_LEVELS),
-        f"one of {', '.join(_LEVELS)}",
-        "INFO",
-    ),
-    Setting(
-        "progress_port",
-        "LASTCALL_PROGRESS_PORT",
-        None,
-        parsing.port,
-        "a port from 0 to 65535 (0: any that is free)",
-        "28080",
-    ),
-    Setting(
-        "run_id",
-        "LASTCALL_RUN_ID",
-        None,
-        parsing.text,
-        "a name that no other run in this directory has",
-        "exp1",
-    ),
-    Setting(
-        "directory",
-        "LASTCALL_DIRECTORY",
-        None,
-        parsing.text,
-        "a folder that outlives the process",
-        "/mnt/checkpoints/exp1",
-    ),
-    Setting(
-        "unmatched",
-        "LASTCALL_UNMATCHED",
-        "refuse",
-        parsing.one_of(("refuse", "allow")),
-        "one of refuse, allow",
-        "refuse",
-    ),
-    Setting("progress_push", "LASTCALL_PROGRESS_PUSH", True, parsing.flag, _YES_OR_NO, "1"),
-    Setting(
-        "mirror",
-        "LASTCALL_MIRROR",
-        None,
-        parsing.place,
-        "s3://BUCKET/PREFIX or file:///FOLDER",
-        "s3://runs/exp1",
-    ),
-    Setting(
-        "mirror_keys",
-        "LASTCALL_MIRROR_KEYS",
-        None,
-        parsing.text,
-        "a folder that a secret is mounted at",
-        "/mnt/connection",
-    ),
-)
-
-PERIODIC = (
-    Setting(
-        "save_strategy",
-        "LASTCALL_SAVE_STRATEGY",
-        "no",
-        parsing.one_of(("no", "steps", "epoch")),
-        "one of no, steps, epoch",
-        "steps",
-    ),
-    Setting(
-        "save_steps", "LASTCALL_SAVE_STEPS", None, parsing.positive, "a whole number of at least 1", "500"
-    ),
-    Setting(
-        "save_total_limit",
-        "LASTCALL_SAVE_TOTAL_LIMIT",
-        None,
-        parsing.positive,
-        "a whole number of at least 1",
-        "3",
-    ),
-    Setting("monitor", "LASTCALL_MONITOR", None, parsing.text, "the name of a reported metric", "eval_loss"),
-    Setting("mode", "LASTCALL_MODE", "min", parsing.one_of(("min", "max")), "one of min, max", "min"),
-    Setting("save_best_only", "LASTCALL_SAVE_BEST_ONLY", False, parsing.flag, _YES_OR_NO, "1"),
-)
 
 
 @dataclass(frozen=True, init=False)
@@ -340,35 +146,7 @@ class JITCheckpointConfig:
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        given = {
-            "enabled": enabled,
-            "kill_wait": kill_wait,
-            "grace": grace,
-            "signals": signals,
-            "rescue": rescue,
-            "spare": spare,
-            "guard": guard,
-            "guard_steps": guard_steps,
-            "guard_seconds": guard_seconds,
-            "guard_folder": guard_folder,
-            "huge_pages": huge_pages,
-            "threads": threads,
-            "ranks": ranks,
-            "on_hang": on_hang,
-            "hang_seconds": hang_seconds,
-            "exit_code": exit_code,
-            "log_level": log_level,
-            "progress_port": progress_port,
-            "run_id": run_id,
-            "directory": directory,
-            "progress_push": progress_push,
-            "stop_file": stop_file,
-            "mirror": mirror,
-            "mirror_keys": mirror_keys,
-            "unmatched": unmatched,
-            "on_error": on_error,
-        }
-        _fill(self, JIT, given, environ)
+        _fill(self, table.JIT, locals(), environ)
         if self.kill_wait > self.grace and "default" not in (
             self._origins["kill_wait"],
             self._origins["grace"],
@@ -417,15 +195,7 @@ class PeriodicCheckpointConfig:
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        given = {
-            "save_strategy": save_strategy,
-            "save_steps": save_steps,
-            "save_total_limit": save_total_limit,
-            "monitor": monitor,
-            "mode": mode,
-            "save_best_only": save_best_only,
-        }
-        origins = _fill(self, PERIODIC, given, environ)
+        origins = _fill(self, table.PERIODIC, locals(), environ)
         if self.save_steps is not None and origins["save_strategy"] == "default":
             object.__setattr__(self, "save_strategy", "steps")
             origins["save_strategy"] = origins["save_steps"]  # this one decided
@@ -445,7 +215,7 @@ class PeriodicCheckpointConfig:
 def changed(config: JITCheckpointConfig, **values: object) -> JITCheckpointConfig:
     """The same configuration with other values, which count as arguments."""
     other = copy.copy(config)
-    for setting in JIT:
+    for setting in table.JIT:
         if setting.field in values:
             value, origin = _resolve(setting, values[setting.field], {})
             object.__setattr__(other, setting.field, value)
@@ -457,8 +227,8 @@ def misplaced(name: str, value: object) -> str | None:
     """How to pass a setting that was given to protect() as if it were state; None if there is no setting of
     this name."""
     for rows, config in (
-        (JIT, "config=lastcall.JITCheckpointConfig"),
-        (PERIODIC, "periodic=lastcall.PeriodicCheckpointConfig"),
+        (table.JIT, "config=lastcall.JITCheckpointConfig"),
+        (table.PERIODIC, "periodic=lastcall.PeriodicCheckpointConfig"),
     ):
         for setting in rows:
             if name.lower() in (
@@ -470,138 +240,14 @@ def misplaced(name: str, value: object) -> str | None:
     return None
 
 
-def registry_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The registry of training processes of the `lastcall run` above this process, if there is one."""
-    folder = (os.environ if environ is None else environ).get("LASTCALL_REGISTRY")
-    return Path(folder) if folder and os.path.isdir(folder) else None
-
-
-def proof_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The folder of the `lastcall drill --prove` that this process is part of."""
-    folder = (os.environ if environ is None else environ).get("LASTCALL_PROOF")
-    return Path(folder) if folder and os.path.isdir(folder) else None
-
-
-def hands_over(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `lastcall run --resume-args` above this process gives a restart the path of what was saved."""
-    return (os.environ if environ is None else environ).get("LASTCALL_HANDS_OVER") == "1"
-
-
-def stop_file(environ: Mapping[str, str] | None = None) -> str | None:
-    """The stop file that the environment names: that of this container, whatever another container's settings
-    are."""
-    return (os.environ if environ is None else environ).get("LASTCALL_STOP_FILE", "").strip() or None
-
-
-def s3_connection(keys: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings of the object store: from the environment, or from a folder where a secret is mounted."""
-    environ = os.environ if environ is None else environ
-    found = {}
-    for name in S3_NAMES:
-        try:
-            said = environ.get(name) or (Path(keys, name).read_text().strip() if keys else "")
-        except (OSError, ValueError):
-            said = ""
-        if said:
-            found[name] = said
-    return found
-
-
-def launcher_store(environ: Mapping[str, str] | None = None) -> str | None:
-    """The port and the secret of the store that the `lastcall run` above this process, if there is one, runs
-    for the ranks."""
-    return (os.environ if environ is None else environ).get("LASTCALL_STORE", "").strip() or None
-
-
-def of_torchrun(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
-    """The variables that torchrun sets for its workers; None if it is not above this process, or has no store
-    of its own."""
-    environ = os.environ if environ is None else environ
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-    if not all(environ.get(name) for name in names) or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    return {name: environ[name] for name in names}
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """The number of torchrun's attempt. `agreed`: all machines use the same number; otherwise each has
-    counted on its own."""
-
-    name: str = "0"
-    agreed: bool = True
-
-
-def attempt(environ: Mapping[str, str] | None = None) -> Attempt:
-    """The first attempt, if the ranks are never restarted. If torchrun is not patched (auto/attempts.py), its
-    own count."""
-    environ = os.environ if environ is None else environ
-    if told := environ.get("LASTCALL_ATTEMPT"):
-        return Attempt(told)
-    counted = environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
-    return Attempt(counted, environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"))
-
-
-def torchrun_id(environ: Mapping[str, str] | None = None) -> str | None:
-    """torchrun's ID of the run of this worker; None if torchrun is not above it."""
-    return (os.environ if environ is None else environ).get("TORCHELASTIC_RUN_ID") or None
-
-
-def host_of_rank_0(size: int, environ: Mapping[str, str] | None = None) -> str:
-    """The address of rank 0 for a run with this many ranks."""
-    environ = os.environ if environ is None else environ
-    if environ.get("LOCAL_WORLD_SIZE") == str(size):  # all of them are on one machine
-        return "127.0.0.1"
-    return environ.get("MASTER_ADDR") or os.uname().nodename
-
-
-@dataclass(frozen=True)
-class StatusServer:
-    """Where to report a TrainJob's progress to Kubeflow Trainer, as its controller sets it in the pod
-    (KEP-2779)."""
-
-    url: str
-    ca_file: str | None
-    token_file: str
-
-
-def status_server(environ: Mapping[str, str] | None = None) -> StatusServer | None:
-    """None outside of a TrainJob, or if the controller's feature gate is off."""
-    environ = os.environ if environ is None else environ
-    url, token = environ.get("KUBEFLOW_TRAINER_SERVER_URL"), environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN")
-    return (
-        StatusServer(url, environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT") or None, token)
-        if url and token
-        else None
-    )
-
-
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """A message for each LASTCALL_* variable that nothing reads. The values are left out: they may be
-    secret."""
-    known = [setting.variable for setting in JIT + PERIODIC]
-    known += INTERNAL + LAUNCH
-
-    def nearest(name: str) -> str:
-        # LASTCALL_GRACE: the unit was forgotten
-        if longer := [other for other in known if other.startswith(name)]:
-            return min(longer, key=len)
-        return max(known, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
-
-    return [
-        f"{name} is not a setting of lastcall and is ignored. Did you mean {nearest(name)}?"
-        for name in sorted(os.environ if environ is None else environ)
-        if name.startswith(PREFIX) and name not in known
-    ]
-
-
 def _fill(
     config: object,
     settings: Sequence[Setting],
     given: Mapping[str, object],
     environ: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """Set every field of a frozen configuration, and return where each value came from."""
+    """Set every field of a frozen configuration, and return where each value came from. `given` may have
+    other names, too: those that its caller has in its `locals()`."""
     origins: dict[str, str] = {}
     for setting in settings:
         value, origin = _resolve(setting, given[setting.field], os.environ if environ is None else environ)

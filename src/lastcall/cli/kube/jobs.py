@@ -213,10 +213,11 @@ def _sentence(done: suspension.Paused) -> str:
         return f"{target} is paused: {output.printable('; '.join(saved))}. {again}"
     if any(item.outcome == "finished" for item in done.endings):
         return f"{target} finished before it could be paused."
-    failed = sorted({item.words for item in done.endings if item.outcome == "not saved"})
-    if not failed:
-        return (
-            f"{target} is paused. Its log does not say whether it saved: the log goes elsewhere, or the job "
-            f"is not protected. {again}"
-        )
-    return f"{target} is paused, but exited WITHOUT saving: {output.printable('; '.join(failed))}. {again}"
+    if failed := sorted({item.words for item in done.endings if item.outcome == "not saved"}):
+        return f"{target} is paused, but exited WITHOUT saving: {output.printable('; '.join(failed))}. {again}"
+    if ended := sorted({item.words for item in done.endings if item.outcome is not None}):
+        return f"{target} is paused; its training ended on its own: {output.printable('; '.join(ended))}. {again}"
+    return (
+        f"{target} is paused. It is unknown whether it saved: no pod left an exit message of lastcall. Is the "
+        f"job protected? {again}"
+    )

@@ -195,7 +195,7 @@ class OneProcess:
         log.info("JIT checkpoint completed in %.1fs", context.clock.now() - began)
         if entry.record.missing:
             log.warning("%s is partial: %s", entry.path.name, entry.record.because)
-        answer.saved(f"saved {entry.path.name}")
+        answer.saved(f"saved {entry.path.name} ({'exact' if entry.record.exact else 'not exact'})")
 
     def step_without_optimizer(self) -> None:
         """A pass in which no optimizer stepped: with one process that needs no answer."""

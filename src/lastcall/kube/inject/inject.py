@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lastcall import settings
 from lastcall.kube.inject import annotations as noted
 from lastcall.kube.inject import exit_codes, failures, kinds, mounts, package_volume, trainjobs, variables
 from lastcall.kube.inject.annotations import Wishes
@@ -139,6 +140,9 @@ def _template(
         return [*warnings, warning]
     container = draft.get((*template.trainer, "name"))
     variables.add(draft, env, {"LASTCALL_STOP_FILE": package_volume.stop_file(container)})
+    message = draft.get((*template.trainer, "terminationMessagePath"))
+    if isinstance(message, str) and message not in ("", settings.TERMINATION_LOG):  # the API server fills it in
+        variables.add(draft, env, {"LASTCALL_TERMINATION_LOG": message})
     warnings.append(mounts.hook(draft, template))
     if options.image is not None:
         warnings.append(variables.add_to_python_path(draft, env, container))

@@ -139,6 +139,8 @@ class Pod:
     leaving: bool = False
     node: str = ""
     restarts: int = 0
+    terminated: bool = False  # its container
+    message: str = ""  # ... and what that has left in its termination message
 
     @property
     def gone(self) -> bool:
@@ -210,7 +212,7 @@ def find(kubectl: Kubectl, name: str) -> Target:
 
 def pods(kubectl: Kubectl, target: Target) -> list[Pod]:
     """Those that the job has, in order of their names."""
-    found = {pod.name: pod for selector in target.selectors for pod in map(_pod, kubectl.pods(selector))}
+    found = {pod.name: pod for selector in target.selectors for pod in map(pod_of, kubectl.pods(selector))}
     return [found[name] for name in sorted(found)]
 
 
@@ -277,13 +279,14 @@ def _look(kubectl: Kubectl, pod: Pod) -> PodStatus:
     return PodStatus(pod, runs, "" if runs else "no lastcall run holds a directory in this pod (yet)")
 
 
-def _pod(body: Mapping[str, Any]) -> Pod:
+def pod_of(body: Mapping[str, Any]) -> Pod:
     metadata, spec, state = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
     containers = [item for item in spec.get("containers") or [] if isinstance(item, dict)]
     trains = next((item for item in containers if _switched_on(item)), containers[0] if containers else {})
-    counts = [
-        item.get("restartCount", 0) for item in state.get("containerStatuses") or [] if isinstance(item, dict)
-    ]
+    statuses = [item for item in state.get("containerStatuses") or [] if isinstance(item, dict)]
+    counts = [item.get("restartCount", 0) for item in statuses]
+    states = [_map(item, "state") for item in statuses if item.get("name") == trains.get("name")]
+    ended = [_map(item, "terminated") for item in states if "terminated" in item]
     return Pod(
         name=str(metadata.get("name", "")),
         phase=str(state.get("phase", "Unknown")),
@@ -291,6 +294,8 @@ def _pod(body: Mapping[str, Any]) -> Pod:
         leaving="deletionTimestamp" in metadata,
         node=str(spec.get("nodeName") or ""),
         restarts=sum(count for count in counts if isinstance(count, int)),
+        terminated=bool(ended),
+        message=str(ended[0].get("message") or "") if ended else "",
     )
 
 

@@ -58,6 +58,15 @@ def test_a_job_gets_our_variables_and_torchruns() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "said"), [("/tmp/bye", "/tmp/bye"), ("/dev/termination-log", None), ("", None)]
+)
+def test_a_message_elsewhere_than_usual_is_found(path: str, said: str | None) -> None:
+    obj = job()
+    trainer(obj)["terminationMessagePath"] = path
+    assert variables(trainer(protected(obj))).get("LASTCALL_TERMINATION_LOG") == said
+
+
 def test_a_ray_cluster_gets_the_variables_of_the_seed_and_a_drain_below_the_grace() -> None:
     asked = {"ray.io/jit-checkpoint-enabled": "true", "ray.io/jit-checkpoint-kill-wait": "5.0"}
     for template in templates(protected(every(asked)[0], image=None)):

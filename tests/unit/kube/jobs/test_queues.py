@@ -10,9 +10,9 @@ from lastcall import errors
 from lastcall.cli import main
 from lastcall.kube.jobs import jobs, queues, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl
-from unit.kube.cluster import Cluster
+from unit.kube.cluster import Cluster, message
 
-SAVED = "Notice answered: saved checkpoint-7"
+SAVED = message("saved", "checkpoint-7")
 
 
 def queue(
