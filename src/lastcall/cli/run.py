@@ -16,7 +16,7 @@ from lastcall.launch import options as launch_options
 from lastcall.launch import platforms
 
 if TYPE_CHECKING:
-    from lastcall.launch.options import Options
+    from lastcall.launch.options import LaunchOptions
 
 _EXAMPLES = """
 examples:
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     return command.launch(parsed(args), os.environ)
 
 
-def parsed(args: argparse.Namespace) -> Options:
+def parsed(args: argparse.Namespace) -> LaunchOptions:
     """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
@@ -175,7 +175,7 @@ def parsed(args: argparse.Namespace) -> Options:
         log_level=_setting("--log-level", "log_level", args.log_level),
     )
     origins = config.origins()
-    return launch_options.Options(
+    return launch_options.LaunchOptions(
         command=words,
         grace=config.grace,
         grace_given=origins["grace"] != "default",

@@ -12,7 +12,7 @@ from lastcall import memory
 from lastcall.core.checkpoint import retention
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.outcome import OutcomeCell
-from lastcall.core.progress.report import Report
+from lastcall.core.progress.report import ProgressReport
 from lastcall.core.ranks.world import World
 from lastcall.core.save.budget import Budget
 from lastcall.core.subject import Subject
@@ -34,7 +34,7 @@ class NoticeContext:
     outcome: OutcomeCell
     events: EventLog
     progress: Progress
-    report: Report
+    report: ProgressReport
 
     @classmethod
     def beside(
@@ -88,7 +88,7 @@ class RunContext(NoticeContext):
         )  # fmt: skip
 
 
-def _logs(private: Path, rank: int, clock: clocks.Clock) -> tuple[EventLog, Progress, Report]:
+def _logs(private: Path, rank: int, clock: clocks.Clock) -> tuple[EventLog, Progress, ProgressReport]:
     name = f"progress-{rank}.json" if rank else "progress.json"
     events, progress = EventLog(private / f"events-{rank}.jsonl", clock), Progress(private / name, clock)
-    return events, progress, Report(progress, events, clock)
+    return events, progress, ProgressReport(progress, events, clock)

@@ -97,7 +97,13 @@ elif verb == "exec":
 def message(state: str, path: str = "", exact: bool = True, because: str | None = None) -> str:
     """What a run leaves in a pod's status: see core/progress/exit_message.py."""
     checkpoint = {"path": path, "step": 12, "kind": "jit", "exact": exact, "at": 1.0} if path else None
-    facts = {"state": state, "incarnation": 1, "checkpoint": checkpoint, "notice": "SIGTERM", "because": because}
+    facts = {
+        "state": state,
+        "incarnation": 1,
+        "checkpoint": checkpoint,
+        "notice": "SIGTERM",
+        "because": because,
+    }
     return json.dumps({"progressPercentage": 12, **facts})
 
 

@@ -19,7 +19,7 @@ import socketserver
 import threading
 import weakref
 
-from lastcall.core.progress.report import Report
+from lastcall.core.progress.report import ProgressReport
 
 log = logging.getLogger("lastcall")
 _AT_ONCE = 8  # answers; with one more, the oldest that is not done is cut off
@@ -30,7 +30,7 @@ _CLOSE_SECONDS = 1.0
 class MetricsPage:
     """Of one session, on rank 0."""
 
-    def __init__(self, port: int, report: Report) -> None:
+    def __init__(self, port: int, report: ProgressReport) -> None:
         self.port = port  # once it is open: the one that was found for 0
         self.report = report
         self._server: _Server | None = None

@@ -24,7 +24,7 @@ ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVOR
 _THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")
 
 
-class Report:
+class ProgressReport:
     """Of one incarnation. What it says of the run comes from the events, and so does the exit message."""
 
     def __init__(self, progress: Progress, events: EventLog, clock: Clock) -> None:
@@ -95,13 +95,13 @@ class RunState:
 
     @property
     def answered(self) -> bool:
-        """A checkpoint is committed for the notice. The process may be killed before it says that it stops."""
+        """A checkpoint is committed for the notice. The process may be killed before its last event."""
         return self.state == Outcome.SAVED.value and self.notice is not None
 
     @property
     def over(self) -> bool:
-        """An end that Kubernetes is informed of. Where the script itself failed it is not: an empty message
-        lets `terminationMessagePolicy: FallbackToLogsOnError` show the end of the log."""
+        """An end that the exit message reports. After an error of the script itself there is none: an empty
+        message lets `terminationMessagePolicy: FallbackToLogsOnError` show the end of the log."""
         return self.notice is not None or self.state != Outcome.FAILED.value
 
     def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:

@@ -22,7 +22,7 @@ _EXEC_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Kind:
+class JobKind:
     name: str  # as a user writes it
     title: str  # as Kubernetes does
     resource: str
@@ -30,22 +30,22 @@ class Kind:
 
 
 KINDS = (
-    Kind("job", "Job", "jobs.batch", ("job", "jobs", "job.batch", "jobs.batch")),
-    Kind(
+    JobKind("job", "Job", "jobs.batch", ("job", "jobs", "job.batch", "jobs.batch")),
+    JobKind(
         "trainjob",
         "TrainJob",
         "trainjobs.trainer.kubeflow.org",
         ("trainjob", "trainjobs", "trainjobs.trainer.kubeflow.org"),
     ),
-    Kind("rayjob", "RayJob", "rayjobs.ray.io", ("rayjob", "rayjobs", "rayjobs.ray.io")),
+    JobKind("rayjob", "RayJob", "rayjobs.ray.io", ("rayjob", "rayjobs", "rayjobs.ray.io")),
 )
 
 
 @dataclass(frozen=True)
-class Target:
+class ClusterJob:
     """A job as the API server has it."""
 
-    kind: Kind
+    kind: JobKind
     name: str
     body: Mapping[str, Any]
     workload: Mapping[str, Any] | None = None  # Kueue's, which decides whether it runs
@@ -152,13 +152,13 @@ class Pod:
 @dataclass(frozen=True)
 class PodStatus:
     pod: Pod
-    runs: Sequence[progress.Run] = ()
+    runs: Sequence[progress.PodRun] = ()
     because: str = ""  # why its runs are unknown
 
 
 @dataclass(frozen=True)
-class Status:
-    target: Target
+class JobStatus:
+    target: ClusterJob
     pods: Sequence[PodStatus] = field(default=())
 
     @property
@@ -177,7 +177,7 @@ class Status:
         return "starting" if there else "waiting"
 
 
-def find(kubectl: Kubectl, name: str) -> Target:
+def find(kubectl: Kubectl, name: str) -> ClusterJob:
     """The job that a user means by `job/x`, `trainjob/x`, `rayjob/x`, or by `x` alone."""
     word, _, rest = name.rpartition("/")
     kinds = [kind for kind in KINDS if not word or word.lower() in kind.words]
@@ -188,7 +188,7 @@ def find(kubectl: Kubectl, name: str) -> Target:
     found, refused = [], None
     for kind in kinds:
         try:
-            found.append(Target(kind, rest, kubectl.read("get", kind.resource, rest)))
+            found.append(ClusterJob(kind, rest, kubectl.read("get", kind.resource, rest)))
         except NotFound:
             continue
         except Forbidden as error:  # another kind may be meant; the user may not be aware of this one
@@ -210,34 +210,34 @@ def find(kubectl: Kubectl, name: str) -> Target:
     raise NotFound(f"there is no {', '.join(kind.title for kind in kinds)} called {rest} in {where}")
 
 
-def pods(kubectl: Kubectl, target: Target) -> list[Pod]:
+def pods(kubectl: Kubectl, target: ClusterJob) -> list[Pod]:
     """Those that the job has, in order of their names."""
     found = {pod.name: pod for selector in target.selectors for pod in map(pod_of, kubectl.pods(selector))}
     return [found[name] for name in sorted(found)]
 
 
-def status(kubectl: Kubectl, name: str) -> Status:
+def status(kubectl: Kubectl, name: str) -> JobStatus:
     target = find(kubectl, name)
-    return Status(target, [_look(kubectl, pod) for pod in pods(kubectl, target)])
+    return JobStatus(target, [_look(kubectl, pod) for pod in pods(kubectl, target)])
 
 
-def suspend(kubectl: Kubectl, target: Target) -> Target:
+def suspend(kubectl: Kubectl, target: ClusterJob) -> ClusterJob:
     """Have its pods deleted, and none created, until resume(). Returns the updated job."""
     if target.workload is not None:
         return replace(target, workload=queues.activate(kubectl, target.workload, False))
     body = kubectl.patch(target.kind.resource, target.name, {"spec": {"suspend": True}})
     if _map(body, "spec").get("suspend") is True:
-        return Target(target.kind, target.name, body)
+        return ClusterJob(target.kind, target.name, body)
     if target.kind.title != "Job":
         raise KubectlError(
             f"{target} cannot be paused: this cluster's {target.kind.title} has no spec.suspend"
         )
     former = _map(body, "spec").get("parallelism", 1)
     change = {"metadata": {"annotations": {PARALLELISM: str(former)}}, "spec": {"parallelism": 0}}
-    return Target(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
+    return ClusterJob(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
 
 
-def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
+def resume(kubectl: Kubectl, name: str) -> tuple[ClusterJob, bool]:
     """Resume it. Returns the job, and whether it was paused."""
     target = find(kubectl, name)
     change: dict[str, Any] = {}
@@ -256,11 +256,13 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
         former = int(target.parallelism) if target.parallelism.isdecimal() else 1
         change = {"metadata": {"annotations": {PARALLELISM: None}}, "spec": {"parallelism": max(1, former)}}
     if change:
-        target = Target(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
+        target = ClusterJob(
+            target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change)
+        )
     return target, bool(change)
 
 
-def _queued(kubectl: Kubectl, target: Target) -> Target:
+def _queued(kubectl: Kubectl, target: ClusterJob) -> ClusterJob:
     """With its Kueue Workload."""
     try:
         return replace(target, workload=queues.workload(kubectl, target.body))

@@ -33,7 +33,7 @@ _ENDS = frozenset(outcome.value for outcome in Outcome)
 
 
 @dataclass
-class Run:
+class PodRun:
     """A run that is active in a pod."""
 
     directory: str
@@ -52,13 +52,13 @@ class Run:
             self.notice = event
 
 
-def parse(text: str) -> list[Run]:
+def parse(text: str) -> list[PodRun]:
     """Parses the script's output. Invalid lines are skipped: they come out of a container."""
-    runs: list[Run] = []
+    runs: list[PodRun] = []
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         if word == "run":
-            runs.append(Run(rest))
+            runs.append(PodRun(rest))
         elif runs and word == "progress":
             runs[-1].progress = _object(rest)
         elif runs:
@@ -83,8 +83,8 @@ def ending(message: str) -> tuple[str, str] | None:
 
 
 def _is_answer(document: dict[str, Any]) -> bool:
-    """Whether the checkpoint is that of the notice. One that other ranks have committed is not in the events of
-    this rank, which then has an older one."""
+    """Whether the checkpoint is that of the notice. One that other ranks committed is not in the events of
+    this rank, which then names an older one."""
     checkpoint = document["checkpoint"]
     kind, step = checkpoint.get("kind"), checkpoint.get("step")
     return str(kind) in ANSWERS or (step is not None and step == document.get("currentStep"))

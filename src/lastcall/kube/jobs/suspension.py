@@ -20,7 +20,7 @@ from typing import Any
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.kube.jobs import jobs, progress
-from lastcall.kube.jobs.jobs import Pod, Target
+from lastcall.kube.jobs.jobs import ClusterJob, Pod
 from lastcall.kube.jobs.kubectl import Kubectl
 
 _LISTENING = 3.0  # seconds until the watches must show something: a small run exits right after the signal
@@ -28,7 +28,7 @@ _LAST_NEWS = 5.0  # seconds for which a watch may lag behind the list that no lo
 
 
 @dataclass(frozen=True)
-class Ending:
+class PodEnding:
     """How the run in a pod ended, according to the termination message of its container."""
 
     pod: Pod
@@ -38,11 +38,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class Paused:
-    target: Target
+    target: ClusterJob
     new: bool  # it was not paused before
     waited: bool
     gone: bool  # all of its pods
-    endings: Sequence[Ending] = ()
+    endings: Sequence[PodEnding] = ()
 
     @property
     def lost(self) -> bool:
@@ -60,7 +60,7 @@ class PodWatch:
     def __init__(self, kubectl: Kubectl, pod: Pod, tell: Callable[[str], None]) -> None:
         self._pod = pod
         self._tell = tell
-        self._ending = Ending(pod)
+        self._ending = PodEnding(pod)
         self.ready = threading.Event()
         self._process: subprocess.Popen[str] = kubectl.following(
             "get", "pods", pod.name, "--watch", "--output-watch-events", "-o", "json"
@@ -84,10 +84,10 @@ class PodWatch:
     def _note(self, pod: Pod) -> None:
         found = progress.ending(pod.message)
         if found is not None:
-            self._ending = Ending(self._pod, *found)
+            self._ending = PodEnding(self._pod, *found)
             self._tell(f"{self._pod.name}: {found[1]}")
 
-    def ending(self) -> Ending:
+    def ending(self) -> PodEnding:
         """The ending, once the pod is gone."""
         self._thread.join(_LAST_NEWS)
         self.close()
@@ -165,7 +165,7 @@ def pause(
 
 def _wait(
     kubectl: Kubectl,
-    target: Target,
+    target: ClusterJob,
     before: int,
     timeout: float | None,
     tell: Callable[[str], None],

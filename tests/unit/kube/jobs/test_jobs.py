@@ -326,12 +326,24 @@ def test_what_a_container_prints_may_be_anything(text: str) -> None:
         (message("running"), None),
         (message("saved"), ("saved", "saved")),
         (message("saved", "checkpoint-3", exact=False), ("saved", "saved checkpoint-3 (not exact)")),
-        ('{"state": "saved", "checkpoint": {"path": "c", "kind": "jit", "exact": [1]}}', ("saved", "saved c")),
-        ('{"state": "saved", "checkpoint": {"path": "c", "kind": "periodic", "step": 3}}', ("saved", "saved")),
-        ('{"state": "saved", "checkpoint": {"path": "c", "step": 3}, "currentStep": 3}', ("saved", "saved c")),
+        (
+            '{"state": "saved", "checkpoint": {"path": "c", "kind": "jit", "exact": [1]}}',
+            ("saved", "saved c"),
+        ),
+        (
+            '{"state": "saved", "checkpoint": {"path": "c", "kind": "periodic", "step": 3}}',
+            ("saved", "saved"),
+        ),
+        (
+            '{"state": "saved", "checkpoint": {"path": "c", "step": 3}, "currentStep": 3}',
+            ("saved", "saved c"),
+        ),
         ('{"state": "saved", "checkpoint": ["c"]}', ("saved", "saved")),
         (message("not saved", because="no space"), ("not saved", "not saved: no space")),
-        (message("finished", "checkpoint-9"), ("finished", "finished; newest checkpoint: checkpoint-9 (exact)")),
+        (
+            message("finished", "checkpoint-9"),
+            ("finished", "finished; newest checkpoint: checkpoint-9 (exact)"),
+        ),
         (message("failed"), ("failed", "failed")),
     ],
 )
