@@ -4,7 +4,7 @@ status of a pod (`exit_message`).
 The fields with capitals in them are those of OpenShift AI's controller: it refuses the whole answer where a
 number that it takes for whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100
 % are reported only for a run that has finished. The other fields are ours. NaN and Infinity are not JSON and
-become null. Nothing here waits for training or for a disk: what is said was put into memory by others.
+become null. Nothing here waits for training or for a disk: everything in the report is in memory already.
 """
 
 from __future__ import annotations
