@@ -50,7 +50,7 @@ e2e-ray-quick: $(VENV)/.made-ray
 
 # A real Kubernetes, built from Debian's source the first time (some eleven minutes of one core, as root on Debian 12).
 e2e-kube: env
-	$(BIN)/python tests/helpers/kube_build.py
+	$(BIN)/python tests/helpers/kube/build.py
 	$(BIN)/python -m pytest tests/kube
 
 bench: $(VENV)/.made-ray

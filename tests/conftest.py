@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from helpers import findings_table
-from helpers.nursery import Nursery, opened
+from helpers.processes.forkserver import Nursery, opened
+from helpers.trainer import findings_table
 
 settings.register_profile("lastcall", derandomize=not os.environ.get("LASTCALL_TEST_RANDOM"), database=None)
 settings.load_profile("lastcall")

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import chain
-from helpers.nursery import ROOT, Nursery, environment, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import ROOT, Nursery, environment, until
 
 EXAMPLES = ROOT / "examples"
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}

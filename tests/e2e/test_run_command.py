@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from e2e.scripts.launch_harness import MEMBER, SCRIPTS, Launched, children, in_session, script
-from helpers import chain
-from helpers.nursery import environment, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import environment, until
 from lastcall import testing
 
 TRAIN = SCRIPTS / "launch_train.py"

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import lastcall
-from helpers.world import flip
+from helpers.core.bare_core import flip
 from lastcall import errors
 from lastcall.adapters.torch.dcp import publishing, values
 from lastcall.cli import main

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Nursery
 
 SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
 QUICK = {"LASTCALL_KILL_WAIT_SECONDS": "0"}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ranks_trials
-from helpers.nursery import Nursery
-from helpers.ranks_jobs import Launcher
-from helpers.ranks_plan import Plan
-from helpers.ranks_trials import References, Strike, Tally, Trial
+from helpers.processes.forkserver import Nursery
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launcher
+from helpers.ranks.plan import Plan
+from helpers.ranks.trials import References, Strike, Tally, Trial
 
 RANKS, STEPS, QUICKLY = 4, 24, 5
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))

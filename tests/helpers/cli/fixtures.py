@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from helpers.world import State, World
+from helpers.cli.harness import Cli, MakeRun, Said
+from helpers.core.bare_core import State, World
 from lastcall.cli import main
 from lastcall.core.engine import writer
 from lastcall.core.save import saver
 from lastcall.types import Kind
-from unit.cli.harness import Cli, MakeRun, Said
 
 
 @pytest.fixture

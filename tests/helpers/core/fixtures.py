@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Watched
-from helpers.world import World
+from helpers.core import mirrors
+from helpers.core.bare_core import World
+from helpers.core.mirrors import Watched
 from lastcall.core.engine import writer
 from lastcall.core.save import saver
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.world import block
+from helpers.core.bare_core import block
 from lastcall.core.checkpoint.record import NAME, Record
 from lastcall.core.engine import digest, writer
 from lastcall.formats import layouts, safetensors

@@ -9,8 +9,8 @@ from types import TracebackType
 
 import pytest
 
-from helpers import nursery
-from helpers.world import State, World
+from helpers.core.bare_core import State, World
+from helpers.processes import forkserver as nursery
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint import record as records

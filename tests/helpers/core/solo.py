@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from helpers.answers import NOW, a_notice
-from helpers.sessions import Subject
+from helpers.core.answers import NOW, a_notice
+from helpers.ranks.sessions import Subject
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.checkpointer import Checkpointer
 from lastcall.core.context import RunContext

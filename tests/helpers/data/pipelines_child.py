@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from helpers import pipelines
+from helpers.data import pipelines
 
 if __name__ == "__main__":  # a worker that is spawned imports this file again
     pipelines.main(sys.argv[1], sys.argv[2:])

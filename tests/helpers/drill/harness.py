@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from helpers.nursery import PATIENCE, environment
+from helpers.processes.forkserver import PATIENCE, environment
 
 TRAINER = Path(__file__).with_name("trainer.py")
 

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.world import State, World
+from helpers.core.bare_core import State, World
 from lastcall import clock, events
 from lastcall.core.process import registry
 from lastcall.core.save.saver import Request

@@ -1,7 +1,7 @@
 """Kubernetes 1.20.2, built once from Debian's own source package, with the servers that it needs, in a cache
 outside the repository.
 
-    python tests/helpers/kube_build.py
+    python tests/helpers/kube/build.py
 
 Debian 12 carries the whole source of this version, its vendor tree included; later packages of Debian are
 stripped to kubectl. It takes some eleven minutes of one core; what is there is kept in $LASTCALL_KUBE_CACHE
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # as pytest does
-from helpers.kube_debian import Debian, Missing, run
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # as pytest does
+from helpers.kube.debian import Debian, Missing, run
 
 VERSION = "1.20.2"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")

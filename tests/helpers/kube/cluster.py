@@ -1,4 +1,4 @@
-"""A whole Kubernetes on a machine within this one (see kube_machine.py): etcd, API server, controller
+"""A whole Kubernetes on a machine within this one (see machine.py): etcd, API server, controller
 manager, scheduler, containerd, kubelet.
 
 The API server listens at the first address of the services' network, port 443, which is where pods look for
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import kube_images
-from helpers.kube_api import Api
-from helpers.kube_build import Tools
-from helpers.kube_machine import Machine
+from helpers.kube import images as kube_images
+from helpers.kube.api import Api
+from helpers.kube.build import Tools
+from helpers.kube.machine import Machine
 
 NODE = "node"
 _TOKEN = "administrator"  # of system:masters

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAUSE, LASTCALL, TRAINING = (f"tests.lastcall.dev/{name}:1" for name in ("pause", "lastcall", "training"))
 PYTHON = "/env/bin/python"  # of the training image
 MOUNTS = {"usr": Path("/usr"), "packages": Path(sysconfig.get_path("purelib"))}  # read-only, at the same path

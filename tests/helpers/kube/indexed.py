@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from helpers.http_servers import Served
-from helpers.kube_api import Api, Object, until
-from helpers.kube_cluster import Cluster
+from helpers.kube.api import Api, Object, until
+from helpers.kube.cluster import Cluster
+from helpers.servers.http_server import Served
 from lastcall.kube.webhook import certificates
 
 INDEX = "batch.kubernetes.io/job-completion-index"

@@ -1,6 +1,6 @@
 """A machine within the machine, for a cluster:
 
-nothing of it is left when it ends, and two can be there at once (see kube_warden.py).
+nothing of it is left when it ends, and two can be there at once (see warden.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers.kube_api import until
+from helpers.kube.api import until
 
-_WARDEN = Path(__file__).with_name("kube_warden.py")
+_WARDEN = Path(__file__).with_name("warden.py")
 
 
 class Machine:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from helpers import kube_images
-from helpers.kube_api import Object, Refused, until
-from helpers.kube_cluster import Cluster
+from helpers.kube import images as kube_images
+from helpers.kube.api import Object, Refused, until
+from helpers.kube.cluster import Cluster
 
-SCRIPT = Path(__file__).resolve().parents[1] / "kube" / "train.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "kube" / "train.py"
 _QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 

@@ -1,7 +1,7 @@
 """Keeps a machine within the machine: processes, mounts and a network of its own, in which everything that is
 started ends with it.
 
-    kube_warden.py FOLDER
+    warden.py FOLDER
 
 It waits until its input ends, as it does however the tests end. Then it kills the first process of that
 machine, and the kernel with it all others in there, the containers' too, every mount and every interface.

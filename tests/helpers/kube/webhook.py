@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from helpers import kube_images, nursery
-from helpers.kube_api import Api, Refused, until
-from helpers.kube_cluster import Cluster
-from helpers.ports import free_port
+from helpers.kube import images as kube_images
+from helpers.kube.api import Api, Refused, until
+from helpers.kube.cluster import Cluster
+from helpers.processes import forkserver as nursery
+from helpers.servers.ports import free_port
 from lastcall.kube.install import manifests
 from lastcall.kube.webhook import certificates
 

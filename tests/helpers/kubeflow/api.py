@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helpers.http_servers import Served
-from helpers.kubeflow_objects import RUNTIME
+from helpers.kubeflow.objects import RUNTIME
+from helpers.servers.http_server import Served
 
 _GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
 

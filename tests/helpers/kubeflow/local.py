@@ -13,7 +13,7 @@ from typing import Any
 
 from kubeflow.trainer import LocalProcessBackendConfig, TrainerClient
 
-from helpers.nursery import ROOT
+from helpers.processes.forkserver import ROOT
 from lastcall.kubeflow import TransformersTrainer
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "OMP_NUM_THREADS": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}

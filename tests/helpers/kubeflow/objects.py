@@ -1,6 +1,6 @@
 """The TrainJob of the second seed: how it is submitted through the real SDK, what must come of it field by
 field, and the pods that Kubeflow's controller makes of it. The API server behind it may be a real one or
-`kubeflow_api`'s."""
+`api`'s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from kubeflow.trainer import KubernetesBackendConfig, TrainerClient
 
-from helpers import kubeflow_functions
+from helpers.kubeflow import functions as kubeflow_functions
 from lastcall.kubeflow import PeriodicCheckpointConfig, TransformersTrainer
 
 Object = dict[str, Any]

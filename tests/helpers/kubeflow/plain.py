@@ -1,4 +1,4 @@
-"""The training function of `kubeflow_functions` where nobody has heard of lastcall or Kubeflow: what its jobs
+"""The training function of `functions` where nobody has heard of lastcall or Kubeflow: what its jobs
 must come to."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.nursery import environment
-from helpers.ports import free_port
+from helpers.processes.forkserver import environment
+from helpers.servers.ports import free_port
 
 TWO_NODES = {
     "GLOO_SOCKET_IFNAME": "lo",
@@ -19,7 +19,7 @@ TWO_NODES = {
 
 _SCRIPT = """
 import torch.distributed
-from helpers.kubeflow_functions import train
+from helpers.kubeflow.functions import train
 
 train(epochs={epochs})
 if torch.distributed.is_initialized():  # else a rank may die of the other's end

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from helpers.http_servers import Served
+from helpers.servers.http_server import Served
 
 
 class Controller(Served):

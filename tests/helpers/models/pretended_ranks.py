@@ -19,11 +19,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from helpers.models.roundtrip import read, write
 from lastcall import types
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state.entries import Loading, StateSet
 from lastcall.formats import safetensors
-from unit.adapters.torch.roundtrip import read, write
 
 WORLDS = {"plain": 1, "ddp": 2, "fsdp2": 2, "fsdp4": 4, "hsdp": 4, "tensor": 2, "both": 4}
 

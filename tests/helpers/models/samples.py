@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from helpers.models.roundtrip import Saved
 from lastcall.adapters.torch.state.entries import StateSet
-from unit.adapters.torch.roundtrip import Saved
 
 State = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Real processes for real signals, forked from one that has imported torch already (nursery_server)."""
+"""Real processes for real signals, forked from one that has imported torch already (forkserver_child)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0  # seconds until a test gives up; nothing is expected to take anywhere near it
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -118,7 +118,7 @@ class Nursery:
     def __init__(self, imports: Sequence[str] = ()) -> None:
         """`imports`: modules that the children shall find imported, besides those that every script needs."""
         self._channel, theirs = socket.socketpair()
-        server = Path(__file__).with_name("nursery_server.py")
+        server = Path(__file__).with_name("forkserver_child.py")
         self._process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", str(server), str(theirs.fileno()), *imports],
             pass_fds=[theirs.fileno()],

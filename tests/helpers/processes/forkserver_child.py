@@ -3,7 +3,7 @@ milliseconds for a process and not the seconds that the import takes. What the c
 `python script.py` does: its own session, its own output files, the script as `__main__`, exit functions, exit
 code.
 
-    python nursery_server.py FD [MODULE ...]       requests and answers are JSON lines on the socket FD
+    python forkserver_child.py FD [MODULE ...]       requests and answers are JSON lines on the socket FD
 """
 
 from __future__ import annotations

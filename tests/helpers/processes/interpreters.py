@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from helpers import nursery
+from helpers.processes import forkserver as nursery
 from lastcall.auto import environment
 
 BASE = getattr(sys, "_base_executable", sys.executable)

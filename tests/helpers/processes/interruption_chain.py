@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.nursery import Child, Nursery, until
+from helpers.processes.forkserver import Child, Nursery, until
 
 SAVED = 75
 MOST_LIVES = 100

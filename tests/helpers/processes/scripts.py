@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PATIENCE = 90.0  # seconds until a test gives up; nothing is expected to take anywhere near it
-SOURCES = Path(__file__).resolve().parent.parent / "src"
+SOURCES = Path(__file__).resolve().parents[3] / "src"
 
 
 class Script:

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import ranks_trials
-from helpers.hosts import Hosts
-from helpers.ranks_jobs import Job, Sent
-from helpers.ranks_trials import Reference, Strike, Trial
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.hosts import Hosts
+from helpers.ranks.jobs import Job, Sent
+from helpers.ranks.trials import Reference, Strike, Trial
 
 GRACE, MARGIN = 8.0, 20.0  # the margin is for a machine with other things to do: a hang is for ever
 CONFIGURED = {"LASTCALL_GRACE_SECONDS": str(GRACE), "LASTCALL_HANG_SECONDS": "3", "LASTCALL_ON_HANG": "exit"}

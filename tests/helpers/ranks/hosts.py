@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ranks_plan
+from helpers.ranks import plan as ranks_plan
 
 PORT = 29500  # each set of hosts has a network of its own, so no two of them can meet on it
 _DRESS = 'hostname "$1"; mount --bind "$2" /etc/hosts; mount -t tmpfs tmpfs /dev/shm; shift 2; exec "$@"'

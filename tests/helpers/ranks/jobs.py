@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import nursery, ranks_plan
-from helpers.hosts import Hosts
-from helpers.nursery import Child, Nursery
-from helpers.ports import free_port
-from helpers.ranks_plan import Event, Plan
+from helpers.processes import forkserver as nursery
+from helpers.processes.forkserver import Child, Nursery
+from helpers.ranks import plan as ranks_plan
+from helpers.ranks.hosts import Hosts
+from helpers.ranks.plan import Event, Plan
+from helpers.servers.ports import free_port
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "ranks" / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "e2e" / "ranks" / "scripts"
 LIMIT = 60.0  # seconds that a life may take; more is a deadlock
 IMPORTS = (  # what a forked rank need not import again
     "torch.distributed.fsdp",

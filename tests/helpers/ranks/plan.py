@@ -143,8 +143,8 @@ def journal(folder: Path, rank: int) -> list[Event]:
 
 
 def move() -> None:
-    """Go to the host that RANKS_HOST=NAME:FILE names (helpers/hosts.py), as the shell of a started process
-    does. For forked ranks."""
+    """Go to the host that RANKS_HOST=NAME:FILE names (helpers/ranks/hosts.py), as the shell of a started
+    process does. For forked ranks."""
     if HOST not in os.environ:
         return
     name, _, names = os.environ[HOST].partition(":")

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from helpers.together import PATIENCE, at_once
-from helpers.world import block, content, noise, put
+from helpers.core.bare_core import block, content, noise, put
+from helpers.ranks.thread_ranks import PATIENCE, at_once
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core import session as sessions

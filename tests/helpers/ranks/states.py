@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from helpers.world import block, content, noise
+from helpers.core.bare_core import block, content, noise
 from lastcall import errors, memory
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from helpers import ranks as states
-from helpers.ranks import Whole, rows
+from helpers.ranks import states
+from helpers.ranks.states import Whole, rows
 from lastcall import clock as clocks
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence

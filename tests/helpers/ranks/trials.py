@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from helpers.ranks_jobs import LIMIT, Job, Launcher, Sent
-from helpers.ranks_plan import Event, Plan
+from helpers.ranks.jobs import LIMIT, Job, Launcher, Sent
+from helpers.ranks.plan import Event, Plan
 from lastcall import testing
 
 SAVED = 75

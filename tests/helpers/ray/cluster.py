@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from helpers import nursery
-from helpers.ports import free_ports
-from helpers.reaper import Reaper
+from helpers.processes import forkserver as nursery
+from helpers.processes.reaper import Reaper
+from helpers.servers.ports import free_ports
 
 # seconds until a test gives up: two cores start many interpreters here, each of which imports torch
 PATIENCE = 300.0

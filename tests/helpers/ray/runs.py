@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.ray_cluster import Cluster, Driver, until
+from helpers.ray.cluster import Cluster, Driver, until
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "ray" / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "ray" / "scripts"
 PROTECTED = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1", "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT": "0.5"}
 # a report takes one such look
 QUICK = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3"}

@@ -1,11 +1,11 @@
 """Whole training scripts of other makes: classes, callbacks, generators, state in objects. Each resumes by
-itself. Their save point is far from the step; script_steps.py has those that pass it at every step."""
+itself. Their save point is far from the step; steps.py has those that pass it at every step."""
 
 from __future__ import annotations
 
 import textwrap
 
-from helpers.script_shapes import LEARNING
+from helpers.script.shapes import LEARNING
 
 WRITE = """
 def write(folder, model, optimizer, **counts):

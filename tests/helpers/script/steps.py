@@ -1,8 +1,8 @@
-"""Whole training scripts, as in script_programs.py, that pass their save point at every step."""
+"""Whole training scripts, as in programs.py, that pass their save point at every step."""
 
 from __future__ import annotations
 
-from helpers.script_programs import program
+from helpers.script.programs import program
 
 NEAR = {
     "generator": program("""

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from helpers.nursery import PATIENCE
+from helpers.processes.forkserver import PATIENCE
 
 BAD = ("hang", "500", "garbage", "types", "huge", "dribble", "disconnect", "redirect", "not-http")
 

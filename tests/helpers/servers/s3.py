@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import ports
-from helpers.nursery import until
+from helpers.processes.forkserver import until
+from helpers.servers import ports
 
 KEY, SECRET = "lastcall", "last-call-secret"
 RCLONE = Path(sys.executable).with_name("rclone")

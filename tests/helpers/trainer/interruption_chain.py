@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.nursery import Child, Nursery, until
-from helpers.ranks_jobs import SCRIPTS as RANKS_SCRIPTS
+from helpers.processes.forkserver import Child, Nursery, until
+from helpers.ranks.jobs import SCRIPTS as RANKS_SCRIPTS
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "transformers" / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "e2e" / "transformers" / "scripts"
 FORKED = SCRIPTS / "forked.py"
 QUICK = {"LASTCALL_ENABLED": "1", "LASTCALL_KILL_WAIT_SECONDS": "0"}
 PLAIN = {"LASTCALL_ENABLED": "0"}

@@ -27,13 +27,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers import ranks_jobs, ranks_plan
-from helpers.nursery import Nursery
-from helpers.ranks_jobs import Job, Launched, Launcher
-from helpers.ranks_plan import Event
-from helpers.trainer_plan import PLAN, Plan
+from helpers.processes.forkserver import Nursery
+from helpers.ranks import jobs as ranks_jobs
+from helpers.ranks import plan as ranks_plan
+from helpers.ranks.jobs import Job, Launched, Launcher
+from helpers.ranks.plan import Event
+from helpers.trainer.plan import PLAN, Plan
 
-SCRIPT = Path(__file__).resolve().parents[1] / "e2e" / "transformers" / "scripts" / "findings.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "e2e" / "transformers" / "scripts" / "findings.py"
 IMPORTS = (
     "transformers.trainer",
     "transformers.trainer_jit_checkpoint",

@@ -1,8 +1,8 @@
 """What tests/e2e/transformers/scripts/findings.py is told (JSON in TRAINER_PLAN), and the faults that it
 makes for itself when asked.
 
-The journal is the one of the rank scripts (ranks_plan). Its lines here: start, made (the Trainer is there),
-at (a step begins), training (a micro-batch begins), micro (it is done: `data` names its samples, `state` has
+The journal is the one of the rank scripts (helpers.ranks.plan). Its lines here: start, made (the Trainer is
+there), at (a step begins), training (a micro-batch begins), micro (it is done: `data` names its samples, `state` has
 the loss), did (a step is done), evaluation (one begins), evaluating (one batch of it), save
 (Trainer._save_checkpoint is called), saving (the slow part of a write begins), on_save (the user's callback),
 tail (train() has returned), done (`state` has the digest of the weights).
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers.ranks_plan import Journal
+from helpers.ranks.plan import Journal
 
 PLAN = "TRAINER_PLAN"
 

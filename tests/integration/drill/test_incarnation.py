@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import processes
-from helpers.nursery import until
+from helpers.processes import scripts as processes
+from helpers.processes.forkserver import until
 from lastcall.drill.incarnation import Incarnation
 from lastcall.drill.options import Options
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import until
-from unit.drill import drill_harness as harness
+from helpers.drill import harness
+from helpers.processes.forkserver import until
 
 SOON = ("--after", "0.2", "--grace", "10")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.kube.fake_kubectl import Cluster
 from lastcall.kube.jobs.kubectl import Kubectl
-from unit.kube.cluster import Cluster
 
 
 @pytest.fixture

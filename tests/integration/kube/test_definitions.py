@@ -14,7 +14,11 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from helpers import kube_checks, kube_kinds, kube_rules, kube_schemas, kubeflow_objects
+from helpers.kube.definitions import checks as kube_checks
+from helpers.kube.definitions import kinds as kube_kinds
+from helpers.kube.definitions import rules as kube_rules
+from helpers.kube.definitions import schemas as kube_schemas
+from helpers.kubeflow import objects as kubeflow_objects
 from kube import objects
 from lastcall.kube.inject import draft, inject
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall.launch import processes
 from lastcall.launch.processes import Process
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from helpers.nursery import PATIENCE, environment
+from helpers.processes.forkserver import PATIENCE, environment
 from lastcall.notices import ancestry
 
 ASK = (

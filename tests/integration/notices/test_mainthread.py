@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
+from helpers.processes.scripts import Script
 from lastcall.notices import mainthread, signals
 from lastcall.notices.signals import SignalListener
-from processes import Script
 
 PRELUDE = """
 import asyncio, ctypes, os, queue, select, signal, subprocess, sys, threading, time

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from helpers.processes.scripts import Script, eventually, gone
 from lastcall.notices import signals
 from lastcall.notices.signals import SignalListener
-from processes import Script, eventually, gone
 
 PRELUDE = """
 import asyncio, ctypes, logging, os, signal, sys, threading, time

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import PATIENCE, until
+from helpers.processes.forkserver import PATIENCE, until
 from lastcall import clock as clocks
 from lastcall.notices import polling, walltime
 from lastcall.types import Notice

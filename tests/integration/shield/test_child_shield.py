@@ -7,8 +7,8 @@ from multiprocessing import process
 
 import pytest
 
+from helpers.processes.scripts import Script, eventually, gone, state
 from lastcall.shield.child_shield import WorkerShield
-from processes import Script, eventually, gone, state
 
 LOADER = """
 import multiprocessing, os, signal, sys, threading, time

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World
+from helpers.core.bare_core import State, World
 from lastcall import clock, errors
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage import locks

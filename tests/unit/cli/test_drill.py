@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.drill import harness
 from lastcall import errors
 from lastcall.cli import drill as command
 from lastcall.cli import main
 from lastcall.drill.options import Options
-from unit.drill import drill_harness as harness
 
 
 def parsed(*words: str) -> Options:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Failing, Held, Watched
-from helpers.sessions import Crew, periodic, saved, strategy
-from helpers.world import flip
+from helpers.core import mirrors
+from helpers.core.bare_core import flip
+from helpers.core.mirrors import Failing, Held, Watched
+from helpers.ranks.sessions import Crew, periodic, saved, strategy
 from lastcall import errors
 from lastcall.core.engine import digest
 from lastcall.core.joint import joint_start

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from helpers.kube_rules import Schema
+from helpers.kube.definitions.rules import Schema
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,

@@ -1,7 +1,7 @@
 """The kinds of KubeRay, Kubeflow and JobSet, as CustomResourceDefinitions for a test cluster.
 
-    python tests/helpers/kube_kinds.py FOLDER          writes them there as YAML
-    python tests/helpers/kube_kinds.py check WHEEL     compares the PyTorchJob with the models in
+    python tests/helpers/kube/definitions/kinds.py FOLDER          writes them there as YAML
+    python tests/helpers/kube/definitions/kinds.py check WHEEL     compares the PyTorchJob with the models in
     kubeflow_training's wheel
 
 The projects' own are files of their releases, which no registry that we reach has.
@@ -14,7 +14,7 @@ the same name. Without it:
   of this package, too: younger than this server, as in the real definitions.
 - RayCluster, RayJob, RayService and PyTorchJob are written by hand from the projects' Go types. So are, for
   all, the rules that models
-  have lost (kube_rules.py).
+  have lost (rules.py).
 - Not here: rules in CEL, which this server does not know; second versions (KubeRay's v1alpha1); the columns
   that `kubectl get` prints.
 """
@@ -32,10 +32,10 @@ from typing import Any
 
 import yaml
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # as pytest does
-from helpers import kube_ray
-from helpers.kube_rules import QUANTITY, Schema
-from helpers.kube_schemas import (
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # as pytest does
+from helpers.kube.definitions import kuberay as kube_ray
+from helpers.kube.definitions.rules import QUANTITY, Schema
+from helpers.kube.definitions.schemas import (
     COUNT,
     FLAG,
     LONG,

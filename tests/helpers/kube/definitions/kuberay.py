@@ -6,8 +6,8 @@ Read as they stood in 2026: the cluster after `networkPolicy` and `tlsOptions` h
 
 from __future__ import annotations
 
-from helpers.kube_rules import QUANTITY, Schema, by, one_of
-from helpers.kube_schemas import (
+from helpers.kube.definitions.rules import QUANTITY, Schema, by, one_of
+from helpers.kube.definitions.schemas import (
     COUNT,
     FLAG,
     LONG,

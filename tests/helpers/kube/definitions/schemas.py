@@ -3,7 +3,7 @@
 Two generators have written these models: pydantic classes (`kubeflow_trainer_api`, which has the pods, too),
 and classes with `openapi_types` (`kubernetes`, `kubeflow_training`). What comes out is structural: no
 reference, no alternative, every field with its type. Descriptions are left out. What the generators have lost
-is laid over it from kube_rules.py.
+is laid over it from rules.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import kubernetes.client.models
 from kubeflow_trainer_api import models as trainer_models
 
-from helpers import kube_rules
-from helpers.kube_rules import EITHER, QUANTITY, Schema
+from helpers.kube.definitions import rules as kube_rules
+from helpers.kube.definitions.rules import EITHER, QUANTITY, Schema
 
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}

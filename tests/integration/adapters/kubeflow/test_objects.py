@@ -15,8 +15,9 @@ import pytest
 from kubeflow.trainer import CustomTrainer
 from kubeflow.trainer.options import Annotations, Name
 
-from helpers import kubeflow_functions, kubeflow_objects
-from helpers.kubeflow_api import FakeApi
+from helpers.kubeflow import functions as kubeflow_functions
+from helpers.kubeflow import objects as kubeflow_objects
+from helpers.kubeflow.api import FakeApi
 
 
 @pytest.fixture

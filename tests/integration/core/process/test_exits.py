@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
+from helpers.processes.scripts import Script
 from lastcall.core.process import exits
 from lastcall.types import Notice
-from processes import Script
 
 STUCK = """
     import ctypes, threading

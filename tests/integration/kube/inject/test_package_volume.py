@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import interpreters
-from helpers.interpreters import outside, run
-from helpers.nursery import PATIENCE, ROOT, environment
+from helpers.processes import interpreters
+from helpers.processes.forkserver import PATIENCE, ROOT, environment
+from helpers.processes.interpreters import outside, run
 from lastcall import errors
 from lastcall.kube.inject import package_volume
 

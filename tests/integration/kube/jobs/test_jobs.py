@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from helpers.nursery import PATIENCE, environment
+from helpers.kube.fake_kubectl import Cluster
+from helpers.processes.forkserver import PATIENCE, environment
 from lastcall import errors
 from lastcall.kube.inject.annotations import PARALLELISM
 from lastcall.kube.jobs import jobs, progress, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl, KubectlError, NotFound
-from unit.kube.cluster import Cluster
 
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 

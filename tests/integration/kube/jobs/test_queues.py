@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from helpers.kube.fake_kubectl import Cluster
 from lastcall import errors
 from lastcall.cli import main
 from lastcall.kube.jobs import jobs, queues, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl
-from unit.kube.cluster import Cluster
 
 SAVED = "Notice answered: saved checkpoint-7"
 

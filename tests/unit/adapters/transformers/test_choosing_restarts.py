@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall import errors
 from lastcall.adapters.transformers import calls, listeners, patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback

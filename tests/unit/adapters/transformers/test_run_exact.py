@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall import errors
 from lastcall.adapters.transformers import listeners, patch
 from lastcall.adapters.transformers.callback import JITCheckpointCallback

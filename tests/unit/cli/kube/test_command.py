@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers import nursery
+from helpers.kube import objects
+from helpers.kube.objects import ON, job, made, pod, protected, trainer
+from helpers.processes import forkserver as nursery
 from lastcall.cli import main
 from lastcall.kube.webhook import certificates
-from unit.kube import objects
-from unit.kube.objects import ON, job, made, pod, protected, trainer
 
 HELD_BY_ITSELF = (
     "apiVersion: v1\nkind: Pod\nmetadata: {annotations: {lastcall.dev/enabled: 'true'}}\nspec: &a "

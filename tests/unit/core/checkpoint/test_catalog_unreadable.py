@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers.world import State, World
+from helpers.core.bare_core import State, World
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import Catalog
@@ -299,9 +299,9 @@ def test_h2_on_a_real_overlay(tmp_path: Path) -> None:
     path = over / "l" / "run" / "checkpoint-3" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     code = f"""
-import sys; sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
+import sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
 from pathlib import Path
-from helpers.world import State, World
+from helpers.core.bare_core import State, World
 from lastcall.core.checkpoint.retention import Keep
 from lastcall.types import Kind
 with World(Path({str(over / "m" / "run")!r})) as world:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from helpers.nursery import until
-from helpers.sessions import CLOCK, NBYTES, Crew, answered, saved, strategy
-from helpers.together import PATIENCE
-from helpers.world import content, noise
+from helpers.core.bare_core import content, noise
+from helpers.processes.forkserver import until
+from helpers.ranks.sessions import CLOCK, NBYTES, Crew, answered, saved, strategy
+from helpers.ranks.thread_ranks import PATIENCE
 from lastcall import errors, testing
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import Catalog

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Watched
+from helpers.core import mirrors
+from helpers.core.mirrors import Watched
 from lastcall import clock as clocks
 from lastcall import errors, testing
 from lastcall.core.checkpoint.catalog import Catalog

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ranks
-from helpers.ranks import Live, Whole, grid, rows
-from helpers.world import State, World, content, flip, header_of
+from helpers.core.bare_core import State, World, content, flip, header_of
+from helpers.ranks import states as ranks
+from helpers.ranks.states import Live, Whole, grid, rows
 from lastcall import errors
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, restored
+from helpers.core.bare_core import State, World, restored
 from lastcall import errors, testing
 from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.engine import writer

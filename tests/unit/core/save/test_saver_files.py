@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, block, flip, noise, put
+from helpers.core.bare_core import State, World, block, flip, noise, put
 from lastcall import errors, memory, testing
 from lastcall.core.checkpoint import record as records
 from lastcall.core.engine import digest

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from helpers.kube.objects import ON, job, made, pod, protected, trainer, variables
 from lastcall.kube.inject import annotations, inject
 from lastcall.kube.inject.inject import Options
-from unit.kube.objects import ON, job, made, pod, protected, trainer, variables
 
 SIZES = {"cpu": "8", "memory": "64Gi"}
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from helpers.metadata_servers import BAD, AwsServer, AzureServer, GcpServer, MetadataServer
-from helpers.nursery import PATIENCE, until
+from helpers.processes.forkserver import PATIENCE, until
+from helpers.servers.metadata import BAD, AwsServer, AzureServer, GcpServer, MetadataServer
 from lastcall import clock as clocks
 from lastcall.notices import polling
 from lastcall.notices.cloud.aws import Aws

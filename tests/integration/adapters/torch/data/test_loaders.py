@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
-from unit.adapters.torch.loader_harness import (
+from helpers.data.loaders import (
     Augmented,
     Cut,
     Make,

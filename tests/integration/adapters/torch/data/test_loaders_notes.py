@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from helpers.data.loaders import Augmented, Stream
 from lastcall.adapters.torch.data.loaders import track_own
-from unit.adapters.torch.loader_harness import Augmented, Stream
 
 
 class Lazy(Sampler[int]):

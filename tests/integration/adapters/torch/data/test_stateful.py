@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from helpers.data.loaders import Cut, assert_plain, interrupted, noise, reference
 from lastcall import errors
 from lastcall.adapters.torch.data import loaders as data
-from unit.adapters.torch.loader_harness import Cut, assert_plain, interrupted, noise, reference
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.nursery import ROOT, Nursery
+from helpers.processes.forkserver import ROOT, Nursery
 
 SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "ranks_state_pieces.py"
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from helpers.data import loaders as harness
+from helpers.data.loaders import Augmented, Stream, loader_of
 from lastcall import errors
 from lastcall.adapters.torch.data import iterators as data_iterators
 from lastcall.adapters.torch.data import loaders as data
 from lastcall.adapters.torch.data import position as data_position
 from lastcall.adapters.torch.data import worker_side as data_workers
 from lastcall.adapters.torch.data.objects import lazy
-from unit.adapters.torch import loader_harness as harness
-from unit.adapters.torch.loader_harness import Augmented, Stream, loader_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # a machine with one core

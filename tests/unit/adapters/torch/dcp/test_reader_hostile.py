@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import lastcall
-from helpers import forging
+from helpers.core import forging
 from lastcall import errors
 from lastcall.dcp import Reader, Writer
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.models import samples as training
+from helpers.models.roundtrip import Saved, read
 from lastcall import errors
 from lastcall.adapters.torch.state import copies
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.adapters.torch.tensors import strided
-from unit.adapters.torch import training
-from unit.adapters.torch.roundtrip import Saved, read
 
 
 class NoLoad:

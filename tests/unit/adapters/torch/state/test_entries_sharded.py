@@ -13,13 +13,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.models import pretended_ranks as pretend
+from helpers.models.roundtrip import read
 from lastcall import errors, types
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state import structure
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.adapters.torch.tensors import tensors
-from unit.adapters.torch.roundtrip import read
-from unit.adapters.torch.state import pretend
 
 
 @pytest.fixture

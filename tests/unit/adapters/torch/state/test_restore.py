@@ -10,10 +10,10 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
+from helpers.models import samples as training
+from helpers.models.roundtrip import FakeTracker, Saved
 from lastcall import errors
 from lastcall.adapters.torch.state.entries import StateSet
-from unit.adapters.torch import training
-from unit.adapters.torch.roundtrip import FakeTracker, Saved
 
 OPTIMIZERS: dict[str, Any] = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05),

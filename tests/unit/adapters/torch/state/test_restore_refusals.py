@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from helpers.models.roundtrip import FakeTracker, Saved
 from lastcall import errors
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.formats.safetensors import Stored
-from unit.adapters.torch.roundtrip import FakeTracker, Saved
 
 # ---- what does not fit ----
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from helpers.models import pretended_ranks as pretend
 from lastcall.adapters.torch.distributed import placement
-from unit.adapters.torch.state import pretend
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.models.roundtrip import read, write
 from lastcall import errors
 from lastcall.adapters.torch.tensors import arrays, dtypes, strided, tensors
 from lastcall.formats import safetensors
-from unit.adapters.torch.roundtrip import read, write
 
 
 def contiguous_bytes(tensor: torch.Tensor) -> bytes:
