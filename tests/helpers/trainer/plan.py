@@ -2,8 +2,8 @@
 makes for itself when asked.
 
 The journal is the one of the rank scripts (helpers.ranks.plan). Its lines here: start, made (the Trainer is
-there), at (a step begins), training (a micro-batch begins), micro (it is done: `data` names its samples, `state` has
-the loss), did (a step is done), evaluation (one begins), evaluating (one batch of it), save
+there), at (a step begins), training (a micro-batch begins), micro (it is done: `data` names its samples,
+`state` has the loss), did (a step is done), evaluation (one begins), evaluating (one batch of it), save
 (Trainer._save_checkpoint is called), saving (the slow part of a write begins), on_save (the user's callback),
 tail (train() has returned), done (`state` has the digest of the weights).
 """
