@@ -99,6 +99,21 @@ def test_a_class_name_may_stand_in_one_module_only(tmp_path: Path, house: Any) -
     assert found.places == ["src/lastcall/a.py:1 Part", "src/lastcall/core/b.py:1 _Part"]
 
 
+def test_a_unit_test_stands_in_the_folder_of_its_module_and_names_it(tmp_path: Path, house: Any) -> None:
+    root = tree(tmp_path, events="", core__session="", core__session_end="", core__save__saver="")
+    for name in ("test_events", "core/test_session_end", "core/test_save", "core/test_saver", "test_gone"):
+        path = root / f"tests/unit/{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    found = house.count(root)
+    strays = ["tests/unit/core/test_save.py", "tests/unit/core/test_saver.py", "tests/unit/test_gone.py"]
+    assert found["strays"].places == strays
+    assert found["untested"].places == ["src/lastcall/core/save/saver.py", "src/lastcall/core/session.py"]
+    (root / "tests/unit/core/test_session_of_many_ranks.py").write_text("")
+    found = house.count(root)
+    assert (found["strays"].now, found["untested"].summary) == (3, ["core/save 1"])
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
