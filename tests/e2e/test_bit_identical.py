@@ -36,7 +36,7 @@ def compare(
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        ("steps.py", 70),
+        pytest.param("steps.py", 70, marks=pytest.mark.smoke),
         ("accumulate.py", 70),
         ("two_optimizers.py", 50),
         ("scaler.py", 50),

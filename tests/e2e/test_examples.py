@@ -25,6 +25,7 @@ def test_there_is_a_test_for_every_example() -> None:
     }
 
 
+@pytest.mark.smoke
 def test_the_minimal_example_goes_on_where_it_was(nursery: Nursery, tmp_path: Path) -> None:
     script = EXAMPLES / "minimal.py"
     reference = nursery.run(tmp_path, script, tmp_path / "reference")

@@ -121,6 +121,7 @@ def kinds(run: Path) -> list[Kind]:
     return [entry.record.kind for entry in Catalog(run, Files()).entries()]
 
 
+@pytest.mark.smoke
 def test_a_killed_trainer_is_saved_by_the_guardian_and_ends_bit_identical(
     tmp_path: Path, reference: str
 ) -> None:

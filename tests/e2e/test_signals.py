@@ -43,6 +43,7 @@ def interrupt(child: Child, signum: int = signal.SIGTERM) -> int:
     return child.wait()
 
 
+@pytest.mark.smoke
 def test_a_saved_run_exits_75_and_holds_an_exact_checkpoint(nursery: Nursery, tmp_path: Path) -> None:
     child = start(nursery, tmp_path, ENDLESS, **NOW)
     assert interrupt(child) == 75

@@ -122,7 +122,7 @@ def saved_once(
     return trial
 
 
-@pytest.mark.parametrize("target", [0, 3])
+@pytest.mark.parametrize("target", [pytest.param(0, marks=pytest.mark.smoke), 3])
 def test_a_notice_on_one_rank_stops_all(launcher: Launcher, references: References, target: int) -> None:
     plan = Plan(steps=STEPS, slow={1: 0.02})
     saved_once(launcher, references, "ddp.py", plan, Strike(target, "at", 6, hits=((target, 0.0),)))

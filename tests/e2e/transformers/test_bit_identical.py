@@ -95,6 +95,7 @@ def finetuned(
     return chain
 
 
+@pytest.mark.smoke
 def test_finetune_ends_with_the_same_bits(nursery: Nursery, tmp_path: Path) -> None:
     finetuned(nursery, tmp_path, seed=1, count=trainer_chain.interruptions(4))
 
