@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers.processes import interruption_chain as chain
 from helpers.processes.forkserver import ROOT, Nursery, environment, until
 

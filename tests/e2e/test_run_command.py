@@ -27,7 +27,9 @@ def entrypoint(folder: Path, steps: int) -> Path:
     )
 
 
-@pytest.mark.parametrize(("platform", "code"), [pytest.param("auto", 75, marks=pytest.mark.smoke), ("runai", 1)])
+@pytest.mark.parametrize(
+    ("platform", "code"), [pytest.param("auto", 75, marks=pytest.mark.smoke), ("runai", 1)]
+)
 def test_a_training_below_a_shell_saves_on_sigterm_and_resumes(
     tmp_path: Path, platform: str, code: int
 ) -> None:

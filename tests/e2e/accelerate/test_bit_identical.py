@@ -25,7 +25,10 @@ def compare(nursery: Nursery, folder: Path, plan: list[chain.Blow], **env: str) 
     return history
 
 
-@pytest.mark.parametrize("loop", [pytest.param("epochs", marks=pytest.mark.smoke), "steps", pytest.param("tick", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param("epochs", marks=pytest.mark.smoke), "steps", pytest.param("tick", marks=pytest.mark.slow)],
+)
 def test_interruptions_leave_no_trace(accelerated: Nursery, tmp_path: Path, loop: str) -> None:
     history = compare(accelerated, tmp_path, chain.blows(len(loop), 5, 30), LOOP=loop)
     assert history.interruptions == 5, history.codes
