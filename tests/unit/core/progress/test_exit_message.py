@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from helpers.reported import Reported
-from lastcall import settings
+
 from lastcall.core.progress import exit_message
 
 
@@ -123,17 +122,3 @@ def test_while_another_process_writes_its_message_this_one_does_not(run: Reporte
         fcntl.flock(file, fcntl.LOCK_EX)
         preempted(run)
         assert path.read_bytes() == b""
-
-
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({}, "/dev/termination-log"),
-        ({"LOCAL_RANK": "0"}, "/dev/termination-log"),
-        ({"LOCAL_RANK": "1"}, None),
-        ({"LASTCALL_TERMINATION_LOG": "/tmp/bye"}, "/tmp/bye"),
-        ({"LASTCALL_TERMINATION_LOG": " "}, "/dev/termination-log"),
-    ],
-)
-def test_one_rank_of_a_container_has_the_message(environ: dict[str, str], found: str | None) -> None:
-    assert settings.termination_log(environ) == found
