@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 from lastcall import settings
+from lastcall.settings import JITCheckpointConfig, PeriodicCheckpointConfig
 
 
 def test_every_example_of_the_table_is_itself_accepted() -> None:

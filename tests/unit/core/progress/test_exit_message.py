@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.reported import Reported
 
+from helpers.core.session_report import Reported
 from lastcall.core.progress import exit_message
 
 
