@@ -81,8 +81,8 @@ def of(way: Way, payload: ast.expr | None, needs: list[Need]) -> Fed:
         fed.value(payload, way.last.scope, way.last.call)
     for need in needs:  # `if checkpoint is not None: report(...)`
         if need.forced is None and condition_kinds.of(need.test, need.scope) in (
-            condition_kinds.Kind.FIXED,
-            condition_kinds.Kind.UNKNOWN,
+            condition_kinds.ConditionKind.FIXED,
+            condition_kinds.ConditionKind.UNKNOWN,
         ):
             fed.value(need.test, need.scope, need.statement)
     return fed
