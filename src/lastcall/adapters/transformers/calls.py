@@ -21,6 +21,7 @@ from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import PRIVATE
 from lastcall.core.engine import digest
 from lastcall.core.process import job_identity
+from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 _FILE = "calls.json"
@@ -127,10 +128,9 @@ class Calls:
     def note(self, number: int, call: Call) -> None:
         """Rank 0. A full disk must not keep a run from training."""
         self._calls = {**_read(self._path), str(number): call}
-        under = self._path.with_suffix(".tmp")
+        body = {name: dataclasses.asdict(one) for name, one in self._calls.items()}
         try:
-            under.write_text(json.dumps({name: dataclasses.asdict(one) for name, one in self._calls.items()}))
-            os.replace(under, self._path)
+            storage.replace_small(self._path, json.dumps(body).encode())
         except OSError as error:
             log.warning("Could not write %s: %s", self._path, error)
 

@@ -69,9 +69,7 @@ def taken(folder: Path) -> None:
         if saved.record is not None and saved.record.save != TAKEN:
             with contextlib.suppress(OSError):  # it may be read-only: then the next start asks again
                 body = dataclasses.replace(saved.record, save=TAKEN).to_json()
-                under = saved.path / f".{records.NAME}.{storage.own_name()}"
-                under.write_bytes(body)
-                os.replace(under, saved.path / records.NAME)
+                storage.replace_small(saved.path / records.NAME, body)
 
 
 def _saved(folders: Iterable[Path]) -> list[Saved]:
