@@ -38,7 +38,7 @@ LIMITS = {
         "Give a subject of this folder a folder of its own.",
     ),
     "files": Limit(
-        9,
+        8,
         0,
         "files over 500 lines: one concept a file",
         "Move one concept to a file of its own; do not cut one in two.",

@@ -52,8 +52,12 @@ def begin(context: RunContext, inbox: Inbox) -> Session:
     reporters = _reporters(context) if context.world.rank == 0 else []  # they hear the event of the start
     with refusal.explained():
         started = Startup(context, inbox.stop_requested).run()
-    session = Session(context, inbox, started, reporters)
-    session.start()
+    try:
+        session = Session(context, inbox, started, reporters)
+        session.start()
+    except BaseException:
+        started.close(context.catalog)
+        raise
     return session
 
 

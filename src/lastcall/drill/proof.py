@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastcall import settings
+from lastcall.core import timing
 from lastcall.core.proof import witness
 from lastcall.core.proof.witness import ProofPlan, Statement
 from lastcall.drill import causes, evidence, sentences
@@ -27,7 +28,6 @@ from lastcall.launch import command as launching
 from lastcall.launch import processes
 
 _TICK = 0.05
-_LOOK = 0.25  # seconds between two reads of what the ranks have written
 Boundary = tuple[int, int]
 
 
@@ -216,7 +216,7 @@ class Proof:
             self._interruptions.check()
             life.look()
             ended = life.process.poll() is not None
-            if ended or time.monotonic() >= looked + _LOOK:
+            if ended or time.monotonic() >= looked + timing.LOOK:
                 looked = time.monotonic()
                 now = sum(path.stat().st_size for path in folder.glob("witness-*.jsonl"))
                 if now != size:

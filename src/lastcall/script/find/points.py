@@ -111,7 +111,7 @@ def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:
     while further is not None:
         needs += to_reach(further.call, further.scope.node, further.scope)
         further = further.further
-    fed = payload.of(way, saves.payload(way.last.call), needs)
+    fed = payload.of(way.last.call, way.last.scope, saves.payload(way.last.call), needs)
     needs += fed.needs
     run = _run(
         around, holder, current if ahead else None, [*(need.statement for need in needs), *fed.statements]
