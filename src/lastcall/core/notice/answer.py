@@ -84,7 +84,8 @@ class Answer:
         self._context.outcome.decide(Outcome.SAVED)
         self.whole = self.committed = True
         # not "stopping": after a hang training continues, and so it does with a Ray that knows no preemption
-        log.info("After %s: %s", self.notice.reason, how)
+        notice = self._current or self._context.latch.notice
+        log.info("After %s: %s", "the notice" if notice is None else notice.reason, how)
         # Both threads may come here, where the ranks gave up on a boundary that was committed all the same.
         self.phases.try_enter(Phase.COMMITTED, how)
 
