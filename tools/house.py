@@ -61,7 +61,7 @@ LIMITS = {
     "strays": Limit(
         0,
         0,
-        "files of tests/unit that name no module beside them",
+        "files of tests/unit without their module's name",
         "Name it test_MODULE.py or test_MODULE_SUBJECT.py, in the folder of the module.",
     ),
     "untested": Limit(
