@@ -38,7 +38,6 @@ from lastcall.core.notice.warmup import Warmup
 from lastcall.core.process import exits, refusal
 from lastcall.core.progress.page import MetricsPage
 from lastcall.core.progress.push import StatusPush
-from lastcall.core.progress.report import Report
 from lastcall.core.proof.witness import Witness
 from lastcall.core.save import spare_space
 from lastcall.core.startup.startup import Started, Startup
@@ -463,10 +462,9 @@ def _reporters(context: RunContext) -> list[MetricsPage | StatusPush]:
     server = settings.status_server() if jit.progress_push else None
     if jit.progress_port is None and server is None:
         return []
-    report = Report(context.progress, context.events, context.clock)
     reporters: list[MetricsPage | StatusPush] = []
     if jit.progress_port is not None:
-        reporters.append(MetricsPage(jit.progress_port, report))
+        reporters.append(MetricsPage(jit.progress_port, context.report))
     if server is not None:
-        reporters.append(StatusPush(server, report))
+        reporters.append(StatusPush(server, context.report))
     return reporters

@@ -56,14 +56,14 @@ def opened(url: str, keys: str | None = None) -> Objects:
     """`keys`: a folder with the credentials, if they are not found otherwise."""
     scheme, place = parsing.split_place(url)
     if scheme == "file":
-        return Folder(Path("/", place))
+        return FolderStore(Path("/", place))
     from lastcall.storage import s3
 
     bucket, _, prefix = place.partition("/")
     return s3.Bucket(bucket, prefix, keys)
 
 
-class Folder:
+class FolderStore:
     """A folder of another file system: the network disk that outlives the machine."""
 
     def __init__(self, root: Path) -> None:

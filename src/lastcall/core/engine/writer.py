@@ -68,7 +68,7 @@ def _recorded(name: str, size: int, chunks: Sequence[str]) -> FileRecord:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """The destination of bytes of a file on restore."""
 
     offset: int
@@ -82,7 +82,7 @@ class Input:
 
     fd: int
     record: FileRecord
-    pieces: Sequence[Piece]
+    pieces: Sequence[FilePiece]
     direct: bool
     digest: digest.Digest = digest.of
     chunks: Collection[int] | None = None  # the numbers of those to be read; None: all of them
@@ -266,7 +266,7 @@ def _round_up(count: int) -> int:
     return -(-count // memory.ALIGNMENT) * memory.ALIGNMENT
 
 
-def _scatter(pieces: Sequence[Piece], starts: list[int], begin: int, count: int, address: int) -> None:
+def _scatter(pieces: Sequence[FilePiece], starts: list[int], begin: int, count: int, address: int) -> None:
     end = begin + count
     index = max(bisect.bisect_right(starts, begin) - 1, 0)
     for piece in itertools.islice(pieces, index, None):

@@ -35,9 +35,9 @@ class Wanted:
     targets: dict[int, list[Target]] = field(default_factory=dict)
 
     @property
-    def pieces(self) -> list[writer.Piece]:
+    def pieces(self) -> list[writer.FilePiece]:
         return [
-            writer.Piece(offset, found[0] if len(found) == 1 else regions.FanOut(found))
+            writer.FilePiece(offset, found[0] if len(found) == 1 else regions.FanOut(found))
             for offset, found in sorted(self.targets.items())
         ]
 

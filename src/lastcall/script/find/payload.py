@@ -78,8 +78,8 @@ def of(call: ast.Call, scope: Scope, payload: ast.expr | None, needs: list[Need]
         fed.value(payload, scope, call)
     for need in needs:  # `if checkpoint is not None: report(...)`
         if need.forced is None and condition_kinds.of(need.test, need.scope) in (
-            condition_kinds.Kind.FIXED,
-            condition_kinds.Kind.UNKNOWN,
+            condition_kinds.ConditionKind.FIXED,
+            condition_kinds.ConditionKind.UNKNOWN,
         ):
             fed.value(need.test, need.scope, need.statement)
     return fed

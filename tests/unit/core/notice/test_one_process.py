@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.answers import NOW, nobody_leaves
-from helpers.solo import Solo
-from helpers.together import PATIENCE, at_once
+from helpers.core.answers import NOW, nobody_leaves
+from helpers.core.solo import Solo
+from helpers.ranks.thread_ranks import PATIENCE, at_once
 from lastcall import errors, testing
 from lastcall.core import timing
 from lastcall.core.notice.ending import FINISHED
@@ -254,7 +254,7 @@ def test_a_boundary_saves_and_leaves(
     assert solo.context.outcome.saved and solo.answer.arrived
     assert (
         "Saving step 3: full, needs about" in caplog.text
-        and "Notice answered: saved checkpoint-3" in caplog.text
+        and "Stopping after SIGTERM: saved checkpoint-3 (exact)" in caplog.text
     )
 
 
