@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def judged(part: Part = PART, gone: Gone = GONE, back: Back = BACK, options: Opt
     return report.judged(Round(1, 2.0, gone, back, 4.1, (part,)), options)
 
 
-def changed(part: Part = PART, **traces: object) -> Part:
+def changed(part: Part = PART, **traces: Any) -> Part:
     """The part of a run that came back from the beginning, with other traces."""
     return dataclasses.replace(
         part, saved=None, resumed=None, traces=dataclasses.replace(part.traces, committed=None, **traces)
