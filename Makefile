@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-full test-all lint house bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
+.PHONY: demo test test-full test-all matrix lint house bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt src/lastcall/auto/lastcall-auto.pth
@@ -30,6 +30,10 @@ test-full: env
 
 test-all: env
 	$(PYTEST) -m "slow or not slow"
+
+# The quick tests on every Python from 3.11 to 3.14 that is found here, without a framework; MATRIX=--torch: with torch, too.
+matrix:
+	$(PY) tools/matrix.py --jobs $(JOBS) $(MATRIX)
 
 lint: env
 	$(BIN)/ruff check .
@@ -65,4 +69,4 @@ bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
