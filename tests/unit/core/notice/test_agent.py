@@ -29,7 +29,7 @@ class Desk:
     def __init__(self, root: Path, **jit: Any) -> None:
         config, saves = JITCheckpointConfig(**jit, environ={}), PeriodicCheckpointConfig(environ={})
         self.context = RunContext.create(root, Plain(), config, saves, clock=FakeClock(NOW))
-        self.inbox = Inbox(self.context)
+        self.inbox = Inbox.of_run(self.context)
         self.stopping = threading.Event()
         self.log: list[tuple[Any, ...]] = []
         self.on: dict[str, Callable[[], object]] = {}

@@ -33,7 +33,7 @@ class Box:
         self.context.catalog.private.mkdir(parents=True)
         self.events: list[tuple[str, dict[str, object]]] = []
         self.context.events.heard = lambda at, kind, facts: self.events.append((kind, dict(facts)))
-        self.inbox = Inbox(self.context)
+        self.inbox = Inbox.of_run(self.context)
 
     def _hurry(self) -> None:
         self.hurried += 1
