@@ -15,7 +15,7 @@ NEED_RAY = (
     "saves/test_uncommitted.py",
     "test_callback.py",
     "test_controller.py",
-    "worker/test_flow.py",
+    "worker/test_api_use.py",
     "worker/test_preemption_info.py",
     "worker/test_reporting.py",
     "worker/test_responder.py",

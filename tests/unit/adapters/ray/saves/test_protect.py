@@ -29,7 +29,7 @@ def test_what_is_named_reaches_the_worker(context: Any) -> None:
 
 
 def test_what_cannot_be_put_back_in_place_is_refused_with_a_remedy(context: Any) -> None:
-    with pytest.raises(TypeError, match=r"epoch cannot be put back in place.*progress=\{'epoch': 0\}"):
+    with pytest.raises(TypeError, match=r"epoch cannot be restored in place.*progress=\{'epoch': 0\}"):
         lastcall.ray.protect(model=torch.nn.Linear(2, 1), epoch=0)
 
 
