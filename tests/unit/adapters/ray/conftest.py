@@ -16,6 +16,7 @@ NEED_RAY = (
     "test_callback.py",
     "test_controller.py",
     "worker/test_api_use.py",
+    "worker/test_notices.py",
     "worker/test_preemption_info.py",
     "worker/test_reporting.py",
     "worker/test_responder.py",

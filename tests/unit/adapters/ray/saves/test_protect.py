@@ -42,5 +42,5 @@ def test_where_nothing_is_protected_that_is_said_and_training_goes_on(
 
 
 def test_outside_of_a_train_function_it_says_where_it_belongs() -> None:
-    with pytest.raises(RuntimeError, match="belongs into the function that Ray Train runs"):
+    with pytest.raises(RuntimeError, match="belongs in the function that Ray Train runs"):
         lastcall.ray.protect(model=torch.nn.Linear(2, 1))

@@ -306,6 +306,24 @@ def test_where_nobody_restarts_the_run_training_goes_on_after_the_save(alone: Ca
     assert one.script.asked == [], "it is saved once"
 
 
+def test_where_no_process_restarts_the_run_a_second_signal_is_not_answered_after_the_save(
+    alone: Callable[..., Alone],
+) -> None:
+    one = alone(restarts=False)
+    one.step()
+    one.strategy.notices.on_signal(15, 1)
+    one.is_in(Phase.BOUNDARY)
+    one.strategy.notices.on_drain(20.0, {})
+    one.strategy.begin()
+    one.strategy.saved("checkpoint_000001", "is committed", EXACT)
+    one.strategy.continue_training()
+    one.is_in(Phase.QUIET)
+    one.strategy.notices.on_signal(15, 2)
+    assert not one.strategy._inbox.pending
+    one.strategy.stop()
+    assert one.walked() == ["waiting", "holding", "boundary", "saving", "committed", "quiet"]
+
+
 def test_a_save_that_fails_is_said(alone: Callable[..., Alone]) -> None:
     one = alone()
     one.strategy.notices.on_signal(15, 1)
