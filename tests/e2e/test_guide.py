@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import ROOT, Child, Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import ROOT, Child, Nursery
 
 LOOPS = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from helpers.together import at_once
+from helpers.ranks.thread_ranks import at_once
 from lastcall import errors
 from lastcall.adapters.accelerate import participants
 from lastcall.adapters.accelerate.participants import Participants

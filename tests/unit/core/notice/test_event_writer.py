@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.together import PATIENCE
+from helpers.ranks.thread_ranks import PATIENCE
 from lastcall.core.context import NoticeContext
 from lastcall.core.notice import event_writer
 from lastcall.core.notice.event_writer import EventWriter

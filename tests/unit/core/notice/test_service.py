@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from helpers.answers import a_notice
-from helpers.together import PATIENCE
+from helpers.core.answers import a_notice
+from helpers.ranks.thread_ranks import PATIENCE
 from lastcall import errors
 from lastcall.core import timing
 from lastcall.core.context import NoticeContext
