@@ -1,4 +1,4 @@
-"""What lastcall finds out at the first completed step of a script that saves itself, and does from then on."""
+"""What lastcall finds out at the first completed step of a script that saves itself; what it does later."""
 
 from __future__ import annotations
 
