@@ -119,7 +119,7 @@ class ScriptSave:
         return "the script's own save is not complete in time" if late else ""
 
     def aside(self, because: str) -> None:
-        log.error("The training loop did not come to its own save in time: nothing was saved")
+        log.error("The training loop did not reach its own save in time: nothing was saved")
         self._fail(because)
 
     def continues(self) -> bool:
@@ -209,11 +209,11 @@ class ScriptSave:
                 ranks.wait_for(f"read/{other}", max(0.0, until - self._context.clock.now()))
 
 
-def _first(said: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+def _first(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
     """The first step that no rank has completed: a rank that is held has completed at most one more than it
     has reported."""
-    return {"step": max(int(report["step"]) for report in said.values()) + 1}
+    return {"step": max(int(report["step"]) for report in reports.values()) + 1}
 
 
-def _any_saved(said: Mapping[int, Mapping[str, Any]]) -> dict[str, bool]:
-    return {"saved": any(bool(report["saved"]) for report in said.values())}
+def _any_saved(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, bool]:
+    return {"saved": any(bool(report["saved"]) for report in reports.values())}

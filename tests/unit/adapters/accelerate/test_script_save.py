@@ -153,7 +153,7 @@ def test_without_a_save_in_time_nothing_is_saved_and_the_process_dies(
     alone.ends()
     assert alone.died.is_set() and alone.context.outcome.value is Outcome.NOT_SAVED
     assert alone.walked() == ["waiting", "holding", "boundary", "instant", "failed"]
-    assert "did not come to its own save in time: nothing was saved" in caplog.text
+    assert "did not reach its own save in time: nothing was saved" in caplog.text
     assert not alone.step(), "nothing is left to do"
 
 

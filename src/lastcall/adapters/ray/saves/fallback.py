@@ -127,10 +127,10 @@ class Fallback:
         )
 
 
-def _folder(said: dict[int, dict[str, Any]]) -> dict[str, str]:
+def _folder(answers: dict[int, dict[str, Any]]) -> dict[str, str]:
     """Where all ranks write; nowhere, if the script of one of them will resume from a checkpoint of its
     own."""
-    useless = any(word.get("useless") for word in said.values())
+    useless = any(answer.get("useless") for answer in answers.values())
     return {"folder": "" if useless else f"{uncommitted.STATES}{time.time_ns()}"}
 
 

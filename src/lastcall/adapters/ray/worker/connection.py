@@ -14,7 +14,7 @@ from lastcall.core.store.client import StoreClient
 
 log = logging.getLogger("lastcall")
 _CONNECT_SECONDS = 10.0
-SAVED = "saved"  # the key that tells the controller that a save answered the notice
+SAVED = "saved"  # tells the controller that a save answered the notice
 
 
 class RankConnection:

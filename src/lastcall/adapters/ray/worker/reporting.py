@@ -3,7 +3,7 @@
 Ray's report() is a barrier without a timeout: with a dead rank, the others wait forever. So after a notice
 the ranks first meet in our own store. If a rank was in Ray's barrier already when its notice came, its agent
 reports for it, by proxy, and the others join it there. The first report of which any rank has a checkpoint is
-the save, whether lastcall brought it about or the script's own period.
+the save, whether lastcall caused it or the script's own period.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class Reporting:
         self._agree(self._connection, {"number": self._calls, "checkpoint": False, "failed": because})
 
     def report_by_proxy(self) -> None:
-        """The agent's: a notice has come. If the training thread is in Ray's barrier, this tells the others;
-        also if it has just left it, since a rank that is a little slower, or whose notice came a little
-        sooner, waits for this rank at that report."""
+        """The agent's: a notice has come. If the training thread is in Ray's barrier, this informs the
+        others; also if it has just left it, since a rank that is a little slower, or whose notice came a
+        little sooner, waits for this rank at that report."""
         if self._strategy.native:
             return  # no rank waits for another
         with self._lock:
@@ -121,9 +121,9 @@ class Reporting:
                 )
 
     def _agree(self, connection: RankConnection, mine: dict[str, Any]) -> dict[str, Any]:
-        def decide(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        def decide(answers: dict[int, dict[str, Any]]) -> dict[str, Any]:
             return {
-                **decisions.report(said, connection.size),
+                **decisions.report(answers, connection.size),
                 "name": internals.new_name(self._context.storage_context),
             }
 

@@ -1,4 +1,4 @@
-"""How a train worker answers a notice: with a report() that has a checkpoint, brought about at a step that
+"""How a train worker answers a notice: with a report() that has a checkpoint, made after a step that
 all ranks have agreed on.
 
 BOUNDARY   the way that the ranks agreed on leads to a report (decisions.py)
@@ -68,7 +68,7 @@ class ReportSave:
         self.expected: float | None = None  # time.monotonic() at which the next report is due
         self.api_use = api_use
         self.replaying = False  # the script's own save runs at another place than its own
-        self.begun = False  # a report that saves is under way, or over: there is nothing left to bring about
+        self.begun = False  # a report that saves is under way, or over: nothing is left to do
         self._answer = Answer(self.context, self.phases)
         self.notices = WorkerNotices(self.context, self._inbox, self._answer, connection, info_writer)
         # Where this Ray knows no preemption, no process restarts the run: training continues after the save.
@@ -103,7 +103,7 @@ class ReportSave:
 
     @property
     def how(self) -> str:
-        """What brought about the save that is being made."""
+        """What caused the save that is being made."""
         if self.replaying:
             return decisions.REPLAY
         if self._plan is None or self._plan["how"] in (decisions.REPLAY, decisions.PERIOD, decisions.STATE):
@@ -173,7 +173,7 @@ class ReportSave:
         if self.phases.phase not in (Phase.INSTANT, Phase.BOUNDARY) or self.phases.closed:
             return
         log.error(
-            "The training loop did not come to a save in time: nothing was saved after the notice (%s). A "
+            "The training loop did not reach a save in time: nothing was saved after the notice (%s). A "
             "restart resumes from the last checkpoint that was reported. Report more often, or raise the "
             "grace: export LASTCALL_GRACE_SECONDS=%d",
             self._answer.notice.reason,
@@ -213,12 +213,12 @@ class ReportSave:
         until = time.monotonic() + min(_AGREE_SECONDS, max(0.5, left))
         with _explained():
             plan = self._connection.agreement.settle(
-                name, mine, lambda said: decide(said, left), until, self._connection.dead
+                name, mine, lambda answers: decide(answers, left), until, self._connection.dead
             )
             if plan is None:
                 raise errors.StoreLost("the ranks cannot agree")
         if not plan:
-            raise RuntimeError("the ranks came to no decision")
+            raise RuntimeError("the ranks made no decision")
         leaves = plan["how"] in (decisions.NATIVE, decisions.PERIOD)
         what = (
             "leaves the save to the script" if leaves else f"saves after step {plan['step']} of this process"

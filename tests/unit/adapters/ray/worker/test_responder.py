@@ -278,7 +278,7 @@ def test_no_report_in_time_is_no_save_but_one_that_comes_late_is(
     one = alone(grace=2.0)
     one.strategy.notices.on_signal(15, 1)
     one.is_in(Phase.FAILED)
-    assert one.outcome.value is Outcome.NOT_SAVED and "did not come to a save in time" in caplog.text
+    assert one.outcome.value is Outcome.NOT_SAVED and "did not reach a save in time" in caplog.text
     one.strategy.begin()
     one.strategy.saved("checkpoint_000001", "is committed", EXACT)
     assert (one.outcome.value, one.phases.phase) == (Outcome.SAVED, Phase.COMMITTED)
