@@ -103,7 +103,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             tmp_path, subject, jit, saves or PeriodicCheckpointConfig(environ={}), **more
         )
         subject.gate = context.gate
-        session = sessions.begin(context, Inbox(context))
+        session = sessions.begin(context, Inbox.of_run(context))
         made.append(session)
         return session
 
