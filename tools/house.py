@@ -77,7 +77,7 @@ LIMITS = {
     "go on": Limit(0, 0, "continue", _PLAIN),
     "went on": Limit(0, 0, "continued", _PLAIN),
     "whoever": Limit(0, 0, "name who: the caller, a process that ...", _PLAIN),
-    "nobody": Limit(3, 0, "no process, no rank, no user; or turn it round", _PLAIN),
+    "nobody": Limit(0, 0, "no process, no rank, no user; or turn it round", _PLAIN),
     "anew": Limit(5, 0, "again, from scratch", _PLAIN),
     "by itself": Limit(0, 0, "automatically, alone, on its own", _PLAIN),
     "superfluous": Limit(0, 0, "expired, extra, no longer needed", _PLAIN),

@@ -72,7 +72,7 @@ class ManyRanks(OneProcess):
         self.finished = False  # training has reached its end on this rank
         self._torn = ""  # why the state of this rank is torn: an optimizer step was cut short
         self._stopped = False  # training has failed here: no further step is taken
-        self._agent_is_out = False  # it has failed: what the training thread cannot save, nobody does
+        self._agent_is_out = False  # it has failed: what the training thread cannot save is lost
         self._parked = threading.Event()  # the training thread waits at a boundary
 
     def how_far(self) -> tuple[int, str]:
@@ -356,9 +356,9 @@ class ManyRanks(OneProcess):
             )
 
     def fault(self) -> None:
-        """The agent is out: nobody else would let go of a training thread that waits for a decision."""
+        """The agent is out: nothing else would release a training thread that waits for a decision."""
         self._agent_is_out = True
-        self._answer.passing = False  # nobody says any more that training may continue
+        self._answer.passing = False  # no agent is left to say that training may continue
         self._give_up("an internal error in lastcall")
         self._context.subject.stop_at_next_boundary()
 
