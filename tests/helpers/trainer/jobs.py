@@ -26,6 +26,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from helpers.processes.forkserver import Nursery
 from helpers.ranks import jobs as ranks_jobs
@@ -409,7 +410,9 @@ def _over(job: Job, patience: float) -> bool:
 
 def _still(plan: Plan) -> Plan:
     """The same training without any sleep, and without what goes wrong in one life only."""
-    quick = {entry.name: 0.0 for entry in dataclasses.fields(Plan) if entry.name.endswith("seconds")}
+    quick: dict[str, Any] = {
+        entry.name: 0.0 for entry in dataclasses.fields(Plan) if entry.name.endswith("seconds")
+    }
     return dataclasses.replace(plan, **quick, long=None, raises=None)
 
 

@@ -424,7 +424,7 @@ def test_wrappers_of_somebody_else_below_and_above_ours_stay_and_are_called_once
     calls: list[str] = []
 
     def wrapper(name: str, inner: Any) -> Any:
-        def start(self) -> None:
+        def start(self: Any) -> None:
             calls.append(name)
             inner(self)
 

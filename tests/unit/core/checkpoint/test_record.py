@@ -102,7 +102,7 @@ def test_every_single_byte_of_the_record_counts() -> None:
         assert data[position : position + 1] in b" \t\n\r", f"byte {position} is not covered"
 
 
-WRONG = [
+WRONG: list[tuple[str, Any]] = [
     *(
         (name, value)
         for name in ("sequence", "step", "incarnation", "world", "written")
