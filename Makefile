@@ -17,7 +17,8 @@ demo: env
 
 # One process a core; a file's tests stay together, since they share what they have set up.
 JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --progress-line --durations-file build/durations.txt
+# One thread each: torch's pools of all tests at once would wait for one another on few cores.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --progress-line --durations-file build/durations.txt
 QUICK = tests/unit tests/property tests/conformance tests/house
 
 # Minutes: what starts no process, and a smoke of each real path.

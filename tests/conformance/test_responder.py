@@ -171,7 +171,7 @@ class Together(Native):
             save=lambda portion, order: None,
             refuse=lambda *_: None,
         )
-        return ManyRanks(*parts, cast(Any, SimpleNamespace()), cast(Any, ranks), cast(Any, joint_save))
+        return ManyRanks(*parts, cast(Any, SimpleNamespace()), cast(Any, ranks), cast(Any, joint_save))  # type: ignore[call-arg]
 
 
 class Accelerate(Adapter):

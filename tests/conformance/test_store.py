@@ -55,8 +55,8 @@ def over_tcp() -> Iterator[Backend]:
 
 @contextlib.contextmanager
 def of_torch(wrap: Callable[[Any], Any] = lambda store: store) -> Iterator[Backend]:
-    servers = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
-    connection = dist.TCPStore("127.0.0.1", servers[0].port, is_master=False, wait_for_workers=False)
+    servers = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]  # type: ignore[attr-defined]
+    connection = dist.TCPStore("127.0.0.1", servers[0].port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
     yield Backend(C10dStore(wrap(connection)), servers.clear)
 
 
@@ -99,13 +99,13 @@ CAN_BE_LOST: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]]
     "tcp": over_tcp,
     "scoped": scoped,
     "c10d": of_torch,
-    "c10d-prefix": lambda: of_torch(lambda store: dist.PrefixStore("run/", dist.PrefixStore("group", store))),
+    "c10d-prefix": lambda: of_torch(lambda store: dist.PrefixStore("run/", dist.PrefixStore("group", store))),  # type: ignore[attr-defined]
 }
 BACKENDS = {
     **CAN_BE_LOST,
-    "c10d-hash": lambda: of_torch_elsewhere(lambda _: dist.HashStore()),
+    "c10d-hash": lambda: of_torch_elsewhere(lambda _: dist.HashStore()),  # type: ignore[attr-defined]
     "c10d-file": lambda: of_torch_elsewhere(
-        lambda folder: dist.PrefixStore("run/", dist.FileStore(str(folder / "store"), 2))
+        lambda folder: dist.PrefixStore("run/", dist.FileStore(str(folder / "store"), 2))  # type: ignore[attr-defined]
     ),
     "folder": in_folder,
     "anchored": anchored,

@@ -73,7 +73,7 @@ def test_b14_a_notice_after_the_last_step_brings_the_job_back(tmp_path: Path, ho
         "shell": ["bash", "-c", f"{plain}; echo after"],
         "torchrun": [*TORCHRUN, tmp_path / "train.py"],
     }.get(how, plain.split())
-    with Launched(tmp_path, command) as launched:
+    with Launched(tmp_path, command) as launched:  # type: ignore[arg-type]
         pid = int(launched.expect("rest"))
         if how == "launcher":
             launched.send()

@@ -45,7 +45,7 @@ def kinds(cluster: Cluster) -> Cluster:
     """The same, with the kinds of KubeRay, Kubeflow and JobSet."""
     names = [cluster.api.create(definition)["metadata"]["name"] for definition in kube_kinds.definitions()]
     for name in names:
-        until(lambda name=name: established(cluster, name), lambda name=name: f"{name} to be served")
+        until(lambda name=name: established(cluster, name), lambda name=name: f"{name} to be served")  # type: ignore[misc]
     return cluster
 
 

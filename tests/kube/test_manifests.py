@@ -53,7 +53,7 @@ def installed(cluster: Cluster, webhook: Webhook, documents: list[Object]) -> It
     """The webhook in pods, instead of the one that is a process of this machine."""
     path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
     (configuration,) = (item for item in documents if item["kind"] == "MutatingWebhookConfiguration")
-    cluster.api.ask("DELETE", f"{path}/{webhook.configuration()['metadata']['name']}")
+    cluster.api.ask("DELETE", f"{path}/{webhook.configuration()['metadata']['name']}")  # type: ignore[index]
     done = apply(cluster, documents)
     assert done.returncode == 0, done.stderr
     yield cluster

@@ -23,7 +23,7 @@ STEPS, EVERY = (int(os.environ.get(name, "0")) for name in ("STEPS", "EVERY"))
 PACE, SLOW = (float(os.environ.get(name, "0")) for name in ("PACE", "SLOW"))
 
 
-class Rows(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return 64
 
@@ -72,7 +72,7 @@ def main(folder: str) -> None:
     )
     trainer.train()
     digest = hashlib.sha256()
-    for name, tensor in sorted(trainer.model.state_dict().items()):
+    for name, tensor in sorted(trainer.model.state_dict().items()):  # type: ignore[union-attr]
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     print("finished", digest.hexdigest(), flush=True)
 

@@ -25,7 +25,7 @@ hashable_leaves = (
 )
 leaves = hashable_leaves | st.floats() | st.binary(max_size=20).map(bytearray)
 keys: st.SearchStrategy[Any] = st.deferred(
-    lambda: hashable_leaves | st.lists(keys, max_size=2).map(tuple) | key_sets
+    lambda: hashable_leaves | st.lists(keys, max_size=2).map(tuple) | key_sets  # type: ignore[has-type]
 )
 key_sets = st.frozensets(keys, max_size=2)
 

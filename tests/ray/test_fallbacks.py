@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import task
@@ -22,7 +23,7 @@ def reference() -> list[str]:
 
 
 def interrupted(
-    cluster: Cluster, folder: Path, script: str, *options: object, **env: str
+    cluster: Cluster, folder: Path, script: str, *options: object, **env: Any
 ) -> tuple[Run, Life, Life, str]:
     run = Run(folder, script, *options, **env)
     run.start(cluster)

@@ -30,7 +30,13 @@ def test_b5_a_run_of_lightning_goes_on_from_its_own_checkpoint_and_ends_as_ever(
     cluster: Cluster, tmp_path: Path, grace: dict[str, str], undisturbed: set[str]
 ) -> None:
     run = Run(
-        tmp_path, "lightning_epochs", *SHORTER, "--pause", 1, RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0", **grace
+        tmp_path,
+        "lightning_epochs",
+        *SHORTER,
+        "--pause",
+        1,
+        RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT="0",
+        **grace,  # type: ignore[arg-type]
     )
     run.start(cluster)
     run.until_step(8)  # of six in an epoch

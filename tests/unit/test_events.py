@@ -273,7 +273,7 @@ def test_events_of_many_threads_all_arrive_whole(log: events.EventLog, path: Pat
         log.flush()
     log.close()
     seen = [(event["thread"], event["number"]) for event in events.read(path)]
-    assert sorted(seen) == [(thread, number) for thread in range(4) for number in range(200)]  # type: ignore[type-var]
+    assert sorted(seen) == [(thread, number) for thread in range(4) for number in range(200)]
 
 
 def test_who_listens_hears_each_event_at_once(log: events.EventLog) -> None:

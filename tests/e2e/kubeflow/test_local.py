@@ -68,7 +68,7 @@ def test_a_job_trains_is_told_to_stop_saves_and_the_next_one_goes_on_to_the_same
         first = jobs.submit(tmp_path / "run", kubeflow_functions.train, {"epochs": 3, "pause": 0.2}, **said)
         until_said(jobs, first, "step 5")
         assert all(line in jobs.log(first) for line in (*SAID, f"[Kubeflow] output_dir: {tmp_path / 'run'}"))
-        polled = poll(said["metrics_port"])
+        polled = poll(said["metrics_port"])  # type: ignore[arg-type]
         assert polled["state"] == "running" and 0 < polled["currentStep"] < polled["totalSteps"] == STEPS
         (torchrun,) = processes(f"bin/torchrun {Path(tempfile.gettempdir())}/{first}")
         os.kill(torchrun, signal.SIGTERM)

@@ -144,7 +144,7 @@ def test_finetune_below_the_real_launchers_ends_with_the_same_bits(nursery: Nurs
             )
         if lines:
             until(
-                lambda said=said, lines=lines, job=job: (
+                lambda said=said, lines=lines, job=job: (  # type: ignore[misc]
                     said.read_text().count("{'loss'") >= lines or job.poll() is not None
                 ),
                 said.name,

@@ -67,7 +67,7 @@ def test_the_best_model_is_found_in_another_directory(
     for number, lines in enumerate((16, 1)):
         child = start(nursery, tmp_path, f"lost-{number}", **env)
         until(
-            lambda child=child, lines=lines: (
+            lambda child=child, lines=lines: (  # type: ignore[misc]
                 sum(line.startswith("{'loss'") for line in child.lines()) >= lines
             ),
             child.log(),

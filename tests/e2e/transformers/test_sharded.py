@@ -157,7 +157,7 @@ def test_a_sharded_run_below_the_real_launchers_goes_on_by_itself(nursery: Nurse
             job = subprocess.Popen(command, env=env, stdout=file, stderr=file)
         if lines:
             until(
-                lambda job=job, lines=lines: (
+                lambda job=job, lines=lines: (  # type: ignore[misc]
                     said.read_text().count("{'loss'") >= lines or job.poll() is not None
                 ),
                 "lines",

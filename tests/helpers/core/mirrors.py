@@ -20,7 +20,8 @@ from lastcall.core.mirror.mirror import Mirror
 from lastcall.core.save import saver
 from lastcall.events import EventLog
 from lastcall.storage import objects
-from lastcall.storage.objects import FolderStore, Moved, nothing
+from lastcall.storage.files import Moved, nothing
+from lastcall.storage.objects import FolderStore
 from lastcall.types import Kind
 
 PATIENCE = 30.0  # of the tests; nothing is expected to take anywhere near it

@@ -40,7 +40,7 @@ class Plain(Subject):
         self.before_capture()
         return super().capture()
 
-    def rescue(self) -> Capture:  # type: ignore[override]
+    def rescue(self) -> Capture:
         return dataclasses.replace(self.capture(), exact=not self.inexact, because=self.inexact)
 
     outline = behind_gate = Subject.capture

@@ -131,11 +131,11 @@ def learn(batch: Any, *, update: bool = True, scale: float = 1.0) -> float:
     accumulated."""
     x = torch.cat([part.detach().double().reshape(-1) for part in _tensors(batch)]).float()
     model, optimizer = _life.model, _life.optimizer
-    place = int(model.trained)
+    place = int(model.trained)  # type: ignore[arg-type]
     loss = model(x).square().mean() * scale
     loss.backward()
     with torch.no_grad():
-        model.trained += 1
+        model.trained += 1  # type: ignore[assignment, operator]
     if update:
         optimizer.step()
         optimizer.zero_grad()

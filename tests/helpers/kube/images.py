@@ -56,9 +56,9 @@ def _fill_lastcall(layer: tarfile.TarFile, image: Path) -> None:
     _folder(layer, "tmp")
     layer.add(ROOT / "src" / "lastcall", f"{_PACKAGES}/lastcall", filter=_without_caches)
     for distribution in _needed(_wanted()):
-        for path in distribution.files or []:
+        for path in distribution.files or []:  # type: ignore[assignment]
             if ".." not in path.parts and "__pycache__" not in path.parts:
-                layer.add(str(path.locate()), f"{_PACKAGES}/{path}")
+                layer.add(str(path.locate()), f"{_PACKAGES}/{path}")  # type: ignore[attr-defined]
 
 
 def _wanted() -> list[str]:

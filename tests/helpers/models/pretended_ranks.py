@@ -58,11 +58,11 @@ def spread(net: torch.nn.Sequential, layout: str) -> torch.nn.Module:
         parallelize_module(
             net, grid[tensor], {"0": ColwiseParallel(), "2": RowwiseParallel()}, src_data_rank=None
         )
-        return fully_shard(net, mesh=grid[data]) if layout == "both" else net
+        return fully_shard(net, mesh=grid[data]) if layout == "both" else net  # type: ignore[return-value]
     if layout in ("fsdp2", "fsdp4", "hsdp"):
         grid = mesh(2, 2) if layout == "hsdp" else mesh(WORLDS[layout])
         fully_shard(net[0], mesh=grid)
-        return fully_shard(net, mesh=grid)
+        return fully_shard(net, mesh=grid)  # type: ignore[return-value]
     return net
 
 

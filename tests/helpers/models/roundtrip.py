@@ -17,7 +17,7 @@ def read(source: types.Source, piece: int = 1 << 20) -> bytes:
     view = (ctypes.c_char * max(1, source.nbytes)).from_buffer(data) if data else None
     for offset in range(0, source.nbytes, piece):
         length = min(piece, source.nbytes - offset)
-        source.read_into(ctypes.addressof(view) + offset, offset, length)
+        source.read_into(ctypes.addressof(view) + offset, offset, length)  # type: ignore[arg-type]
     del view
     return bytes(data)
 
@@ -57,7 +57,7 @@ class Saved:
         loading = state.prepare(self.document, self.stored, lenient=lenient)
         for group, targets in loading.targets.items():
             for name, target in targets.items():
-                write(target, self.data[group][name])
+                write(target, self.data[group][name])  # type: ignore[arg-type]
         loading.finish()
         return loading
 

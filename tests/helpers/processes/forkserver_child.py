@@ -108,7 +108,7 @@ def leave(code: int) -> None:
     """The interpreter's way out: threads are waited for, exit functions run. Only the modules are not taken
     apart, since that would copy every page of this process, for half a second. tests/e2e/test_examples.py
     leaves in full."""
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

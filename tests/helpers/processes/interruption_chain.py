@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from helpers.processes.forkserver import Child, Nursery, until
 
@@ -85,7 +85,7 @@ def run(
     raise AssertionError(f"not finished after {MOST_LIVES} incarnations: {chain.codes}\n{chain.logs[-1]}")
 
 
-def records(directory: Path) -> list[dict[str, object]]:
+def records(directory: Path) -> list[dict[str, Any]]:
     """The commit records in a directory, oldest first."""
     found = [json.loads(path.read_text()) for path in directory.glob("checkpoint-*/lastcall.json")]
     return sorted(found, key=lambda record: record["sequence"])

@@ -96,7 +96,7 @@ class Cluster:
             for _ in range(count)
         ]
         for node in nodes:
-            until(node.registered, lambda node=node: f"a node that is up\n{node.said()}")
+            until(node.registered, lambda node=node: f"a node that is up\n{node.said()}")  # type: ignore[misc]
         return nodes
 
     def _start(self, cpus: int, resources: dict[str, float], *options: str) -> Node:

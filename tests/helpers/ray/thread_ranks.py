@@ -96,7 +96,7 @@ class Rank:
     def __init__(self, group: Group, rank: int, size: int, store: memory.MemoryStore, degraded: bool) -> None:
         self.context: Any = Context(group, rank)
         if not degraded:
-            self.context.preemption_context = type("Context", (), {"preemption_info": None})()
+            self.context.preemption_context = type("Context", (), {"preemption_info": None})()  # type: ignore[attr-defined]
         line, own, self.writer = (
             RankConnection(store.clone(), rank, size),
             OwnSave(),

@@ -26,6 +26,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from helpers.processes.forkserver import Nursery
 from helpers.ranks import jobs as ranks_jobs
@@ -322,9 +323,8 @@ def _of_the_next(play: Play, life: Life, following: Life, reference: Life) -> di
             f"goes on at {begun})"
         )
     for rank, events in following.journals.items():
-        want: dict[int, list[Event]] = {event.step: [] for event in reference.journals[rank]} | _by_step(
-            reference.journals[rank]
-        )
+        want: dict[int, list[tuple[str, str]]] = {event.step: [] for event in reference.journals[rank]}
+        want |= _by_step(reference.journals[rank])
         have = _by_step(events)
         same = sum(have[step] == want.get(step) for step in have)
         if same < len(have):
@@ -409,7 +409,9 @@ def _over(job: Job, patience: float) -> bool:
 
 def _still(plan: Plan) -> Plan:
     """The same training without any sleep, and without what goes wrong in one life only."""
-    quick = {entry.name: 0.0 for entry in dataclasses.fields(Plan) if entry.name.endswith("seconds")}
+    quick: dict[str, Any] = {
+        entry.name: 0.0 for entry in dataclasses.fields(Plan) if entry.name.endswith("seconds")
+    }
     return dataclasses.replace(plan, **quick, long=None, raises=None)
 
 

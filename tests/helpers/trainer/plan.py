@@ -96,7 +96,7 @@ class Disk:
                 self._meet(int(Path(path).parent.name.rpartition("-")[2]))
             real(value, path, *args, **options)
 
-        torch.save = save
+        torch.save = save  # type: ignore[assignment]
 
     def _below_lastcall(self) -> None:
         from lastcall.storage import files
@@ -113,7 +113,7 @@ class Disk:
                     self._meet(int(place[2]))
             real(this, fd)
 
-        files.Files.fsync = fsync  # type: ignore[method-assign]
+        files.Files.fsync = fsync  # type: ignore[assignment]
 
     def _meet(self, step: int) -> None:
         if self._plan.no_space:

@@ -340,7 +340,7 @@ def test_d6_a_document_of_gigabytes_is_refused_before_a_byte_is_read(tmp_path: P
     huge = 8 << 30
     with open(tmp_path / "state.json", "wb") as file:
         file.truncate(huge)
-    record = records.Record(1, 1, Kind.MANUAL, "", True, (FileRecord("state.json", huge, huge, "", ("x",)),))
+    record = records.Record(1, 1, Kind.MANUAL, "", True, (FileRecord("state.json", huge, "", huge, ("x",)),))
     from lastcall.core.checkpoint.record import Entry
 
     with pytest.raises(errors.CheckpointError, match="more than the .* that are read"):

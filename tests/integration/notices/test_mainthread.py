@@ -278,9 +278,9 @@ def test_other_unraisable_errors_go_where_they_went_before(monkeypatch: pytest.M
     hook = mainthread._Hook()
     ours, theirs = OSError(f"Signal {int(signal.SIGURG)} ignored due to race condition"), OSError("disk full")
     for error in (ours, theirs):
-        sys.unraisablehook(type("Unraisable", (), {"exc_value": error}))
+        sys.unraisablehook(type("Unraisable", (), {"exc_value": error}))  # type: ignore[arg-type]
     hook.remove()
-    assert [one.exc_value for one in said] == [theirs]
+    assert [one.exc_value for one in said] == [theirs]  # type: ignore[attr-defined]
     assert sys.unraisablehook == said.append
 
 

@@ -14,7 +14,6 @@ import pytest
 from helpers.processes.scripts import Script, eventually, gone
 from lastcall.notices import signals
 from lastcall.notices.signals import SignalListener
-from lastcall.types import Notice
 
 PRELUDE = """
 import asyncio, ctypes, logging, os, signal, sys, threading, time
@@ -50,7 +49,7 @@ def heard() -> Any:
     return queue.Queue()
 
 
-def listen(heard: queue.Queue[Notice], *names: str) -> SignalListener:
+def listen(heard: queue.Queue[tuple[int, int]], *names: str) -> SignalListener:
     listener = SignalListener(names, lambda signum, count: heard.put((signum, count)))
     listener.start()
     return listener

@@ -424,7 +424,7 @@ def test_wrappers_of_somebody_else_below_and_above_ours_stay_and_are_called_once
     calls: list[str] = []
 
     def wrapper(name: str, inner: Any) -> Any:
-        def start(self) -> None:
+        def start(self: Any) -> None:
             calls.append(name)
             inner(self)
 
@@ -459,7 +459,7 @@ def test_starting_a_child_leaves_the_signal_mask_of_the_parent_alone(method: str
     shield = WorkerShield()
     shield.install([signal.SIGTERM, signal.SIGUSR1])
     try:
-        child = multiprocessing.get_context(method).Process(target=os.getpid)
+        child = multiprocessing.get_context(method).Process(target=os.getpid)  # type: ignore[attr-defined]
         child.start()
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
         child.join()

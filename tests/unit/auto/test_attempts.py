@@ -11,10 +11,10 @@ import torch.distributed as dist
 from lastcall.auto import attempts
 
 
-def rendezvous(*, shared: bool = True) -> tuple[types.ModuleType, dist.Store]:
+def rendezvous(*, shared: bool = True) -> tuple[types.ModuleType, dist.Store]:  # type: ignore[name-defined]
     """As torch's module: one store for all attempts."""
     module = types.ModuleType("rendezvous")
-    kept = dist.HashStore()
+    kept = dist.HashStore()  # type: ignore[attr-defined]
     module._create_c10d_store = lambda *args, **kwargs: kept  # type: ignore[attr-defined]
     module._torchelastic_use_agent_store = lambda: shared  # type: ignore[attr-defined]
     return module, kept

@@ -40,7 +40,7 @@ def elastic() -> types.ModuleType:
 def closing(module: types.ModuleType) -> Any:
     """A context of a class that torch's own launcher could have made: what reaches _close is kept."""
 
-    class Context(module.PContext):
+    class Context(module.PContext):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             self._tail_logs: list[object] = []
             self.filtered_stdout = self.filtered_stderr = None

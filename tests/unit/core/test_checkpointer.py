@@ -230,7 +230,7 @@ def test_the_boundary_that_is_committed_is_the_one_at_which_the_save_began(
         solo.train(1)
         return write(capture, request, boundary)
 
-    elsewhere.write = slow  # type: ignore[method-assign]
+    elsewhere.write = slow
     made.save(capture, Kind.RESCUE, "SIGTERM")
     assert not made.up_to_date
     assert elsewhere.written[0][2] == (3, 0)

@@ -30,7 +30,7 @@ def test_a_notice_is_followed_from_its_arrival_to_the_end(tmp_path: Path) -> Non
         (6, "stop", {"outcome": "saved", "step": 9}),
     ]:
         clock._now = 100.0 + seconds
-        log.emit(kind, **fields)
+        log.emit(kind, **fields)  # type: ignore[arg-type]
     log.flush()
     assert evidence.traces(tmp_path, 100.0) == Traces(
         100.0, 30.0, 7, 102.0, 8, 105.0, "half a disk", "saved", 9

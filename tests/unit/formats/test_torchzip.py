@@ -79,7 +79,7 @@ class Converter:
             source=self.sources.setdefault(storage._cdata, source),
             requires_grad=value.requires_grad,
             parameter=isinstance(value, torch.nn.Parameter),
-            offset=value.storage_offset(),
+            offset=value.storage_offset(),  # type: ignore[arg-type]
         )
 
 
@@ -240,7 +240,7 @@ def test_a_training_state_loads_into_its_model_with_versions(roundtrip: Callable
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     model.load_state_dict(loaded["model"])
     torch.optim.AdamW(model.parameters()).load_state_dict(loaded["optimizer"])
-    assert torch.equal(model[0].weight, state["model"]["0.weight"])  # type: ignore[index]
+    assert torch.equal(model[0].weight, state["model"]["0.weight"])  # type: ignore[arg-type, index]
 
 
 def test_the_file_is_byte_for_byte_the_one_torch_saves_but_for_the_serialization_id() -> None:
@@ -316,7 +316,7 @@ def test_torch_finds_the_offsets_by_computing_them(tmp_path: Path, monkeypatch: 
     tree = [torch.randn(n) for n in (3, 0, 17, 1000)]
     path.write_bytes(build(tree))
     monkeypatch.setenv("TORCH_SERIALIZATION_DEBUG", "1")  # torch then compares with the offsets that it reads
-    with config.patch("load.calculate_storage_offsets", True):
+    with config.patch("load.calculate_storage_offsets", True):  # type: ignore[attr-defined]
         loaded = torch.load(path, weights_only=True, mmap=True)
     assert all(torch.equal(one, other) for one, other in zip(loaded, tree, strict=True))
 

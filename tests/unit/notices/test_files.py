@@ -116,7 +116,7 @@ def test_content_that_is_written_just_after_the_file_was_created_is_not_missed(p
                 path.write_text("30")  # as a shell does: created first, written then
             return content
 
-        source._read = slow  # type: ignore[method-assign]
+        source._read = slow
         path.touch()
         notice = heard.get(timeout=PATIENCE)
     assert notice.deadline == notice.at + 30.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.utils import DataLoaderConfiguration  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader, Dataset
 
 from lastcall import errors

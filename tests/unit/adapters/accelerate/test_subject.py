@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import PartialState
-from accelerate.utils import ProjectConfiguration
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.state import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import ProjectConfiguration  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader, TensorDataset
 
 import lastcall

@@ -127,7 +127,7 @@ def test_a_script_without_a_save_is_left_alone_and_warned(
 def test_a_script_that_never_loads_is_warned_before_anything_is_lost(
     sessions: list[Session], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_script.resuming, "why_not", lambda *_: "the script never calls load_state()")
+    monkeypatch.setattr(watched_script.resuming, "why_not", lambda *_: "the script never calls load_state()")  # type: ignore[attr-defined]
     saving(watched())
     assert "the same command would not resume from it: the script never calls load_state()" in caplog.text
     assert sessions[0].why_not == "the script never calls load_state()"

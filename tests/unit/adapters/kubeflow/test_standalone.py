@@ -98,7 +98,7 @@ def stands_alone(rate: Optional[float] = None, *more: texts.JSONEncoder) -> Any:
     from types import SimpleNamespace
 
     global made_here
-    made_here = 3
+    made_here = 3  # type: ignore[name-defined]
     texts = SimpleNamespace(RATE=len("four"))
 
     class Inner:
@@ -108,7 +108,7 @@ def stands_alone(rate: Optional[float] = None, *more: texts.JSONEncoder) -> Any:
     def again(left: int) -> Any:
         return stands_alone if left < 0 else again(left - 1)
 
-    total = sum(value for value in range(texts.RATE)) + made_here + Inner.double
+    total = sum(value for value in range(texts.RATE)) + made_here + Inner.double  # type: ignore[name-defined]
     return json.dumps([total, rate, __name__, again(1).__name__])
 
 

@@ -258,7 +258,7 @@ def test_a4_marks_tell_changes() -> None:
     ]:
         mark = values.mark(before)
         assert values.mark(before) == mark
-        change(before)  # type: ignore[no-untyped-call]
+        change(before)
         assert values.mark(before) != mark
     assert values.mark(math.nan) == values.mark(math.nan) and values.mark(1) != values.mark(True)
 

@@ -204,7 +204,7 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
 def test_f22_epochs_report_a_total_and_a_percentage(tmp_path: Path) -> None:
     """From the batches of the first epoch, and then from the epochs as they were."""
     model, optimizer = parts()
-    data = torch.utils.data.DataLoader(torch.zeros(12, 2), batch_size=2)
+    data = torch.utils.data.DataLoader(torch.zeros(12, 2), batch_size=2)  # type: ignore[arg-type, var-annotated]
     said: list[tuple[int, object, object]] = []
     with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
         assert run._driver is not None
@@ -261,7 +261,7 @@ def test_f13_an_early_stop_is_not_called_finished_and_the_next_start_says_so(
 
 def test_f13_in_epochs_and_beside_a_periodic_save(tmp_path: Path) -> None:
     model, optimizer = parts()
-    data = torch.utils.data.DataLoader(torch.zeros(4, 2))
+    data = torch.utils.data.DataLoader(torch.zeros(4, 2))  # type: ignore[arg-type, var-annotated]
     every = lastcall.PeriodicCheckpointConfig(save_steps=1)
     with lastcall.protect(tmp_path, model=model, optimizer=optimizer, periodic=every) as run:
         for epoch in run.epochs(10):

@@ -32,10 +32,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def torchrun(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:  # type: ignore[name-defined]
     """What an agent with two workers sets, and its store."""
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")  # torch asks for the names of addresses
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     for name, value in zip(NAMES, ("1", "2", "2", "127.0.0.1", str(store.port), "job", "True"), strict=True):
         monkeypatch.setenv(name, value)
     return store
@@ -47,7 +47,7 @@ def test_a_process_that_nobody_started_as_a_rank_is_alone() -> None:
         world.find(jit()).meet()
 
 
-def test_torchrun_says_which_rank_it_is_before_there_is_a_group(torchrun: dist.TCPStore) -> None:
+def test_torchrun_says_which_rank_it_is_before_there_is_a_group(torchrun: dist.TCPStore) -> None:  # type: ignore[name-defined]
     found = world.find(jit())
     assert (found.rank, found.size, found.address, found.many) == (1, 2, "127.0.0.1", True)
     store = found.meet()
@@ -57,7 +57,8 @@ def test_torchrun_says_which_rank_it_is_before_there_is_a_group(torchrun: dist.T
 
 
 def test_each_attempt_and_each_run_meet_under_names_of_their_own(
-    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+    torchrun: dist.TCPStore,  # type: ignore[name-defined]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = world.find(jit())
     first, other_run = found.meet(), world.find(jit()).meet()
@@ -71,7 +72,8 @@ def test_each_attempt_and_each_run_meet_under_names_of_their_own(
 
 
 def test_an_agent_that_cannot_be_reached_is_an_error_with_a_remedy(
-    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+    torchrun: dist.TCPStore,  # type: ignore[name-defined]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import datetime
 
@@ -86,18 +88,19 @@ def test_an_agent_that_cannot_be_reached_is_an_error_with_a_remedy(
 
 
 def test_on_several_machines_rank_0_is_found_at_the_masters_address(
-    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+    torchrun: dist.TCPStore,  # type: ignore[name-defined]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     assert world.find(jit()).address == "node-0"
 
 
-def test_separate_ranks_are_runs_of_their_own(torchrun: dist.TCPStore) -> None:
+def test_separate_ranks_are_runs_of_their_own(torchrun: dist.TCPStore) -> None:  # type: ignore[name-defined]
     assert world.find(jit(ranks="separate")).size == 1
 
 
-def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPStore) -> None:
+def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPStore) -> None:  # type: ignore[name-defined]
     shared = JITCheckpointConfig(ranks="separate", environ={"LASTCALL_MIRROR": "s3://runs/exp1"})
     with pytest.raises(
         errors.ConfigError,
@@ -108,7 +111,8 @@ def test_separate_ranks_do_not_share_the_place_of_a_mirror(torchrun: dist.TCPSto
 
 
 def test_separate_ranks_are_not_given_one_place_by_their_script_either(
-    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+    torchrun: dist.TCPStore,  # type: ignore[name-defined]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for _ in range(2):  # two runs of one rank, one after the other
         assert world.find(jit(ranks="separate", mirror="s3://runs/exp1")).size == 1
@@ -133,14 +137,16 @@ def test_a_process_that_is_alone_has_the_place_for_itself() -> None:
     "changed", [("WORLD_SIZE", "1"), ("TORCHELASTIC_USE_AGENT_STORE", "False"), ("TORCHELASTIC_RUN_ID", "")]
 )
 def test_without_a_store_of_torchruns_only_a_group_makes_a_rank(
-    torchrun: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, changed: tuple[str, str]
+    torchrun: dist.TCPStore,  # type: ignore[name-defined]
+    monkeypatch: pytest.MonkeyPatch,
+    changed: tuple[str, str],
 ) -> None:
     monkeypatch.setenv(*changed)
     assert world.find(jit()).size == 1
 
 
 def test_a_process_group_of_one_is_no_world(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         assert world.find(jit()).size == 1
     finally:
@@ -148,7 +154,7 @@ def test_a_process_group_of_one_is_no_world(tmp_path: Path) -> None:
 
 
 def test_a_process_group_says_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = dist.HashStore()
+    kept = dist.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 3)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
@@ -164,7 +170,7 @@ def test_a_group_that_was_started_again_does_not_hear_the_one_before(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """torchrun keeps one store for all attempts."""
-    kept = dist.HashStore()
+    kept = dist.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -181,7 +187,7 @@ def test_a_group_that_was_started_again_does_not_hear_the_one_before(
     ("local", "attempt", "warned"), [("1", "", True), ("2", "", False), ("1", "1", False)]
 )
 def test_restarts_that_each_machine_counts_by_itself_are_said(
-    torchrun: dist.TCPStore,
+    torchrun: dist.TCPStore,  # type: ignore[name-defined]
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     local: str,
@@ -196,7 +202,7 @@ def test_restarts_that_each_machine_counts_by_itself_are_said(
 
 
 def test_a_group_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> dist.Store:
+    def none() -> dist.Store:  # type: ignore[name-defined]
         raise ValueError("no default group")
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

@@ -82,7 +82,9 @@ def test_it_is_the_file_that_hugging_face_writes(tmp_path: Path) -> None:
         callback for callback in [*handler.callbacks, live.control] if isinstance(callback, ExportableState)
     ]
     live.state = TrainerState(
-        global_step=3, log_history=[{"loss": 1.0, "step": 1}], stateful_callbacks=exportable
+        global_step=3,
+        log_history=[{"loss": 1.0, "step": 1}],
+        stateful_callbacks=exportable,  # type: ignore[arg-type]
     )
     live.state.save_to_json(str(tmp_path / "theirs"))
     ledger = Ledger(live)
@@ -93,7 +95,7 @@ def test_it_is_the_file_that_hugging_face_writes(tmp_path: Path) -> None:
     ("value", "plain"),
     [
         (np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), (torch.tensor(2), 2), (torch.tensor([1, 2]), [1, 2]),  # noqa: E501
-        ((1, (2,)), [1, [2]]), ({1: np.float64(1.0)}, {"1": 1.0}), (enum.IntEnum("E", "A").A, 1), (Path("x"), "x"), (None, None),  # noqa: E501
+        ((1, (2,)), [1, [2]]), ({1: np.float64(1.0)}, {"1": 1.0}), (enum.IntEnum("E", "A").A, 1), (Path("x"), "x"), (None, None),  # type: ignore[attr-defined]  # noqa: E501
     ],
     ids=repr,
 )  # fmt: skip

@@ -57,7 +57,7 @@ def gathering(base: type) -> type:
     """TRL's way: metrics wait in lists, by whether the model trains, and are logged with whatever is logged
     next."""
 
-    class Gathering(base):  # type: ignore[misc, valid-type]
+    class Gathering(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._metrics: dict[str, dict[str, list[float]]] = {
                 "train": defaultdict(list),
@@ -108,11 +108,11 @@ BEST = {2: 5.0, 4: 4.0, 6: 3.0, 8: 6.0, 10: 7.0}  # the evaluations; the best on
 
 
 def evaluating(base: type) -> type:
-    class Evaluating(base):  # type: ignore[misc, valid-type]
+    class Evaluating(base):  # type: ignore[misc]
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             metrics = {"eval_loss": BEST[self.state.global_step]}
             self.log(metrics)
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
             return metrics
 
     return Evaluating

@@ -331,7 +331,7 @@ def test_nothing_is_pruned_where_nothing_is(cat: Catalog) -> None:
 def test_pruned_checkpoints_are_gone_and_their_files_spare(cat: Catalog, root: Path) -> None:
     for n in range(1, 5):
         folder(root / f"checkpoint-{n}", n, n)
-    cat.spares.trim = lambda count, nbytes: None  # type: ignore[method-assign]
+    cat.spares.trim = lambda count, nbytes: None
     assert sorted(path.name for path in cat.prune(Keep(2))) == ["checkpoint-1", "checkpoint-2"]
     assert names(root) == {"checkpoint-3", "checkpoint-4"}
     assert os.listdir(cat.trash) == []

@@ -102,7 +102,7 @@ def test_every_single_byte_of_the_record_counts() -> None:
         assert data[position : position + 1] in b" \t\n\r", f"byte {position} is not covered"
 
 
-WRONG = [
+WRONG: list[tuple[str, Any]] = [
     *(
         (name, value)
         for name in ("sequence", "step", "incarnation", "world", "written")
@@ -110,16 +110,16 @@ WRONG = [
     ),
     *((name, value) for name in ("reason", "because", "run") for value in (1, None, ["x"], {"x": 1})),
     *((name, value) for name in ("created", "seconds") for value in ("1", None, True, [1])),
-    *(
+    *(  # type: ignore[var-annotated]
         ("metrics", value)
         for value in (None, [], "x", {"loss": "low"}, {"loss": None}, {"loss": [1]}, {"loss": {"a": 1}})
     ),
     *(("exact", value) for value in (1, 0, None, "yes")),
-    *(("kind", value) for value in ("other", None, 1, [], {})),
-    *(("files", value) for value in (None, 1, "x", [1], [None], ["x"], [[]], [{}], {"a": 1})),
+    *(("kind", value) for value in ("other", None, 1, [], {})),  # type: ignore[var-annotated]
+    *(("files", value) for value in (None, 1, "x", [1], [None], ["x"], [[]], [{}], {"a": 1})),  # type: ignore[var-annotated]
     *(("missing", value) for value in (None, 1, [1], [None])),
-    *(("algorithm", value) for value in ("md5", None, 1, [], {})),
-    *(("format", value) for value in (2, 0, "1", None, [])),
+    *(("algorithm", value) for value in ("md5", None, 1, [], {})),  # type: ignore[var-annotated]
+    *(("format", value) for value in (2, 0, "1", None, [])),  # type: ignore[var-annotated]
     ("surprise", 1),
 ]
 

@@ -281,7 +281,7 @@ def test_the_last_one_is_checked_by_all_before_anybody_loads_it(two: Start) -> N
     live = lives(1)
     assert names(two.load(live)) == [None, None]
     for one in live:
-        assert not any(any(memory.owner.raw) for found in one.memory.values() for memory in found), (
+        assert not any(any(memory.owner.raw) for found in one.memory.values() for memory in found), (  # type: ignore[attr-defined]
             "written to before all had checked"
         )
 

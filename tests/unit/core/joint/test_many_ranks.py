@@ -46,7 +46,7 @@ class Rank(Solo):
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Rank]:
     with Rank(tmp_path) as made:
-        yield made
+        yield made  # type: ignore[misc]
 
 
 def fail() -> None:
@@ -85,7 +85,7 @@ def test_a_fault_of_the_agent_right_after_a_save_has_failed_lets_go_of_the_bound
             rank.strategy.fault()
         return wait_while(phases, timeout)
 
-    rank.phases.wait_while = waits  # type: ignore[method-assign]
+    rank.phases.wait_while = waits
     leaves(rank, 143)
 
 
@@ -140,7 +140,7 @@ def test_a_boundary_whose_save_raises_what_was_not_foreseen_is_left_to_the_side(
             rank.strategy.fault()
         return wait_while(phases, timeout)
 
-    rank.phases.wait_while = waits  # type: ignore[method-assign]
+    rank.phases.wait_while = waits
     leaves(rank, 143)
     assert aside == ["the save at the agreed boundary failed (a state_dict() of the user's)"]
     assert rank.said("not-saved")[0]["because"] == "a state_dict() of the user's"
@@ -155,14 +155,14 @@ def test_a_rank_that_is_lost_in_the_last_instant_of_an_answered_hang_is_answered
     rank.answer.begin(hang, passing=True)
     rank.enter(P.SAVING_ASIDE)
     rank.answer.saved("saved checkpoint-3 together")
-    rank.strategy._ranks.next_round = lambda: None  # type: ignore[method-assign]
+    rank.strategy._ranks.next_round = lambda: None
     reset = rank.answer.reset
 
     def at_last() -> None:
         reset()
         inbox.lose_rank(lost)
 
-    rank.answer.reset = at_last  # type: ignore[method-assign]
+    rank.answer.reset = at_last
     assert rank.strategy.continues() and rank.phases.phase is P.QUIET
     assert inbox.rank_loss == lost and inbox.wait(0.0)
 
@@ -204,7 +204,7 @@ def test_a_boundary_that_fails_is_handed_to_the_agents_and_waited_at(rank: Rank)
             rank.answer.saved("saved checkpoint-3 together")
         return wait_while(phases, timeout)
 
-    rank.phases.wait_while = waits  # type: ignore[method-assign]
+    rank.phases.wait_while = waits
     leaves(rank, 75)
     assert rank.answer.arrived
 

@@ -186,7 +186,7 @@ def test_a_commit_is_found_on_disk_where_its_word_never_came(tmp_path: Path) -> 
     with company(tmp_path, 3) as run:
         order = run.order()
         silent = run.members[0].ranks
-        silent.tell = lambda key, body: None  # type: ignore[method-assign]
+        silent.tell = lambda key, body: None
         first = run.members[1:]
         parts = [member.joint_save.contribute(member.capture(1, order.writers), order) for member in first]
         entry = run.members[0].save(order)

@@ -40,7 +40,7 @@ def test_c9_a_mirror_that_hangs_at_the_start_is_said_every_few_seconds(
             if self.lines == 3:
                 said.set()
 
-    place.hook = lambda operation, name: said.wait(mirrors.PATIENCE) and None
+    place.hook = lambda operation, name: said.wait(mirrors.PATIENCE) and None  # type: ignore[assignment]
     counting = Counting()
     logging.getLogger("lastcall").addHandler(counting)
     try:

@@ -27,7 +27,7 @@ class Box:
         self.clock = FakeClock(NOW)
         self.subject = Plain()
         self.hurried = 0
-        self.subject.copy_every_boundary = self._hurry  # type: ignore[method-assign]
+        self.subject.copy_every_boundary = self._hurry
         jit, saves = JITCheckpointConfig(environ={}), PeriodicCheckpointConfig(environ={})
         self.context = RunContext.create(root, self.subject, jit, saves, clock=self.clock)
         self.context.catalog.private.mkdir(parents=True)

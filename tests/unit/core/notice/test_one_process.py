@@ -262,7 +262,7 @@ def test_a_boundary_waits_for_the_rescue_in_progress_and_finds_that_it_has_answe
     solo.notify(P.SAVING_ASIDE)
     waits = threading.Event()
     wait_while = solo.phases.wait_while
-    solo.phases.wait_while = lambda *args: (waits.set(), wait_while(*args))[1]  # type: ignore[method-assign]
+    solo.phases.wait_while = lambda *args: (waits.set(), wait_while(*args))[1]
 
     def agent() -> None:
         assert waits.wait(PATIENCE)
@@ -284,7 +284,7 @@ def test_a_boundary_that_looks_while_a_rescue_commits_does_not_save_again(solo: 
             solo.answer.saved("rescued step 2")
         return try_enter(phase, *args, **more)  # type: ignore[arg-type]
 
-    solo.phases.try_enter = beside  # type: ignore[method-assign, assignment]
+    solo.phases.try_enter = beside
     leaves(solo)
     assert solo.kept == [] and solo.answer.whole
 
@@ -433,7 +433,7 @@ def test_training_that_raises_beside_a_rescue_waits_for_it(solo: Solo) -> None:
     solo.notify(P.SAVING_ASIDE)
     waits = threading.Event()
     wait_while = solo.phases.wait_while
-    solo.phases.wait_while = lambda *args: (waits.set(), wait_while(*args))[1]  # type: ignore[method-assign]
+    solo.phases.wait_while = lambda *args: (waits.set(), wait_while(*args))[1]
 
     def agent() -> None:
         assert waits.wait(PATIENCE)
@@ -594,7 +594,7 @@ def test_an_end_that_cannot_be_saved_beside_a_rescue_that_was_is_still_an_error_
     """The rescue commits while the end waits for it: the notice is answered, the end of training is not
     saved."""
     broken.notify(P.SAVING_ASIDE)
-    broken.periodic.wait = lambda: broken.answer.saved("rescued step 2")  # type: ignore[method-assign]
+    broken.periodic.wait = lambda: broken.answer.saved("rescued step 2")
     with pytest.raises(errors.SaveError, match=r"the end of training \(step 3\) is lost"):
         finish(broken)
     assert broken.context.outcome.saved

@@ -34,7 +34,7 @@ def _nobody_leaves_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every(steps: int, **more: Any) -> PeriodicCheckpointConfig:
-    return PeriodicCheckpointConfig(save_strategy="steps", save_steps=steps, **more, environ={})  # type: ignore[arg-type]
+    return PeriodicCheckpointConfig(save_strategy="steps", save_steps=steps, **more, environ={})
 
 
 def found(root: Path) -> list[tuple[int, Kind, int]]:
@@ -52,8 +52,8 @@ def test_all_ranks_save_every_few_steps(tmp_path: Path) -> None:
 def test_the_ranks_do_what_rank_0_has_found_to_be_better(tmp_path: Path) -> None:
     crew = Crew(tmp_path, 2, periodic=every(1, monitor="loss", save_best_only=True))
     losses = [9.0, 3.0, 7.0, 1.0, 5.0]
-    crew.subjects[0].numbers = lambda: {"loss": losses[crew.subjects[0].step - 1]}  # type: ignore[method-assign]
-    crew.subjects[1].numbers = lambda: {"loss": -crew.subjects[1].step}  # type: ignore[method-assign]  # would find each one better
+    crew.subjects[0].numbers = lambda: {"loss": losses[crew.subjects[0].step - 1]}
+    crew.subjects[1].numbers = lambda: {"loss": -crew.subjects[1].step}  # would find each one better
     assert crew.train(5) == [5, 5]
     assert [step for step, kind, _ in found(tmp_path) if kind is Kind.PERIODIC] == [4, 2, 1]
 

@@ -310,4 +310,4 @@ def test_of_two_threads_that_want_to_save_at_once_one_is_refused() -> None:
 
 def test_of_two_threads_that_want_to_leave_one_does() -> None:
     phases = at(P.COMMITTED)
-    assert sorted(at_once(*[partial(phases.try_enter, P.LEAVING)] * 2)) == [False, True]
+    assert sorted(at_once(*[partial(phases.try_enter, P.LEAVING)] * 2)) == [False, True]  # type: ignore[type-var]

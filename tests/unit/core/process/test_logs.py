@@ -48,7 +48,7 @@ def on_a_side_thread(text: str) -> threading.Thread:
 def test_a_side_thread_logs_while_a_handler_is_stuck(stuck: Stuck) -> None:
     with logs.Visible("INFO"):
         holder = threading.Thread(
-            target=lambda: stuck.handle(log.makeRecord("lastcall", logging.INFO, "", 0, "main", None, None))
+            target=lambda: stuck.handle(log.makeRecord("lastcall", logging.INFO, "", 0, "main", None, None))  # type: ignore[arg-type]
         )
         holder.start()  # stands for the main thread: it is inside the handler, with its lock
         assert stuck.inside.wait(30)

@@ -147,6 +147,6 @@ def test_who_does_not_write_keeps_what_is_its_own() -> None:
 
 def test_the_holders_without_a_writer_are_named() -> None:
     holdings = {0: [(0, 2)], 1: [(1, 3)], 2: [(0, 2)], 3: [(1, 3), (3,)]}
-    assert partition.missing(holdings, {0, 1}) == [(3,)]
-    assert partition.missing(holdings, {0, 2}) == [(1, 3), (3,)]
-    assert partition.missing(holdings, range(4)) == []
+    assert partition.missing(holdings, {0, 1}) == [(3,)]  # type: ignore[arg-type]
+    assert partition.missing(holdings, {0, 2}) == [(1, 3), (3,)]  # type: ignore[arg-type]
+    assert partition.missing(holdings, range(4)) == []  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ def test_of_several_only_the_last_one_left_is_read_twice(world: World) -> None:
     seen = history(world, 1, 2)
     read: list[int] = []
     real = world.engine.read
-    world.engine.read = lambda inputs: (read.append(len(inputs)), real(inputs)) and None  # type: ignore[method-assign]
+    world.engine.read = lambda inputs: (read.append(len(inputs)), real(inputs)) and None
     assert world.restore(State()) is not None
     assert len(read) == 1
     flip(world.catalog.root / "checkpoint-2" / "optimizer.safetensors", -1)

@@ -110,9 +110,9 @@ def test_one_process_that_wrote_alone_is_read_by_many(tmp_path: Path, engine: wr
         some = block(bytes(5000))
 
         class Quarter(State):
-            def prepare(self, document: dict[str, object], stored: Stored) -> Loading:
+            def prepare(self, document: dict[str, object], stored: Stored) -> Loading:  # type: ignore[override]
                 loading = super().prepare(document, stored)
-                loading.targets["model"]["w"] = Region((5000 * rank,), (5000,), some)  # type: ignore[index] # noqa: B023
+                loading.targets["model"]["w"] = Region((5000 * rank,), (5000,), some)  # type: ignore[assignment] # noqa: B023
                 return loading
 
         restore.load(entry, engine, Quarter(seed=7), verify_first=True, rank=rank, size=4)
@@ -141,7 +141,7 @@ def test_only_the_chunks_that_a_rank_needs_are_read(tmp_path: Path, engine: writ
         read.extend((one.record.name, number) for one in inputs for number in one.numbers)
         real(inputs)
 
-    engine.read = watched  # type: ignore[method-assign, assignment]
+    engine.read = watched  # type: ignore[assignment]
     part = {"w": dataclasses.replace(whole["w"], boxes=rows((1000, 48), 10))}
     load(entry, engine, Live(part, 5), 10, verify_first=False).check([0])
     begin = header_of(entry.path / "model-00000.safetensors")["w"].begin

@@ -193,7 +193,7 @@ def test_a_frozen_file_that_changes_all_the_time_is_not_compared_each_time(
         compared.extend(output.layout.name for output in outputs if output.fd is None)
         real(outputs, cancelled)
 
-    world.engine.write = watch  # type: ignore[method-assign]
+    world.engine.write = watch
     state.change("base", 4)
     world.save(state, 4)
     assert "base.safetensors" not in compared

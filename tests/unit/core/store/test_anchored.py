@@ -86,7 +86,7 @@ def test_a_rank_that_waits_hears_one_that_is_cut_off_meanwhile(
 
 def test_what_was_on_its_way_when_the_link_was_cut_is_said_again(tmp_path: Path) -> None:
     one, link, two, _ = pair(tmp_path)
-    link.set = lambda key, value: None  # type: ignore[method-assign] # as TCP does: taken, and lost on the way
+    link.set = lambda key, value: None  # as TCP does: taken, and lost on the way
     one.set("position/0", b"7")
     link.close()
     assert one.get("anything", 0) is None and one.lost

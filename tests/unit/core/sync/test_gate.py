@@ -47,7 +47,7 @@ def test_closing_waits_for_the_step_in_progress() -> None:
     gate.enter()
     answers: list[bool] = []
     closing = in_thread(lambda: answers.append(gate.close(real, far(real))))
-    assert eventually(lambda: gate.closed)
+    assert eventually(lambda: bool(gate.closed))
     assert answers == []
     gate.leave()
     closing.join(60)
@@ -84,7 +84,7 @@ def test_a_step_inside_a_step_passes_a_gate_that_waits_for_the_outer_one() -> No
     gate.enter()
     answers: list[bool] = []
     closing = in_thread(lambda: answers.append(gate.close(real, far(real))))
-    assert eventually(lambda: gate.closed)
+    assert eventually(lambda: bool(gate.closed))
     inner = in_thread(lambda: (gate.enter(), gate.leave()) and None)
     inner.join(30)
     assert not inner.is_alive()

@@ -120,7 +120,7 @@ def test_a_bad_server_is_warned_of_once_and_heard_again_when_it_recovers(
     source = source_for(server)
     slow = behaviour in ("hang", "dribble")
     if isinstance(source, Azure):
-        source.begin = lambda: source.client.open()  # type: ignore[method-assign]  # no patience with a slow start
+        source.begin = lambda: source.client.open()  # no patience with a slow start
     with caplog.at_level(logging.DEBUG, "lastcall"), listening(source, 0.1 if slow else 10.0) as heard:
         server.wait_for_requests(4)
         assert heard.empty()
@@ -469,8 +469,8 @@ def test_times_are_read_in_the_formats_of_the_clouds(text: object, expected: flo
 
 def test_a_time_of_day_becomes_a_deadline_of_the_monotonic_clock() -> None:
     class Fixed(clocks.Clock):
-        now: Callable[[], float] = lambda self: 50.0  # type: ignore[assignment]
-        wall: Callable[[], float] = lambda self: 1_000_000.0  # type: ignore[assignment]
+        now: Callable[[], float] = lambda self: 50.0  # type: ignore[assignment, misc]
+        wall: Callable[[], float] = lambda self: 1_000_000.0  # type: ignore[assignment, misc]
 
     assert polling.monotonic(Fixed(), 1_000_030.0) == 80.0
     assert polling.monotonic(Fixed(), 900_000.0) == 50.0

@@ -60,8 +60,11 @@ class Rank:
         jit = JITCheckpointConfig(kill_wait=0.0, grace=8.0, environ={})
         self.script = script
         self.strategy = ReportSave(
-            jit, RankConnection(store.clone(), rank, size), PreemptionInfoWriter(object()), script
-        )  # type: ignore[arg-type]
+            jit,
+            RankConnection(store.clone(), rank, size),
+            PreemptionInfoWriter(object()),
+            script,  # type: ignore[arg-type]
+        )
         self.strategy.save_seconds = 0.1
         self.stateful: list[str] = []
         self.strategy.fall_back = lambda because: (self.stateful.append(because), self.strategy.begin())[0]

@@ -386,7 +386,7 @@ def test_a_sampler_told_another_epoch_goes_on_with_the_interrupted_one(
     tells."""
 
     def make() -> tuple[Any, Any]:
-        sampler: Any = DistributedSampler(range(8), num_replicas=1, rank=0, seed=3)
+        sampler: Any = DistributedSampler(range(8), num_replicas=1, rank=0, seed=3)  # type: ignore[arg-type]
         return sampler, loader_of(Augmented(8), batch_size=2, sampler=sampler)
 
     sampler, loader = make()

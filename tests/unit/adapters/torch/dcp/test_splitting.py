@@ -65,9 +65,9 @@ def test_replicated_tensors_are_split_evenly_and_each_row_is_written_once() -> N
             assert end == (shape[0] if shape else 1)
         sizes = [sum(map(nbytes, portion.items)) for portion in portions]
         largest_row = max(
-            nbytes(one) // (one.tensor_data.chunk.sizes[0] if one.tensor_data.chunk.sizes else 1)
+            nbytes(one) // (one.tensor_data.chunk.sizes[0] if one.tensor_data.chunk.sizes else 1)  # type: ignore[union-attr]
             for one in items
-        )  # type: ignore[union-attr]
+        )
         assert max(sizes) - min(sizes) <= 2 * largest_row
 
 

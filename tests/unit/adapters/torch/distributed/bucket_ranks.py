@@ -68,11 +68,11 @@ class Training:
             optimizer.step()
 
     def state(self) -> Any:
-        return copy.deepcopy([part.state_dict() for part in (*self.wrappers, *self.optimizers)])
+        return copy.deepcopy([part.state_dict() for part in (*self.wrappers, *self.optimizers)])  # type: ignore[attr-defined]
 
     def load(self, state: Any) -> None:
         for part, kept in zip((*self.wrappers, *self.optimizers), state, strict=True):
-            part.load_state_dict(copy.deepcopy(kept))
+            part.load_state_dict(copy.deepcopy(kept))  # type: ignore[attr-defined]
 
     def digest(self) -> str:
         data = b"".join(
@@ -128,7 +128,7 @@ def only_first(options: dict[str, Any]) -> list[Any]:
 
 def main(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)  # type: ignore[attr-defined]
     found: dict[str, Any] = {name: interrupted(options) for name, options in CASES.items()}
     found["only first"] = only_first(SMALL)
     with open(f"{folder}/{rank}.json", "w") as file:

@@ -62,8 +62,8 @@ def test_a_store_that_cannot_be_cloned_says_what_to_do() -> None:
 
 
 def test_a_store_that_is_gone_cannot_be_opened() -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    connection = dist.TCPStore(
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    connection = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=1)
     )
     del server
@@ -73,12 +73,12 @@ def test_a_store_that_is_gone_cannot_be_opened() -> None:
 
 def test_a_killed_setter_that_did_not_ring_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d, "_LOOK", 0.02)
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     store = C10dStore(server)
     found: list[bytes | None] = []
     waiter = threading.Thread(target=lambda: found.append(store.get("key", 60)))
     waiter.start()
-    server.set("key", b"silently")
+    server.set("key", b"silently")  # type: ignore[arg-type]
     waiter.join()
     assert found == [b"silently"]
     store.close()

@@ -72,7 +72,7 @@ def test_all_ranks_obey_the_first_whatever_they_have_saved(ranks: list[dict[str,
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
 
@@ -174,7 +174,7 @@ def test_a_layout_that_does_not_fit_is_left_out(saved: Any, caplog: pytest.LogCa
 def test_a_wrapper_with_a_communication_hook_is_left_alone(builtin: bool) -> None:
     wrapper = wrapped()
     if builtin:
-        wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+        wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)  # type: ignore[attr-defined]
     else:
         wrapper.register_comm_hook(None, default_hooks.allreduce_hook)
     reducer, layouts = wrapper.reducer, Layouts([wrapper])

@@ -80,7 +80,12 @@ def test_partial_sums_are_refused_with_a_remedy() -> None:
 def test_a_tensor_that_is_not_as_large_as_it_says_is_refused() -> None:
     with pretend.rank_of(1, 2):
         wrong = DTensor.from_local(
-            torch.zeros(2, 2), pretend.mesh(2), [Shard(0)], run_check=False, shape=(3, 2), stride=(2, 1)
+            torch.zeros(2, 2),
+            pretend.mesh(2),
+            [Shard(0)],
+            run_check=False,
+            shape=(3, 2),  # type: ignore[arg-type]
+            stride=(2, 1),
         )
         with pytest.raises(errors.StateError, match=r"holds \(2, 2\) where its placements say \(1, 2\)"):
             placement.share_of(wrong)
@@ -131,7 +136,7 @@ def test_parameters_that_ddp_ignores_are_own() -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
         wrapper = DistributedDataParallel(net, init_sync=False)
         found = placement.replicas()
-        assert (found.of(net[0].weight), found.of(net[0].bias)) == (None, (0, 1))
+        assert (found.of(net[0].weight), found.of(net[0].bias)) == (None, (0, 1))  # type: ignore[arg-type]
         del wrapper
 
 
@@ -152,7 +157,7 @@ def test_ranks_that_may_drift_apart_hold_their_own(
 
 def test_nothing_is_replicated_without_other_ranks() -> None:
     assert not placement.replicas().holders
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         wrapper = DistributedDataParallel(torch.nn.Linear(2, 2))
         assert not placement.replicas().holders

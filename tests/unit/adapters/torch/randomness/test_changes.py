@@ -19,10 +19,10 @@ def _same_randomness_afterwards() -> Iterator[None]:
         random.getstate(),
         np.random.get_state(),
         torch.get_rng_state(),
-        np.random.get_bit_generator(),
+        np.random.get_bit_generator(),  # type: ignore[attr-defined]
     )
     yield
-    np.random.set_bit_generator(bits)
+    np.random.set_bit_generator(bits)  # type: ignore[attr-defined]
     random.setstate(python)
     np.random.set_state(numpy)
     torch.set_rng_state(cpu)
@@ -48,8 +48,8 @@ MOVES: dict[str, Callable[[], Any]] = {
     "a normal number of torch's, or the one that was kept": lambda: torch.randn(()),
     "a whole round of torch's words": lambda: torch.empty(624, dtype=torch.int32).random_(),
     "another seed of torch's, with the same position": lambda: torch.manual_seed(random.getrandbits(20)),
-    "another bit generator of numpy's": lambda: np.random.set_bit_generator(np.random.MT19937(3)),
-    "one of another kind": lambda: np.random.set_bit_generator(np.random.PCG64(4)),
+    "another bit generator of numpy's": lambda: np.random.set_bit_generator(np.random.MT19937(3)),  # type: ignore[attr-defined]
+    "one of another kind": lambda: np.random.set_bit_generator(np.random.PCG64(4)),  # type: ignore[attr-defined]
 }
 
 

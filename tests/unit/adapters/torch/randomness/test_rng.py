@@ -89,7 +89,7 @@ def test_the_raw_words_are_read_here_and_equal_the_official_ones() -> None:
         read = numpy.read()
         assert isinstance(read, mersenne.NumpyRaw)
         _, key, pos, has, spare = np.random.get_state()
-        assert (read.words().key, read.words().pos) == (key.tobytes(), pos)
+        assert (read.words().key, read.words().pos) == (key.tobytes(), pos)  # type: ignore[attr-defined]
         assert read.words().gauss == (spare if has else None)
     assert python.view is not None and numpy.view is not None, (
         "the official getters were used: slower than promised"
@@ -126,27 +126,27 @@ def test_the_spare_normal_number_of_numpy_is_followed_when_it_is_used_up() -> No
 def test_another_bit_generator_of_numpy_is_carried_too() -> None:
     randomness = rng.Randomness()
     randomness.capture()
-    original = np.random.get_bit_generator()
+    original = np.random.get_bit_generator()  # type: ignore[attr-defined]
     try:
         for make in (np.random.PCG64, np.random.Philox, np.random.SFC64):
-            np.random.set_bit_generator(make(5))
+            np.random.set_bit_generator(make(5))  # type: ignore[attr-defined]
             np.random.standard_normal()
             document = json.loads(json.dumps(randomness.to_document(randomness.capture()), allow_nan=False))
             wanted = np.random.standard_normal(5).tolist() + np.random.rand(3).tolist()
             randomness.restore(randomness.from_document(document))
             assert np.random.standard_normal(5).tolist() + np.random.rand(3).tolist() == wanted
     finally:
-        np.random.set_bit_generator(original)
+        np.random.set_bit_generator(original)  # type: ignore[attr-defined]
 
 
 def test_a_state_of_another_bit_generator_is_a_mismatch_that_names_the_remedy() -> None:
     randomness = rng.Randomness()
-    original = np.random.get_bit_generator()
+    original = np.random.get_bit_generator()  # type: ignore[attr-defined]
     try:
-        np.random.set_bit_generator(np.random.PCG64(5))
+        np.random.set_bit_generator(np.random.PCG64(5))  # type: ignore[attr-defined]
         captured = randomness.capture()
     finally:
-        np.random.set_bit_generator(original)
+        np.random.set_bit_generator(original)  # type: ignore[attr-defined]
     with pytest.raises(errors.MismatchError, match="set_bit_generator"):
         randomness.restore(captured)
 
@@ -199,7 +199,7 @@ def test_a_new_rank_draws_other_numbers_than_the_rank_it_was_made_from_and_the_s
     randomness = rng.Randomness()
     seed(7)
     captured = randomness.capture()
-    drawn: dict[str, Any] = {}
+    drawn: dict[Any, Any] = {}
     for rank in (0, 2, 3, 2):
         forked = captured if rank == 0 else randomness.forked(captured, rank)
         randomness.restore(randomness.from_document(json.loads(json.dumps(randomness.to_document(forked)))))
@@ -266,15 +266,15 @@ def test_so_does_what_comes_out_of_a_document() -> None:
 
 
 def test_another_generator_of_numpy_goes_through_its_official_setter_too() -> None:
-    original = np.random.get_bit_generator()
+    original = np.random.get_bit_generator()  # type: ignore[attr-defined]
     try:
-        np.random.set_bit_generator(np.random.PCG64(5))
+        np.random.set_bit_generator(np.random.PCG64(5))  # type: ignore[attr-defined]
         found = rng.official(rng.Randomness().capture())
         wanted = np.random.rand(3).tolist()
         np.random.set_state(found["numpy"])
         assert np.random.rand(3).tolist() == wanted
     finally:
-        np.random.set_bit_generator(original)
+        np.random.set_bit_generator(original)  # type: ignore[attr-defined]
 
 
 def test_what_was_not_there_is_not_in_it_and_devices_are_a_list() -> None:

@@ -247,7 +247,7 @@ def test_paths_are_known_through_links_and_from_the_working_folder(
     with Recorder(tmp_path / "link") as recorder:
         torch.save(torch.ones(2), tmp_path / "link" / "a.pt")
         torch.save(torch.ones(2), "b.pt")
-        torch.save(torch.ones(2), b"c.pt")
+        torch.save(torch.ones(2), b"c.pt")  # type: ignore[arg-type]
         os.mkdir("deep")
         safetensors.torch.save_file({"a": torch.ones(2)}, "deep/d.safetensors")
     assert names(recorder) == ["a.pt", "b.pt", "c.pt", "deep/d.safetensors"]
@@ -407,7 +407,7 @@ def test_the_tensors_live_as_long_as_the_layouts_and_no_longer(scratch: Path) ->
     gc.disable()  # without its help: tensors on a device must not wait for it
     try:
         del files
-        assert [ref() for ref in gone] == [None, None]
+        assert [ref() for ref in gone] == [None, None]  # type: ignore[operator]
     finally:
         gc.enable()
 
@@ -501,7 +501,7 @@ def test_the_adapter_of_a_peft_model_is_recorded(
         tiny(transformers), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     )
     with Recorder(scratch) as recorder:
-        model.save_pretrained(scratch)
+        model.save_pretrained(scratch)  # type: ignore[arg-type]
     assert (scratch / "adapter_model.safetensors").stat().st_size < 100
     loaded = safetensors.torch.load_file(written(recorder) / "adapter_model.safetensors")
     assert loaded and all(torch.equal(loaded[key], tensor) for _, key, tensor in recorder.tensors())

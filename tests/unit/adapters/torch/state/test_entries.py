@@ -131,7 +131,7 @@ def test_names_are_unique_whatever_the_keys_are() -> None:
 
 def test_frozen_weights_get_a_file_of_their_own() -> None:
     model = training.model()
-    model[0].requires_grad_(False)
+    model[0].requires_grad_(False)  # type: ignore[index]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad])
     found = groups_of(StateSet({"model": model, "optimizer": optimizer}))
     assert found["model.frozen"].frozen and {e.name for e in found["model.frozen"].entries} == {
@@ -219,21 +219,21 @@ def test_a_capture_sees_every_change_of_a_module(change: Any) -> None:
 
 def test_a_capture_sees_every_change_of_an_optimizer() -> None:
     model = training.model()
-    optimizer = torch.optim.AdamW(model[0].parameters())
+    optimizer = torch.optim.AdamW(model[0].parameters())  # type: ignore[index]
     live = {"model": model, "optimizer": optimizer}
     state = StateSet(live)
     assert Saved(state).names("optimizer") == []
     training.step(live)
     assert len(Saved(state).names("optimizer")) == 6
-    optimizer.add_param_group({"params": model[4].parameters(), "lr": 0.5})
+    optimizer.add_param_group({"params": model[4].parameters(), "lr": 0.5})  # type: ignore[index]
     training.step(live)
     saved = Saved(state)
     assert len(saved.names("optimizer")) == 12 and saved.document["state"]["optimizer"]["sizes"] == [2, 2]
-    optimizer.state[model[0].weight]["exp_avg"] = torch.full((8, 6), 7.0)
+    optimizer.state[model[0].weight]["exp_avg"] = torch.full((8, 6), 7.0)  # type: ignore[index]
     assert Saved(state).data["optimizer"]["state.0.exp_avg"] == torch.full((8, 6), 7.0).numpy().tobytes()
     optimizer.load_state_dict(optimizer.state_dict())
     training.step(live)
-    wanted = optimizer.state[model[0].weight]["exp_avg"].numpy().tobytes()
+    wanted = optimizer.state[model[0].weight]["exp_avg"].numpy().tobytes()  # type: ignore[index]
     assert Saved(state).data["optimizer"]["state.0.exp_avg"] == wanted
 
 
@@ -337,12 +337,12 @@ def test_a_copy_that_is_still_held_is_never_overwritten_by_later_ones(count: int
     model = torch.nn.Sequential(*(torch.nn.BatchNorm1d(3) for _ in range(count)))
     state = StateSet({"model": model})
     for value in range(3):
-        model[0].running_mean.fill_(float(value))
+        model[0].running_mean.fill_(float(value))  # type: ignore[operator]
         state.small()
     groups = groups_of(state, state.small())
     entry = next(entry for entry in groups["model"].entries if entry.name == "0.running_mean")
     for value in range(3, 9):  # the copy itself is gone by now; only the entry refers to its memory
-        model[0].running_mean.fill_(float(value))
+        model[0].running_mean.fill_(float(value))  # type: ignore[operator]
         state.small()
     assert read(entry.source) == torch.full((3,), 2.0).numpy().tobytes()
 

@@ -58,9 +58,9 @@ def test_a_capture_between_forward_and_backward_reads_the_shards(second: None) -
     before = addresses(entries(member.state))
     index = member.state._index
     loss = member.model(torch.randn(4, 6)).sum()
-    assert not placement.is_dtensor(next(member.model[2].parameters())), (
+    assert not placement.is_dtensor(next(member.model[2].parameters())), (  # type: ignore[index]
         "the root keeps what it has gathered until backward"
-    )  # type: ignore[index]
+    )
     assert addresses(entries(member.state)) == before
     assert member.state._index is index, (
         "the index was made anew because the module held other tensors for a moment"
@@ -161,7 +161,7 @@ def test_wrappers_do_not_show_in_names(second: None) -> None:
     wraps = [
         DistributedDataParallel(net, init_sync=False),
         torch.compile(DistributedDataParallel(net, init_sync=False), backend="eager"),
-        DistributedDataParallel(torch.compile(net, backend="eager"), init_sync=False),  # type: ignore[arg-type]
+        DistributedDataParallel(torch.compile(net, backend="eager"), init_sync=False),
     ]
     plain = json.dumps(StateSet({"model": net}).capture()[0])
     for wrapped in wraps:
@@ -268,10 +268,10 @@ def test_factors_of_moments_come_back_as_dtensors(second: None) -> None:
 
     def build(value: float) -> tuple[StateSet, torch.optim.Optimizer]:
         net = fully_shard(torch.nn.Linear(3, 4, bias=False), mesh=pretend.mesh(2))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)  # type: ignore[attr-defined]
         if value:
-            mesh = net.weight.device_mesh  # type: ignore[union-attr]
-            optimizer.state[net.weight]["row"] = DTensor.from_local(
+            mesh = net.weight.device_mesh  # type: ignore[attr-defined]
+            optimizer.state[net.weight]["row"] = DTensor.from_local(  # type: ignore[attr-defined]
                 torch.full((4, 1), value), mesh, [Replicate()], run_check=False
             )
         return StateSet({"optimizer": optimizer}), optimizer

@@ -135,7 +135,7 @@ def test_several_optimizers_in_a_list_and_groups_with_different_rates() -> None:
     def build() -> training.State:
         model = training.model()
         first, last = list(model[0].parameters()), list(model[-1].parameters())  # type: ignore[index]
-        one = torch.optim.AdamW([{"params": first[:1], "lr": 0.1}, {"params": first[1:]}], lr=0.01)
+        one = torch.optim.AdamW([{"params": first[:1], "lr": 0.1}, {"params": first[1:]}], lr=0.01)  # type: ignore[arg-type]
         return {
             "model": model,
             "optimizer_a": one,
@@ -412,12 +412,12 @@ class WithExtra(torch.nn.Module):
 
 def test_extra_state_of_modules_is_carried() -> None:
     one, other = torch.nn.Sequential(WithExtra()), torch.nn.Sequential(WithExtra())
-    one[0].count = 5
+    one[0].count = 5  # type: ignore[assignment]
     state = StateSet({"model": one})
     copied = state.small()
-    one[0].count = 6
+    one[0].count = 6  # type: ignore[assignment]
     Saved(state, copied).restore(StateSet({"model": other}))
-    assert other[0].count == 5 and torch.equal(one[0].lin.weight, other[0].lin.weight)
+    assert other[0].count == 5 and torch.equal(one[0].lin.weight, other[0].lin.weight)  # type: ignore[arg-type, union-attr]
 
 
 class Renaming(torch.nn.Module):
@@ -431,7 +431,7 @@ class Renaming(torch.nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return {"w": self.inner.weight.detach(), "b": self.inner.bias.detach() * 2, "scale": self.scale}
 
-    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         with torch.no_grad():
             self.inner.weight.copy_(state["w"])
             self.inner.bias.copy_(state["b"] / 2)
@@ -455,7 +455,7 @@ def test_a_module_with_a_state_dict_of_its_own_is_loaded_by_it() -> None:
 def test_hooks_on_loading_are_run_with_the_saved_names_and_versions() -> None:
     one, other = training.model(), training.model()
     told = []
-    other[1].register_load_state_dict_pre_hook(
+    other[1].register_load_state_dict_pre_hook(  # type: ignore[index]
         lambda module, state, prefix, metadata, *rest: told.append((prefix, metadata.get("version")))
     )
     Saved(StateSet({"model": one})).restore(StateSet({"model": other}))
@@ -470,7 +470,7 @@ def test_a_compiled_module_has_the_names_of_the_plain_one() -> None:
     plain, other = training.model(), training.model()
     saved = Saved(StateSet({"model": torch.compile(plain, backend="eager")}))
     saved.restore(StateSet({"model": other}))
-    assert torch.equal(plain[0].weight, other[0].weight)
+    assert torch.equal(plain[0].weight, other[0].weight)  # type: ignore[index]
 
 
 def test_loaders_are_saved_and_loaded_by_their_trackers_wherever_they_are() -> None:
@@ -492,15 +492,15 @@ def test_gradients_come_back_and_others_go() -> None:
     model = training.model()
     state = StateSet({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
     assert state.gradients() is None
-    model[0](torch.randn(2, 6)).square().sum().backward()
-    wanted = model[0].weight.grad.clone()
+    model[0](torch.randn(2, 6)).square().sum().backward()  # type: ignore[index]
+    wanted = model[0].weight.grad.clone()  # type: ignore[index]
     saved = Saved(state, grads=True)
     assert saved.names("grads") == ["model.0.bias", "model.0.weight"]
     fresh = training.model()
     other = StateSet({"model": fresh, "optimizer": torch.optim.SGD(fresh.parameters())})
     fresh(torch.randn(3, 6)).sum().backward()
     saved.restore(other)
-    assert torch.equal(fresh[0].weight.grad, wanted) and fresh[4].weight.grad is None
+    assert torch.equal(fresh[0].weight.grad, wanted) and fresh[4].weight.grad is None  # type: ignore[index]
     with pytest.raises(errors.MismatchError, match=r"gradients of 2 parameters.*model\.0\.bias"):
         saved.restore(StateSet({"net": training.model()}), lenient=True)
 
