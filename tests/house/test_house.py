@@ -164,8 +164,9 @@ def test_a_count_over_its_limit_fails_and_says_what_to_do(
 
 
 def test_a_limit_that_can_fall_is_named(
-    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(house.LIMITS, "goes on", house.LIMITS["goes on"]._replace(limit=2))
     assert house.main(["--root", str(tree(tmp_path, a="# goes on\n"))]) == 0
     assert '"goes on" to 1' in " ".join(capsys.readouterr().out.split())
 

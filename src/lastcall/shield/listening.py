@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from lastcall import errors, settings
 from lastcall.core.context import RunContext
-from lastcall.core.notice.inbox import Inbox
+from lastcall.core.notice.inbox import Inbox, of_signal
 from lastcall.core.notice.launcher_link import LauncherLink
 from lastcall.core.process import exits, logs
 from lastcall.notices.files import StopFile
@@ -124,7 +124,7 @@ class Protection(Guarded):
                 context.subject.step,
             )
             exits.die_of(signum)
-        self._inbox.notify_signal(signum)
+        self._inbox.notify(of_signal(context, signum))
 
     def leave(
         self, left: BaseException | None, preempted: Callable[[], errors.Preempted]

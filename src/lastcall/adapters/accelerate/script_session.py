@@ -20,7 +20,7 @@ from lastcall.adapters.accelerate.script_save import ScriptSave
 from lastcall.adapters.torch import world as worlds
 from lastcall.core.context import NOWHERE, NoticeContext
 from lastcall.core.notice.answer import Answer
-from lastcall.core.notice.inbox import Inbox
+from lastcall.core.notice.inbox import Inbox, of_signal
 from lastcall.core.notice.launcher_link import LauncherLink
 from lastcall.core.notice.service import NoticeService
 from lastcall.core.process import exits
@@ -132,7 +132,7 @@ class ScriptSession:
     def _on_signal(self, signum: int, count: int) -> None:
         if count > 1 and signum == signal.SIGINT:
             exits.die_of(signum)
-        self._inbox.notify_signal(signum)
+        self._inbox.notify(of_signal(self._context, signum))
 
     def _at_exit(self, pid: int) -> None:
         """The interpreter exits. A forked child is not this process, whatever it inherits."""

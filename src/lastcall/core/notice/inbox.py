@@ -48,9 +48,6 @@ class Inbox:
             )
         self._wake.set()
 
-    def notify_signal(self, signum: int) -> None:
-        self.notify(of_signal(self._context, signum))
-
     def lose_rank(self, notice: Notice) -> None:
         """A rank was lost, or hangs: save at once, unless a notice is being answered already. If training
         continues after that answer, a rank that is gone is still gone."""

@@ -55,7 +55,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def notified(session: ScriptSession) -> None:
-    session._inbox.notify_signal(15)
+    session._on_signal(15, 1)
     phases = session._inbox.phases
     assert phases.wait_while(set(Phase) - {Phase.BOUNDARY}, PATIENCE) is Phase.BOUNDARY
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.core.answers import NOW, a_notice
 from helpers.core.solo import Plain
 from lastcall.core.context import NoticeContext, RunContext
-from lastcall.core.notice.inbox import Inbox
+from lastcall.core.notice.inbox import Inbox, of_signal
 from lastcall.core.notice.launcher_link import PAUSE
 from lastcall.core.notice.phases import Phase
 from lastcall.core.ranks.heartbeat import HANG, LOST
@@ -163,8 +163,7 @@ def test_after_an_answer_that_lets_training_continue_until_the_kill_later_notice
 
 
 def test_a_signal_is_a_notice_with_the_configured_grace(box: Box) -> None:
-    box.inbox.notify_signal(15)
-    assert box.context.latch.notice == Notice("signal", "SIGTERM", NOW, NOW + 30.0, 15)
+    assert of_signal(box.context, 15) == Notice("signal", "SIGTERM", NOW, NOW + 30.0, 15)
 
 
 # ---- without a session -------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from lastcall.adapters.ray import internals
 from lastcall.adapters.ray.worker.connection import RankConnection
 from lastcall.adapters.ray.worker.preemption_info import PreemptionInfoWriter
 from lastcall.core.context import NoticeContext
-from lastcall.core.notice import inbox as inboxes
 from lastcall.core.notice.answer import Answer
-from lastcall.core.notice.inbox import Inbox
+from lastcall.core.notice.inbox import Inbox, of_signal
 from lastcall.types import Notice
 
 log = logging.getLogger("lastcall")
@@ -45,7 +44,7 @@ class WorkerNotices:
         threading.Thread(target=self._listen, name="lastcall-listener", daemon=True).start()
 
     def on_signal(self, signum: int, count: int) -> None:
-        self.on_notice(inboxes.of_signal(self._context, signum))
+        self.on_notice(of_signal(self._context, signum))
 
     def on_notice(self, notice: Notice) -> None:
         """For this process, and so for its node."""
