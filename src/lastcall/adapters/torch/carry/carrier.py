@@ -388,10 +388,10 @@ class Carrier:
 
     def _watch(self, owner: owners.Owner, found: Saved) -> bool:
         """Take what has changed. Says whether there are objects in it that were not examined."""
-        marks = self._marks.get(owner.key)
-        new = marks is None
-        if marks is None:
-            marks = self._marks[owner.key] = {}
+        marks = self._marks.setdefault(owner.key, {})
+        kind = f"<{type(owner).__name__}>"  # a module has two owners under one key: Inside, and Attributes
+        new = kind not in marks
+        marks[kind] = True
         moving = self._moving.get(owner.key, _NOTHING)
         stale = False
         for name, value in list(owner.read().items()):
@@ -430,7 +430,7 @@ class Carrier:
                 if why.matters and (values.is_value(value) or owners.is_object(value)):
                     self._doubt(f"`{owner.shown(name)}`", why)
         if taken:
-            found[owner.key] = taken
+            found[owner.key] = {**found.get(owner.key, {}), **taken}
 
     def _savable(self, value: Any) -> Any:
         if type(value) in values.PLAIN:
