@@ -276,9 +276,9 @@ class Carrier:
 
     def _find(self, roots: list[tuple[str, Any]], chain: list[FrameType]) -> list[owners.Owner]:
         walk = owners.Walk(self._handed)
-        if chain:  # a model may be kept where no frame leads to it
+        if chain:  # a model or an optimizer may be kept where no frame leads to it
             for name, value in self._state().items():
-                if isinstance(value, torch.nn.Module):
+                if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                     walk.below(f"protect: {name}", value)
         for key, value in roots:
             walk.below(key, value)

@@ -8,6 +8,7 @@ saved of it finds it again.
 from __future__ import annotations
 
 import ast
+import contextvars
 import enum
 import functools
 import types
@@ -24,12 +25,17 @@ _DEPTH = 4
 _MANY = 2000  # owners
 _LISTED = 256  # items of a container that are looked at
 _TORCH = frozenset(vars(torch.nn.Module()))
+# with what a scheduler notes there
+_OPTIMIZER = frozenset(vars(torch.optim.Optimizer([torch.zeros(1)], {}))) | {"step", "_opt_called"}
 _PASSED_OVER = (
     *(torch.Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator),
     *(torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler, BaseException),
 )
 # what is below them is looked at
-_LEADING_ON = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
+_LEADING_ON = (
+    *(torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar),
+    *(types.FunctionType, types.MethodType, functools.partial),
+)
 _NAMESPACES = frozenset(
     {("types", "SimpleNamespace"), ("argparse", "Namespace")}
     | {("collections", name) for name in ("UserDict", "UserList", "ChainMap")}
@@ -236,6 +242,28 @@ class Items(Owner):
         return self.key.rpartition(": ")[2]
 
 
+class Beside(Attributes):
+    """What an optimizer of the script's own class keeps beside its state_dict(): a count of its steps."""
+
+    def read(self) -> Mapping[str, Any]:
+        return {name: each for name, each in super().read().items() if name not in _OPTIMIZER}
+
+
+class Context(Owner):
+    """The value of a context variable in the context that trains."""
+
+    open = False
+
+    def read(self) -> Mapping[str, Any]:
+        return {"": self.value.get(None)}
+
+    def write(self, name: str, value: Any) -> None:
+        self.value.set(value)
+
+    def shown(self, name: str) -> str:
+        return self.key.rpartition(": ")[2]
+
+
 class Walk:
     """Finds the owners below named values, each object once."""
 
@@ -266,6 +294,11 @@ class Walk:
                 self.found.append(Items(key, value))
         elif isinstance(value, torch.nn.Module):
             self._module(key, value, depth)
+        elif isinstance(value, contextvars.ContextVar):
+            self._add(Context(key, value), depth)
+        elif isinstance(value, torch.optim.Optimizer):
+            if frames.is_own(kind.__module__) and kind.state_dict is torch.optim.Optimizer.state_dict:
+                self._add(Beside(key, value), depth)
         elif is_object(value) and not self._handed(value):
             self._add(Attributes(key, value), depth)
             if values.base(kind) is not None:  # a class of the script's that is a dict or a list
