@@ -535,7 +535,7 @@ class Run:
             )
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._continues = self._subject.inside
-        self._subject.put_randomness_back()
+        self._subject.block_begins()
         if self._carrier is not None:
             # the script has its variables as the first run left them, or as it has changed them since
             if self._again:
