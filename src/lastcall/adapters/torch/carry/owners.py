@@ -297,8 +297,7 @@ class Walk:
         elif isinstance(value, contextvars.ContextVar):
             self._add(Context(key, value), depth)
         elif isinstance(value, torch.optim.Optimizer):
-            if frames.is_own(kind.__module__) and kind.state_dict is torch.optim.Optimizer.state_dict:
-                self._add(Beside(key, value), depth)
+            self._optimizer(key, value, depth)
         elif is_object(value) and not self._handed(value):
             self._add(Attributes(key, value), depth)
             if values.base(kind) is not None:  # a class of the script's that is a dict or a list
@@ -329,11 +328,29 @@ class Walk:
             if is_object(item) or isinstance(item, _LEADING_ON):
                 self.below(f"{key}[{name!r}]", item, depth + 1)
 
+    def _optimizer(self, key: str, value: torch.optim.Optimizer, depth: int) -> None:
+        kind = type(value)
+        self._seen.add(id(value))
+        if frames.is_own(kind.__module__) and kind.state_dict is torch.optim.Optimizer.state_dict:
+            self._add(Beside(key, value), depth)
+        self._hooks(
+            key, (*value._optimizer_step_pre_hooks.values(), *value._optimizer_step_post_hooks.values())
+        )
+
+    def _hooks(self, key: str, hooks: Iterable[Any]) -> None:
+        """What the script's own hooks have closed over: nothing else may lead there."""
+        own = [hook for hook in hooks if frames.is_own(getattr(hook, "__module__", None) or "lastcall")]
+        for number, hook in enumerate(own):
+            self.below(f"{key}.hooks[{number}]", hook, 1)
+
     def _module(self, key: str, value: torch.nn.Module, depth: int) -> None:
         """What a module keeps beside its state_dict(): handed over or not, no other object saves it."""
         self._seen.add(id(value))
         self.found.append(Inside(key, value))
         for name, each in value.named_modules():
+            if each._forward_hooks or each._forward_pre_hooks:
+                hooks = (*each._forward_pre_hooks.values(), *each._forward_hooks.values())
+                self._hooks(f"{key}.{name}" if name else key, hooks)
             if not frames.is_own(type(each).__module__) or len(self.found) >= _MANY:
                 continue
             owner = Attributes(f"{key}.{name}" if name else key, each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -348,6 +349,16 @@ def slots(kind: type) -> list[str]:
             for n in names
         ]
     return found
+
+
+def code_of(value: object) -> object:
+    """What a function does, and for which object: the same for each one that is made by the same line. None
+    for what is no function."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, id(value.__self__)
+    if isinstance(value, functools.partial):
+        return code_of(value.func)
+    return value.__code__ if isinstance(value, types.FunctionType) else value if callable(value) else None
 
 
 def is_silent(value: object) -> bool:

@@ -365,7 +365,7 @@ class Ledger:
         self._settled()
 
     def _look_at_task(self, task: Any) -> None:
-        """A coroutine that has drawn and is not over keeps where it is to itself: its epoch, what it holds."""
+        """A coroutine that has drawn and is not over keeps where it is to itself: its epoch, a batch."""
         self.task = None
         if not task.done() and task is not running_task():
             self.elsewhere = f"coroutine (`{task.get_coro().__qualname__}`)"
