@@ -20,7 +20,7 @@ from typing import Any
 from lastcall.script.source import scopes
 
 _HELD = 4  # references to a frame's own dict: the frame, its reader, _forget() and getrefcount()
-_MODULES = 100  # of the user's that are looked at
+_MODULES = 32  # of the user's that are looked at
 _PROXIED = sys.version_info >= (3, 13)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
