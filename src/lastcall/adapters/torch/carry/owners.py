@@ -99,6 +99,8 @@ class Attributes(Owner):
         return found
 
     def write(self, name: str, value: Any) -> None:
+        if self._module and ("." in name or name in self.value._buffers or type(value) in values.PLAIN):
+            return  # Inside has the same key, and puts it back: in __dict__ it would hide a buffer
         if isinstance(self.value, type):
             setattr(self.value, name, value)
         elif name in getattr(self.value, "__dict__", {}) or name not in self._slots:
