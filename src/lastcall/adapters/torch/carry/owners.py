@@ -335,12 +335,12 @@ class Walk:
         self._seen.add(id(value))
         if frames.is_own(kind.__module__) and kind.state_dict is torch.optim.Optimizer.state_dict:
             self._add(Beside(key, value), depth)
-        self._hooks(
-            key, (*value._optimizer_step_pre_hooks.values(), *value._optimizer_step_post_hooks.values())
-        )
+        self._hooks(key, value, "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
-    def _hooks(self, key: str, hooks: Iterable[Any]) -> None:
-        """What the script's own hooks have closed over: nothing else may lead there."""
+    def _hooks(self, key: str, value: Any, *kinds: str) -> None:
+        """What the script's own hooks have closed over: nothing else may lead there. A wrapper around an
+        optimizer may be one without having any."""
+        hooks = [hook for kind in kinds for hook in getattr(value, kind, {}).values()]
         own = [hook for hook in hooks if frames.is_own(getattr(hook, "__module__", None) or "lastcall")]
         for number, hook in enumerate(own):
             self.below(f"{key}.hooks[{number}]", hook, 1)
@@ -350,9 +350,7 @@ class Walk:
         self._seen.add(id(value))
         self.found.append(Inside(key, value))
         for name, each in value.named_modules():
-            if each._forward_hooks or each._forward_pre_hooks:
-                hooks = (*each._forward_pre_hooks.values(), *each._forward_hooks.values())
-                self._hooks(f"{key}.{name}" if name else key, hooks)
+            self._hooks(f"{key}.{name}" if name else key, each, "_forward_pre_hooks", "_forward_hooks")
             if not frames.is_own(type(each).__module__) or len(self.found) >= _MANY:
                 continue
             owner = Attributes(f"{key}.{name}" if name else key, each)
