@@ -9,7 +9,7 @@ TOLD = 90  # from here on, what a run only reports about itself: metrics, tallie
 # What explains most comes first: a wrong learning rate explains wrong weights, and randomness explains both.
 _WEIGHTS: tuple[tuple[str, int], ...] = (
     (r"(^|\.)(lr|initial_lr|momentum|weight_decay)$", 0),
-    (r"^run\.(epoch_)?randomness\.", 1),
+    (r"^run\.((epoch|block)_)?randomness\.", 1),
     (r"^(run\.)?carried\b", 2),
     (r"^optimizer[^.]*\.(sizes|class)", 3),
     (r"^(report|tally|trainer|grads)\.", TOLD),  # gradients that matter show in the weights

@@ -110,27 +110,33 @@ class _Life:
         self.run: Any = None
 
 
-_life: _Life
+# Of the helpers, not of the script: a global of a module that the script imports would be carried, were it
+# not for its name.
+__life__: list[_Life] = []
+
+
+def _life() -> _Life:
+    return __life__[0]
 
 
 def parts() -> tuple[Net, torch.optim.Optimizer]:
     """The model and the optimizer of this incarnation."""
-    return _life.model, _life.optimizer
+    return _life().model, _life().optimizer
 
 
 def protect(**state: Any) -> Any:
     """lastcall.protect() with the model and the optimizer, in the run directory of this row."""
-    config = lastcall.JITCheckpointConfig(enabled=_life.on, kill_wait=0.0, grace=_WAIT)
-    handed = {"model": _life.model, "optimizer": _life.optimizer, **state}
-    _life.run = lastcall.protect(_life.folder / "run", config=config, **handed)
-    return _life.run
+    config = lastcall.JITCheckpointConfig(enabled=_life().on, kill_wait=0.0, grace=_WAIT)
+    handed = {"model": _life().model, "optimizer": _life().optimizer, **state}
+    _life().run = lastcall.protect(_life().folder / "run", config=config, **handed)
+    return _life().run
 
 
 def learn(batch: Any, *, update: bool = True, scale: float = 1.0) -> float:
     """Train one batch (anything made of tensors and numbers). `update=False`: gradients are only
     accumulated."""
     x = torch.cat([part.detach().double().reshape(-1) for part in _tensors(batch)]).float()
-    model, optimizer = _life.model, _life.optimizer
+    model, optimizer = _life().model, _life().optimizer
     place = int(model.trained)  # type: ignore[arg-type]
     loss = model(x).square().mean() * scale
     loss.backward()
@@ -139,9 +145,9 @@ def learn(batch: Any, *, update: bool = True, scale: float = 1.0) -> float:
     if update:
         optimizer.step()
         optimizer.zero_grad()
-    _life.lines.append((place, x.tolist(), hashlib.md5(x.numpy().tobytes()).hexdigest()))
-    if _life.kill == place:
-        _life.kill = None
+    _life().lines.append((place, x.tolist(), hashlib.md5(x.numpy().tobytes()).hexdigest()))
+    if _life().kill == place:
+        _life().kill = None
         strike()
     return float(loss.detach())
 
@@ -149,7 +155,7 @@ def learn(batch: Any, *, update: bool = True, scale: float = 1.0) -> float:
 def strike() -> None:
     """SIGTERM to this process, and the next boundary will answer it."""
     os.kill(os.getpid(), signal.SIGTERM)
-    driver, deadline = _life.run._driver, time.monotonic() + _WAIT
+    driver, deadline = _life().run._driver, time.monotonic() + _WAIT
     while not driver.session.open:
         assert time.monotonic() < deadline, "nobody heard SIGTERM"
         time.sleep(0.001)
@@ -210,7 +216,6 @@ class _Warnings(logging.Handler):
 
 def _live(shape: Shape, folder: Path, number: int, kill: int | None, on: bool) -> Told:
     """In the forked process: the script, and what is to be told of it."""
-    global _life
     # the first is as the undisturbed one, so that what they train can be compared
     base = 0 if shape.seeded else 1000 * number
     random.seed(base + 1)
@@ -219,7 +224,8 @@ def _live(shape: Shape, folder: Path, number: int, kill: int | None, on: bool) -
     told = Told()
     logging.getLogger("lastcall").addHandler(_Warnings(told.warnings))
     logging.getLogger("lastcall").addHandler(logging.StreamHandler())
-    _life = _Life(folder, kill, on)
+    life = _Life(folder, kill, on)
+    __life__[:] = [life]
     try:
         shape.loop()
         told.code = 0
@@ -228,13 +234,13 @@ def _live(shape: Shape, folder: Path, number: int, kill: int | None, on: bool) -
     except BaseException as error:
         traceback.print_exc()
         told.code, told.error = 1, f"{type(error).__name__}: {error}"
-    told.lines = _life.lines
+    told.lines = _life().lines
     digest = hashlib.md5()
-    for name, tensor in sorted(_life.model.state_dict().items()):
+    for name, tensor in sorted(_life().model.state_dict().items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
     told.weights = digest.hexdigest()
-    if _life.run is not None:
-        told.resumed = _life.run.resumed
+    if _life().run is not None:
+        told.resumed = _life().run.resumed
     return told
 
 

@@ -440,6 +440,8 @@ class Run:
             # __enter__ has put the generators back; this step has drawn from them
             self._subject.restored_randomness = None
             self._prelude = None
+        elif not self._ticked and self._epochs is not None:
+            repeats.check_in_epoch(sys._getframe(1), self._where, self, self._subject.doubts)
         if self._subject.step - (self._resumed or 0) < _TICKS:
             repeats.check_tick(sys._getframe(1), self._ticked, self._subject.doubts)
         self._subject.in_pass = False
@@ -535,7 +537,7 @@ class Run:
             )
         self._loops_to_skip = self._subject.loops if self._subject.inside else 0
         self._continues = self._subject.inside
-        self._subject.put_randomness_back()
+        self._subject.block_begins()
         if self._carrier is not None:
             # the script has its variables as the first run left them, or as it has changed them since
             if self._again:

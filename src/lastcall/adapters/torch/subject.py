@@ -95,6 +95,8 @@ class TorchSubject:
         self._asked: list[data.Tracker] = []
         self.restored_randomness: Captured | None = None
         self._epoch_randomness: Captured | None = None  # as it was when the current epoch began
+        # as it was when the block began, in the first incarnation
+        self._block_randomness: Captured | None = None
         self._credit = _CREDIT
         self._timed: tuple[float, int] | None = None
         self._gate = Gate()
@@ -400,6 +402,16 @@ class TorchSubject:
             self._randomness.restore(self.restored_randomness)
             self.restored_randomness = None
 
+    def block_begins(self) -> None:
+        """What the script draws between here and its loop (noise that stays fixed), it draws again. The loop
+        puts the generators back where it begins; where no loop of ours does, they stand as it needs them."""
+        if self.restored_randomness is None:
+            self._block_randomness = self._randomness.capture()
+        elif self._block_randomness is not None:
+            self._randomness.restore(self._block_randomness)
+        else:
+            self.put_randomness_back()
+
     def epoch_begins(self, *, again: bool) -> None:
         """Note the generators, or put them back where an interrupted epoch comes `again`: what the script
         draws at its top was drawn before."""
@@ -603,6 +615,8 @@ class TorchSubject:
             "loaders": tree.encode(loaders, "loaders", tree.refuse),
             "world": self.together.size,
         }
+        if self.loop and self._block_randomness is not None:
+            run["block_randomness"] = self._randomness.to_document(self._block_randomness)
         if place[0] and self._epoch_randomness is not None:
             run["epoch_randomness"] = self._randomness.to_document(self._epoch_randomness)
         if behind:
@@ -702,7 +716,9 @@ class TorchSubject:
             )
             randomness = self._randomness.forked(randomness, rank)
         self.restored_randomness = randomness
-        self._epoch_randomness = None
+        self._block_randomness = self._epoch_randomness = None
+        if "block_randomness" in run and rank < saved:
+            self._block_randomness = self._randomness.from_document(run["block_randomness"])
         if "epoch_randomness" in run and rank < saved:
             self._epoch_randomness = self._randomness.from_document(run["epoch_randomness"])
         self.together.resumed_buckets(run.get("buckets", []))

@@ -65,6 +65,7 @@ class Carrier:
         self._fresh = Remade()
         self._remade = False  # there are objects that a pass replaces by others of the same name
         self._first: dict[tuple[str, str], type] = {}  # by frame and name: what it was when the loop began
+        self._functions: dict[tuple[str, str], object] = {}  # by frame and name: what it did then
         self._modes: dict[str, bool] = {}  # of the models, at the last boundary
         self._reads = 0
         self._learned = 0.0
@@ -276,17 +277,15 @@ class Carrier:
 
     def _find(self, roots: list[tuple[str, Any]], chain: list[FrameType]) -> list[owners.Owner]:
         walk = owners.Walk(self._handed)
-        if chain:  # a model may be kept where no frame leads to it
+        if chain:  # a model or an optimizer may be kept where no frame leads to it
             for name, value in self._state().items():
-                if isinstance(value, torch.nn.Module):
+                if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                     walk.below(f"protect: {name}", value)
         for key, value in roots:
             walk.below(key, value)
-        spaces = {id(frame.f_globals): frame for frame in chain}
-        for frame in spaces.values():
-            space = frame.f_globals
+        for space, code in frames.spaces(chain):
             module = str(space.get("__name__", ""))
-            changed = places.rebound(space, frame.f_code)
+            changed = places.rebound(space, code)
             if changed is not None and changed[0]:
                 walk.found.append(owners.Globals(f"{module}: ", space, *changed))
             if not any(each.f_globals is space and frames.is_module(each) for each in chain):
@@ -310,6 +309,8 @@ class Carrier:
                 named[name] = value
                 continue
             if values.is_silent(value) or place.is_time(name, value):
+                if name in place.carried:
+                    self._check_function(place, name, value)
                 continue
             try:
                 named[name] = values.savable(value, self._handed)
@@ -325,6 +326,16 @@ class Carrier:
                 _REMEDY,
             )
         return named
+
+    def _check_function(self, place: places.Place, name: str, value: Any) -> None:
+        """The loss of a second phase: a function that is another one than when the loop began."""
+        does = values.code_of(value)
+        if self._functions.setdefault((place.key, name), does) != does:
+            self._doubts.add(
+                f"the loop carries `{name}` ({places.shown(place)}), which is another function now, and is "
+                "not saved",
+                "Keep its name in a variable, and look the function up by it: functions[name].",
+            )
 
     def _take_late(self, place: places.Place, name: str, value: Any, named: Saved) -> None:
         """An object whose attributes are looked at; where the loop has made it, a resumed script has none to
@@ -347,6 +358,8 @@ class Carrier:
             key = places.of(frame).key
             for name, value in frames.variables(frame).items():
                 self._first.setdefault((key, name), type(value))
+                if values.is_silent(value):
+                    self._functions.setdefault((key, name), values.code_of(value))
 
     def _unread(self, place: places.Place, own: Mapping[str, Any], anew: bool) -> Saved:
         """Of a frame whose source is not available (a notebook's cell, exec()): what is another value than
@@ -388,10 +401,10 @@ class Carrier:
 
     def _watch(self, owner: owners.Owner, found: Saved) -> bool:
         """Take what has changed. Says whether there are objects in it that were not examined."""
-        marks = self._marks.get(owner.key)
-        new = marks is None
-        if marks is None:
-            marks = self._marks[owner.key] = {}
+        marks = self._marks.setdefault(owner.key, {})
+        kind = f"<{type(owner).__name__}>"  # a module has two owners under one key: Inside, and Attributes
+        new = kind not in marks
+        marks[kind] = True
         moving = self._moving.get(owner.key, _NOTHING)
         stale = False
         for name, value in list(owner.read().items()):
@@ -430,7 +443,7 @@ class Carrier:
                 if why.matters and (values.is_value(value) or owners.is_object(value)):
                     self._doubt(f"`{owner.shown(name)}`", why)
         if taken:
-            found[owner.key] = taken
+            found[owner.key] = {**found.get(owner.key, {}), **taken}
 
     def _savable(self, value: Any) -> Any:
         if type(value) in values.PLAIN:

@@ -14,12 +14,13 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from lastcall.script.source import scopes
 
 _HELD = 4  # references to a frame's own dict: the frame, its reader, _forget() and getrefcount()
+_MODULES = 32  # of the user's that are looked at
 _PROXIED = sys.version_info >= (3, 13)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -87,6 +88,33 @@ def _libraries() -> tuple[str, ...]:
         _PACKAGE,
     }
     return tuple(sorted(os.path.abspath(path) for path in found))
+
+
+def spaces(chain: list[FrameType]) -> list[tuple[dict[str, Any], CodeType]]:
+    """The globals of the modules that these frames run in, and of those of the user's that they import, each
+    with some code of the module."""
+    found = {id(frame.f_globals): (frame.f_globals, frame.f_code) for frame in chain}
+    waiting = [space for space, _ in found.values()]
+    while waiting and len(found) < _MODULES:
+        for value in list(waiting.pop().values()):
+            named = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            module = sys.modules.get(named) if isinstance(named, str) and is_own(named) else None
+            if module is None or id(space := vars(module)) in found:
+                continue
+            code = _some_code(space)
+            if code is not None and is_own_code(code):
+                found[id(space)] = (space, code)
+                waiting.append(space)
+    return list(found.values())
+
+
+def _some_code(space: dict[str, Any]) -> CodeType | None:
+    """Of a function or a method that was defined in this module."""
+    for value in list(space.values()):
+        for each in (value, *(vars(value).values() if isinstance(value, type) else ())):
+            if isinstance(each, FunctionType) and each.__globals__ is space:
+                return each.__code__
+    return None
 
 
 def is_module(frame: FrameType) -> bool:

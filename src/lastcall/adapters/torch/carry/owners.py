@@ -8,6 +8,7 @@ saved of it finds it again.
 from __future__ import annotations
 
 import ast
+import contextvars
 import enum
 import functools
 import types
@@ -24,12 +25,17 @@ _DEPTH = 4
 _MANY = 2000  # owners
 _LISTED = 256  # items of a container that are looked at
 _TORCH = frozenset(vars(torch.nn.Module()))
+# with what a scheduler notes there
+_OPTIMIZER = frozenset(vars(torch.optim.Optimizer([torch.zeros(1)], {}))) | {"step", "_opt_called"}
 _PASSED_OVER = (
     *(torch.Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator),
     *(torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler, BaseException),
 )
 # what is below them is looked at
-_LEADING_ON = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
+_LEADING_ON = (
+    *(torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar),
+    *(types.FunctionType, types.MethodType, functools.partial),
+)
 _NAMESPACES = frozenset(
     {("types", "SimpleNamespace"), ("argparse", "Namespace")}
     | {("collections", name) for name in ("UserDict", "UserList", "ChainMap")}
@@ -93,6 +99,8 @@ class Attributes(Owner):
         return found
 
     def write(self, name: str, value: Any) -> None:
+        if self._module and ("." in name or name in self.value._buffers or type(value) in values.PLAIN):
+            return  # Inside has the same key, and puts it back: in __dict__ it would hide a buffer
         if isinstance(self.value, type):
             setattr(self.value, name, value)
         elif name in getattr(self.value, "__dict__", {}) or name not in self._slots:
@@ -236,6 +244,28 @@ class Items(Owner):
         return self.key.rpartition(": ")[2]
 
 
+class Beside(Attributes):
+    """What an optimizer of the script's own class keeps beside its state_dict(): a count of its steps."""
+
+    def read(self) -> Mapping[str, Any]:
+        return {name: each for name, each in super().read().items() if name not in _OPTIMIZER}
+
+
+class Context(Owner):
+    """The value of a context variable in the context that trains."""
+
+    open = False
+
+    def read(self) -> Mapping[str, Any]:
+        return {"": self.value.get(None)}
+
+    def write(self, name: str, value: Any) -> None:
+        self.value.set(value)
+
+    def shown(self, name: str) -> str:
+        return self.key.rpartition(": ")[2]
+
+
 class Walk:
     """Finds the owners below named values, each object once."""
 
@@ -266,6 +296,10 @@ class Walk:
                 self.found.append(Items(key, value))
         elif isinstance(value, torch.nn.Module):
             self._module(key, value, depth)
+        elif isinstance(value, contextvars.ContextVar):
+            self._add(Context(key, value), depth)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._optimizer(key, value, depth)
         elif is_object(value) and not self._handed(value):
             self._add(Attributes(key, value), depth)
             if values.base(kind) is not None:  # a class of the script's that is a dict or a list
@@ -296,11 +330,27 @@ class Walk:
             if is_object(item) or isinstance(item, _LEADING_ON):
                 self.below(f"{key}[{name!r}]", item, depth + 1)
 
+    def _optimizer(self, key: str, value: torch.optim.Optimizer, depth: int) -> None:
+        kind = type(value)
+        self._seen.add(id(value))
+        if frames.is_own(kind.__module__) and kind.state_dict is torch.optim.Optimizer.state_dict:
+            self._add(Beside(key, value), depth)
+        self._hooks(key, value, "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+    def _hooks(self, key: str, value: Any, *kinds: str) -> None:
+        """What the script's own hooks have closed over: nothing else may lead there. A wrapper around an
+        optimizer may be one without having any."""
+        hooks = [hook for kind in kinds for hook in getattr(value, kind, {}).values()]
+        own = [hook for hook in hooks if frames.is_own(getattr(hook, "__module__", None) or "lastcall")]
+        for number, hook in enumerate(own):
+            self.below(f"{key}.hooks[{number}]", hook, 1)
+
     def _module(self, key: str, value: torch.nn.Module, depth: int) -> None:
         """What a module keeps beside its state_dict(): handed over or not, no other object saves it."""
         self._seen.add(id(value))
         self.found.append(Inside(key, value))
         for name, each in value.named_modules():
+            self._hooks(f"{key}.{name}" if name else key, each, "_forward_pre_hooks", "_forward_hooks")
             if not frames.is_own(type(each).__module__) or len(self.found) >= _MANY:
                 continue
             owner = Attributes(f"{key}.{name}" if name else key, each)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -200,6 +202,20 @@ class _Reader:
             raise Unsavable(f"it holds more than {BYTES >> 20} MB", matters=True)
 
 
+class _Itself:
+    """Equal for one tensor as long as it lives. Not its id(): a loop that replaces a tensor in each pass is
+    given the same addresses again and again."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._ref = weakref.ref(value)
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._ref()
+        return mine is not None and isinstance(other, _Itself) and mine is other._ref()
+
+
 def mark(value: Any, depth: int = 0) -> Any:
     """Something to compare with later: equal to the mark of the same value, while nothing in it has
     changed."""
@@ -207,7 +223,7 @@ def mark(value: Any, depth: int = 0) -> Any:
     if kind in PLAIN:
         return (kind, value) if value == value else (kind, repr(value))
     if isinstance(value, torch.Tensor):
-        return (id(value), value._version, tuple(value.shape))
+        return (_Itself(value), value._version, tuple(value.shape))
     if isinstance(value, np.ndarray):
         return (id(value), value.shape, _digest(value))
     if isinstance(value, np.generic):
@@ -348,6 +364,16 @@ def slots(kind: type) -> list[str]:
             for n in names
         ]
     return found
+
+
+def code_of(value: object) -> object:
+    """What a function does, and for which object: the same for each one that is made by the same line. None
+    for what is no function."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, id(value.__self__)
+    if isinstance(value, functools.partial):
+        return code_of(value.func)
+    return value.__code__ if isinstance(value, types.FunctionType) else value if callable(value) else None
 
 
 def is_silent(value: object) -> bool:

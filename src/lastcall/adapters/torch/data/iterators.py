@@ -133,7 +133,8 @@ class Followed:
                 rng.put_parts(now)
         if ledger.noting:
             if threading.get_ident() != ledger.thread:
-                ledger.elsewhere = threading.current_thread().name
+                ledger.elsewhere = f"thread (`{threading.current_thread().name}`)"
+            ledger.task = position.running_task()
             ledger.lead.drawn(passage, batch)
             if passage.moves:
                 ledger.moved()

@@ -206,6 +206,13 @@ class Resume:
         )
 
 
+def running_task() -> Any:
+    """The task of asyncio that this is called in, if it is called in one."""
+    asyncio: Any = sys.modules.get("asyncio")
+    running = asyncio is not None and asyncio._get_running_loop() is not None
+    return asyncio.current_task() if running else None
+
+
 @dataclass(eq=False)
 class Ledger:
     """All passes over one loader. Of several iterators alive at once, the one begun last is the loader's
@@ -231,7 +238,8 @@ class Ledger:
     # the pass whose beginning is the position, where somebody begins all of it again
     anchor: Anchor | None = None
     name: str = "a DataLoader"
-    elsewhere: str = ""  # the thread that draws, where it is not the one that trains
+    elsewhere: str = ""  # who draws, where it is not the thread that trains
+    task: Any = None  # asyncio's, that has drawn last
     thread: int = field(default_factory=threading.get_ident)
     source: Callable[[], Any] = lambda: None  # the loader: not held, see above
     _looks: int = 0
@@ -335,9 +343,11 @@ class Ledger:
             passage.taken = None  # it was trained from
         if self.pending is not None and latest is not None and latest.inside and latest.here:
             self._passed_over(self.pending)
+        if self.task is not None:
+            self._look_at_task(self.task)
         if self.elsewhere and self.used is None and self.anchor is None:
             self.doubts.add(
-                f"`{self.name}` is drawn from by another thread (`{self.elsewhere}`), ahead of the steps "
+                f"`{self.name}` is drawn from by another {self.elsewhere}, ahead of the steps "
                 "that use its batches",
                 "Let the loader itself work ahead: DataLoader(..., num_workers=1), iterated in the thread "
                 "that trains.",
@@ -353,6 +363,12 @@ class Ledger:
             self.lead.unclear = False
             between.look_for_calls(sys._getframe(), self.name, self.doubts)
         self._settled()
+
+    def _look_at_task(self, task: Any) -> None:
+        """A coroutine that has drawn and is not over keeps where it is to itself: its epoch, a batch."""
+        self.task = None
+        if not task.done() and task is not running_task():
+            self.elsewhere = f"coroutine (`{task.get_coro().__qualname__}`)"
 
     def _look(self, latest: Pass) -> None:
         """What is between the loader and the loop; in the first steps only."""

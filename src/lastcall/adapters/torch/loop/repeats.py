@@ -37,6 +37,20 @@ def check(
             return
 
 
+def check_in_epoch(
+    frame: types.FrameType | None, entered: Entered | None, run: object, doubts: Doubts
+) -> None:
+    """`frame`: the one that ticks, inside run.epochs(): an interrupted epoch begins such a loop again."""
+    for where, scope, loop in _around_step(frame, entered):
+        if isinstance(loop, ast.For) and _starts_over(loop, scope) and not _asks(loop, scope, run):
+            target, over = ast.unparse(loop.target), ast.unparse(loop.iter)
+            doubts.add(
+                f"{_told(loop, where)} starts from the beginning in an epoch that is resumed",
+                f"Write `for {target} in run.batches({over:.60}):`, without run.tick().",
+            )
+            return
+
+
 def goes_on(frame: types.FrameType | None, entered: Entered | None, run: object) -> bool:
     """Whether the first pass of the script's own loops around run.batches() is, in a resumed run, the one
     that was interrupted."""
@@ -128,15 +142,19 @@ def entered(frame: types.FrameType | None) -> Entered | None:
 
 
 def _doubt(loop: ast.For, frame: types.FrameType, doubts: Doubts, batches: bool) -> None:
-    target, over = ast.unparse(loop.target), ast.unparse(loop.iter)
-    where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
+    target = ast.unparse(loop.target)
     inner = batches or any(isinstance(node, ast.For) for node in scopes.below(loop))
     remedy = (
         f"Write `for {target} in run.epochs(n):` with `run.batches(loader)` inside."
         if inner
         else "Write `run.steps(n)`."
     )
-    doubts.add(f"`for {target} in {over:.60}` ({where}) starts from the beginning in a resumed run", remedy)
+    doubts.add(f"{_told(loop, frame)} starts from the beginning in a resumed run", remedy)
+
+
+def _told(loop: ast.For, frame: types.FrameType) -> str:
+    where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{loop.lineno}"
+    return f"`for {ast.unparse(loop.target)} in {ast.unparse(loop.iter):.60}` ({where})"
 
 
 def _around_step(
