@@ -67,7 +67,7 @@ def members(module: str, name: str) -> list[str]:
 
 def api() -> Iterator[str]:
     yield "# API"
-    yield "The public names of lastcall, with their docstrings. `import lastcall` imports no framework; a name does."
+    yield "The public names of lastcall, with their docstrings. `import lastcall` imports no framework."
     for title, module, name in API:
         shown = members(module, name) if title in WITH_MEMBERS else []
         directive = [f"::: {module}.{name}", "    options:", "      show_root_toc_entry: false"]
@@ -85,7 +85,9 @@ def api() -> Iterator[str]:
 
 
 def _errors() -> list[type[BaseException]]:
-    found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, BaseException)]
+    found = [
+        each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, BaseException)
+    ]
     return [each for each in found if each.__module__ == errors.__name__]
 
 
@@ -119,7 +121,9 @@ def emitted() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(
-                    func=ast.Attribute(attr="emit" | "_emit"), args=[ast.Constant(value=str(kind))], keywords=given
+                    func=ast.Attribute(attr="emit" | "_emit"),
+                    args=[ast.Constant(value=str(kind))],
+                    keywords=given,
                 ):
                     found[kind].update(dict.fromkeys(each.arg for each in given if each.arg))
                 case ast.Call(
@@ -141,7 +145,8 @@ def events() -> Iterator[str]:
         "may come at any time. `lastcall watch` shows them."
     )
     yield "| kind | fields | |\n|---|---|---|\n" + "\n".join(
-        f"| `{kind}` | {', '.join(f'`{each}`' for each in fields[kind])} | {line} |" for kind, line in EVENTS.items()
+        f"| `{kind}` | {', '.join(f'`{each}`' for each in fields[kind])} | {line} |"
+        for kind, line in EVENTS.items()
     )
 
 
@@ -157,16 +162,23 @@ def exit_codes() -> Iterator[str]:
         ("training finished", 0),
         ("a notice, and a checkpoint was committed", exits.code(notice(signal.SIGTERM), True, default)),
         ("SIGTERM, and nothing was committed", exits.code(notice(signal.SIGTERM), False, default)),
-        ("SIGUSR1 as a notice, and nothing was committed", exits.code(notice(signal.SIGUSR1), False, default)),
+        (
+            "SIGUSR1 as a notice, and nothing was committed",
+            exits.code(notice(signal.SIGUSR1), False, default),
+        ),
         ("a notice that is no signal, and nothing was committed", exits.code(notice(None), False, default)),
-        ("Ctrl-C with SIGINT among the signals, saved or not", exits.code(notice(signal.SIGINT), True, default)),
+        (
+            "Ctrl-C with SIGINT among the signals, saved or not",
+            exits.code(notice(signal.SIGINT), True, default),
+        ),
         ("a wrong setting", errors.EXIT_CONFIG),
         ("`lastcall run`: the command was not found", command.NOT_FOUND),
         ("`lastcall run`: the command cannot be executed", command.NOT_EXECUTABLE),
     )
     yield "# Exit codes"
-    yield "Who decides, and what comes out of a script without a notice: [guide](../guide.md#exit-codes); " + (
-        "through `lastcall run`: [run](../run.md#exit-codes)."
+    yield (
+        "Who decides, and what comes out of a script without a notice: [guide](../guide.md#exit-codes); "
+        + ("through `lastcall run`: [run](../run.md#exit-codes).")
     )
     yield "| what happened | code |\n|---|---|\n" + "\n".join(f"| {what} | {code} |" for what, code in cases)
     yield "## Saved, run me again: by platform"
@@ -176,7 +188,9 @@ def exit_codes() -> Iterator[str]:
     )
     yield "## Errors that end a start"
     rows = [each for each in _errors() if issubclass(each, errors.LastcallError)]
-    yield "| error | code |\n|---|---|\n" + "\n".join(f"| `{each.__name__}` | {_code(each)} |" for each in rows)
+    yield "| error | code |\n|---|---|\n" + "\n".join(
+        f"| `{each.__name__}` | {_code(each)} |" for each in rows
+    )
 
 
 def _code(kind: type[errors.LastcallError]) -> int:
@@ -217,13 +231,17 @@ def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
 
 
 def _named(action: argparse.Action) -> str:
-    values = action.choices and "\\|".join(map(str, action.choices))
+    values = action.choices and "|".join(map(str, action.choices))
     value = action.metavar or values or action.dest.upper()
     value = " ".join(value) if isinstance(value, tuple) else value
     if not action.option_strings:
-        return f"`{value}`"
+        return _code_of(value)
     takes = "" if action.nargs == 0 else f" {value}"
-    return ", ".join(f"`{each}{takes}`" for each in action.option_strings)
+    return ", ".join(_code_of(f"{each}{takes}") for each in action.option_strings)
+
+
+def _code_of(text: str) -> str:
+    return "`" + text.replace("|", r"\|") + "`"
 
 
 def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
@@ -260,9 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path, text in made.items():
             path.write_text(text, encoding="utf-8")
         return 0
-    old = [path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    old = [
+        path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
     sys.stderr.writelines(
-        f"{path.relative_to(ROOT)} is not what the source says: python tools/reference.py --write\n" for path in old
+        f"{path.relative_to(ROOT)} is not what the source says: python tools/reference.py --write\n"
+        for path in old
     )
     return 1 if old and args.check else 0
 

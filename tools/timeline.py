@@ -90,7 +90,13 @@ def drawing(lives: Sequence[Incarnation], colours: Colours) -> str:
         return round(HEIGHT - BOTTOM - step / steps * (HEIGHT - TOP - BOTTOM), 1)
 
     def parts() -> Iterator[str]:
-        yield _text(LEFT, 22, "Five preemptions of one run: each incarnation continues where the last one was saved", colours.ink, 14)
+        yield _text(
+            LEFT,
+            22,
+            "Five preemptions of one run: each incarnation continues where the last one was saved",
+            colours.ink,
+            14,
+        )
         for step in range(0, steps + 1, 10):
             yield _line(LEFT, y(step), WIDTH - RIGHT, y(step), colours.faint)
             yield _text(LEFT - 8, y(step) + 4, str(step), colours.ink, 11, "end")
@@ -117,7 +123,14 @@ def drawing(lives: Sequence[Incarnation], colours: Colours) -> str:
         yield _text(LEFT + 184, low, "periodic save", colours.ink, 12)
         yield _line(LEFT + 290, low - 4, LEFT + 316, low - 4, colours.ink, dashed=True)
         yield _text(LEFT + 322, low, "gone, started again", colours.ink, 12)
-        yield _text(WIDTH - RIGHT, low, f"steps over time; at the end, step {steps}: {lives[-1].outcome}", colours.ink, 12, "end")
+        yield _text(
+            WIDTH - RIGHT,
+            low,
+            f"steps over time; at the end, step {steps}: {lives[-1].outcome}",
+            colours.ink,
+            12,
+            "end",
+        )
 
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -165,7 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path.write_text(text, encoding="utf-8")
     old = [path.name for path, text in made.items() if not path.is_file() or path.read_text("utf-8") != text]
     if args.check and old:
-        sys.stderr.write(f"{', '.join(old)}: not what the recorded events say: python tools/timeline.py --write\n")
+        sys.stderr.write(
+            f"{', '.join(old)}: not what the recorded events say: python tools/timeline.py --write\n"
+        )
         return 1
     return 0
 

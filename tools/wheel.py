@@ -56,7 +56,9 @@ def environment(folder: Path, *arguments: str) -> Path:
 
 def bare(programs: Path, folder: Path) -> list[str]:
     """What does not work without torch."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("LASTCALL_", "PYTHON"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LASTCALL_", "PYTHON"))
+    }
 
     def said(*command: str) -> tuple[int, str]:
         done = subprocess.run(

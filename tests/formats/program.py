@@ -36,7 +36,11 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 def state() -> dict[str, object]:
     moments = {f"{n}.{key}": value for n, of in enumerate(opt.state.values()) for key, value in of.items()}
-    values = {"weights": digest(model.state_dict()), "moments": digest(moments), "rate": opt.param_groups[0]["lr"]}
+    values = {
+        "weights": digest(model.state_dict()),
+        "moments": digest(moments),
+        "rate": opt.param_groups[0]["lr"],
+    }
     return {**values, "seen": extra["seen"], "best": run.state["best"], "names": sorted(extra["names"])}
 
 
@@ -52,7 +56,9 @@ if sharded:
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     else:
-        dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(directory)}.store", rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{os.path.abspath(directory)}.store", rank=0, world_size=1
+        )
     fully_shard(model)
 opt = torch.optim.AdamW(model.parameters(), 1e-2)
 sched = torch.optim.lr_scheduler.StepLR(opt, 4, gamma=0.5)

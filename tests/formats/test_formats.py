@@ -31,24 +31,36 @@ def test_a_checkpoint_of_a_released_version_is_resumed_from(
     child = nursery.run(tmp_path, FOLDER / "program.py", run, **more)
     assert child.code == 0, child.log()
     restored, *steps = map(json.loads, child.lines())
-    expected = {said["step"]: said for said in json.loads((FOLDER / version / "expected.json").read_text())[case]}
+    expected = {
+        said["step"]: said for said in json.loads((FOLDER / version / "expected.json").read_text())[case]
+    }
     at = expected[STEP]
-    assert restored == {"restored": STEP, **{key: at[key] for key in ("weights", "moments", "rate", "seen", "best", "names")}}
+    assert restored == {
+        "restored": STEP,
+        **{key: at[key] for key in ("weights", "moments", "rate", "seen", "best", "names")},
+    }
     assert [said["step"] for said in steps] == [10, 11, 12]
     if case == "one-process":  # another number of ranks cuts an epoch in another way
         for said in steps:
-            assert (said["batch"], said["drawn"]) == (expected[said["step"]]["batch"], expected[said["step"]]["drawn"])
+            assert (said["batch"], said["drawn"]) == (
+                expected[said["step"]]["batch"],
+                expected[said["step"]]["drawn"],
+            )
 
 
 def test_the_formats_of_this_version_have_checkpoints_here_and_a_row_in_the_policy() -> None:
     """A new format needs both before it can be released."""
-    rows = re.findall(r"^\| (\d+) \| ([\d.]+)", (ROOT / "docs" / "compatibility.md").read_text(), re.MULTILINE)
-    formats = {json.loads(path.read_text())["format"] for path in FOLDER.glob(f"*/*/checkpoint-*/{record.NAME}")}
+    rows = re.findall(
+        r"^\| (\d+) \| ([\d.]+)", (ROOT / "docs" / "compatibility.md").read_text(), re.MULTILINE
+    )
+    formats = {
+        json.loads(path.read_text())["format"] for path in FOLDER.glob(f"*/*/checkpoint-*/{record.NAME}")
+    }
     assert formats == {int(number) for number, _ in rows} == set(range(1, record.FORMAT + 1))
     assert {version for _, version in rows} <= set(VERSIONS)
     assert manifest.FORMAT == 1, "give the manifest's new format a checkpoint, too"
 
 
 def test_nothing_of_the_machine_that_made_them_is_in_them() -> None:
-    for path in FOLDER.glob(f"*/*/checkpoint-*/{record.NAME}"):
-        assert not re.search(r'"/(?!/)', path.read_text()), path
+    for path in FOLDER.glob("*/*/checkpoint-*/*.json"):
+        assert not re.search(r'"/[\w./-]{1,120}"|localhost', path.read_text()), path

@@ -9,6 +9,8 @@ A block stands behind an HTML comment of its own:
     <!-- runs: tests/x.py::test_y --> this test runs it, or shows that it works
     <!-- output -->                   what a program prints (test_quoted_lines.py looks for its sentences)
     <!-- not run: why -->             it cannot be run here
+
+`<!-- every block runs: tests/x.py -->` anywhere in a page is the mark of all its blocks that have none.
 """
 
 from __future__ import annotations
@@ -48,8 +50,10 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     """Fenced blocks, and those that are indented by four behind an empty line or a heading."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    mark, number = ("", ""), 0
+    text = page.read_text(encoding="utf-8")
+    whole = re.search(r"<!-- every block (runs): (\S+) -->", text)
+    unmarked = (whole[1], whole[2]) if whole else ("", "")
+    lines, mark, number = text.splitlines(), unmarked, 0
     while number < len(lines):
         line, begin = lines[number], number
         if found := _MARK.fullmatch(line):
@@ -57,15 +61,15 @@ def blocks(page: Path) -> Iterator[Block]:
         elif fence := re.match(r"```(\w*)", line):
             number = next(end for end in range(begin + 1, len(lines)) if lines[end].startswith("```"))
             yield Block(page, begin + 1, fence[1] or "text", "\n".join(lines[begin + 1 : number]), *mark)
-            mark = ("", "")
+            mark = unmarked
         elif line.startswith("    ") and (not begin or re.match(r"\s*$|#+ ", lines[begin - 1])):
             while number + 1 < len(lines) and re.match(r"    |\s*$", lines[number + 1]):
                 number += 1
             text = textwrap.dedent("\n".join(lines[begin : number + 1])).strip("\n")
             yield Block(page, begin + 1, "", text, *mark)
-            mark = ("", "")
+            mark = unmarked
         elif line.strip():
-            mark = ("", "")
+            mark = unmarked
         number += 1
 
 

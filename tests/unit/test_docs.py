@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bench import readme
 
 import lastcall
-from bench import readme
 from helpers import doc_blocks
 from helpers.doc_blocks import PAGES, ROOT, Block
 from lastcall import installing
@@ -65,7 +65,9 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 
 def test_the_tests_that_run_blocks_exist() -> None:
-    missing = {(block.where, block.value) for block in BLOCKS if block.mark == "runs" and not named_test(block.value)}
+    missing = {
+        (block.where, block.value) for block in BLOCKS if block.mark == "runs" and not named_test(block.value)
+    }
     assert missing == set()
 
 
@@ -78,7 +80,9 @@ def command_lines(block: Block) -> Iterator[list[str]]:
             continue
         for end, word in enumerate(words):
             if word in ("|", "&", ";", "&&", ">") or word.endswith(";"):
-                words = [*words[:end], word.rstrip(";")] if word.endswith(";") and len(word) > 1 else words[:end]
+                words = (
+                    [*words[:end], word.rstrip(";")] if word.endswith(";") and len(word) > 1 else words[:end]
+                )
                 break
         while words and re.fullmatch(r"\w+=.*|exec|srun|--[\w-]+=\S+", words[0]):
             words = words[1:]
@@ -86,14 +90,21 @@ def command_lines(block: Block) -> Iterator[list[str]]:
             yield words[1:]
 
 
-COMMANDS = [(block.where, words) for block in BLOCKS if block.language in ("", "bash", "text") for words in command_lines(block)]
+COMMANDS = [
+    (block.where, words)
+    for block in BLOCKS
+    if block.language in ("", "bash", "text") and block.mark != "output"
+    for words in command_lines(block)
+]
 
 
 def test_commands_are_found() -> None:
     assert len(COMMANDS) > 25
 
 
-@pytest.mark.parametrize(("where", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("where", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_a_command_of_the_pages_has_options_that_exist(where: str, words: list[str]) -> None:
     if words == ["--version"]:
         return
@@ -135,7 +146,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs/reference").glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *sorted((ROOT / "docs/reference").glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"],
+    ids=lambda page: page.name,
+)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
@@ -165,7 +180,10 @@ def test_every_public_method_and_field_has_a_docstring_and_a_place_in_the_refere
     page = (ROOT / "docs/reference/api.md").read_text()
     for _, module, name in reference.API:
         assert f"::: {module}.{name}\n" in page
-    for module, name in (("lastcall.adapters.torch.run", "Run"), ("lastcall.settings", "JITCheckpointConfig")):
+    for module, name in (
+        ("lastcall.adapters.torch.run", "Run"),
+        ("lastcall.settings", "JITCheckpointConfig"),
+    ):
         assert all(f"        - {each}\n" in page for each in reference.members(module, name))
     undocumented = [
         name
@@ -179,7 +197,9 @@ def test_every_public_method_and_field_has_a_docstring_and_a_place_in_the_refere
 
 
 def test_each_of_the_twelve_symptoms_names_a_test_that_exists() -> None:
-    sections = re.split(r"^## (?=\d+\. )", (ROOT / "docs/troubleshooting.md").read_text(), flags=re.MULTILINE)[1:]
+    sections = re.split(
+        r"^## (?=\d+\. )", (ROOT / "docs/troubleshooting.md").read_text(), flags=re.MULTILINE
+    )[1:]
     assert [int(section.split(".")[0]) for section in sections] == list(range(1, 13))
     for section in sections:
         tests = re.findall(r"`(tests/[^`]+)`", section.partition("\nTest: ")[2])
@@ -200,12 +220,21 @@ def test_the_extras_of_the_messages_are_those_of_the_package() -> None:
 
 
 def test_an_install_line_survives_the_shell() -> None:
-    assert shlex.split(installing.extra("torch")) == ["python3", "-m", "pip", "install", "torch>=2.4", "numpy>=1.26"]
+    assert shlex.split(installing.extra("torch")) == [
+        "python3",
+        "-m",
+        "pip",
+        "install",
+        "torch>=2.4",
+        "numpy>=1.26",
+    ]
     assert "lastcall's extra `kube`" in installing.missing("the webhook", "starlette", "kube")
     assert installing.wheel("1.2.3") == "python3 -m pip install lastcall-1.2.3-py3-none-any.whl"
 
 
-_FROM_AN_INDEX = re.compile(r"pip install (?:-{1,2}[\w-]+ )*['\"]?lastcall(?![\w.-]*\.whl|-\{|-['\"]?\s*in)[\['\"\s=<]", re.IGNORECASE)
+_FROM_AN_INDEX = re.compile(
+    r"pip install (?:-{1,2}[\w-]+ )*['\"]?lastcall(?![\w.-]*\.whl|-\{|-['\"]?\s*in)[\['\"\s=<]", re.IGNORECASE
+)
 
 
 def test_nothing_says_that_lastcall_is_on_an_index() -> None:
@@ -213,7 +242,8 @@ def test_nothing_says_that_lastcall_is_on_an_index() -> None:
     said = [
         f"{path.relative_to(ROOT)}: {found[0]}"
         for path in TRACKED
-        if path.suffix in (".py", ".md", ".toml", ".ipynb", ".yml", ".txt", "") and path.parts[len(ROOT.parts)] != "tests"
+        if path.suffix in (".py", ".md", ".toml", ".ipynb", ".yml", ".txt", "")
+        and path.parts[len(ROOT.parts)] != "tests"
         and path != ROOT / "src/lastcall/installing.py"
         for found in _FROM_AN_INDEX.finditer(path.read_text(errors="replace"))
     ]
