@@ -59,7 +59,7 @@ $(VENV)/.made-docs: $(VENV)/.made requirements-docs.txt
 
 # The site, in site/; every warning is an error. Nothing of it is loaded from another host.
 docs: $(VENV)/.made-docs
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The sdist and the wheel, in dist/: checked, and the wheel tried in an environment of its own.
 wheel: $(VENV)/.made-docs
