@@ -3,7 +3,7 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint house docs wheel bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
+.PHONY: demo test test-full test-all matrix lint house docs wheel bench e2e-slurm e2e-ray e2e-ray-quick e2e-kube env clean
 env: $(VENV)/.made
 
 $(VENV)/.made: pyproject.toml requirements-dev.txt constraints.txt src/lastcall/auto/lastcall-auto.pth
@@ -17,11 +17,23 @@ demo: env
 
 # One process a core; a file's tests stay together, since they share what they have set up.
 JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --progress-line --durations-file build/durations.txt
+QUICK = tests/unit tests/property tests/conformance tests/house
+
+# Minutes: what starts no process, and a smoke of each real path.
 test: env
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST) -m "quick and not slow" $(QUICK) $(shell grep -rl --include='test_*.py' 'mark\.smoke' tests)
+
+# What CI runs: all but the slow variants.
+test-full: env
+	$(PYTEST)
 
 test-all: env
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
+
+# The quick tests on every Python from 3.11 to 3.14 that is found here, without a framework; MATRIX=--torch: with torch, too.
+matrix:
+	$(PY) tools/matrix.py --jobs $(JOBS) $(MATRIX)
 
 lint: env
 	$(BIN)/ruff check .
@@ -50,7 +62,7 @@ e2e-ray-quick: $(VENV)/.made-ray
 
 # A real Kubernetes, built from Debian's source the first time (some eleven minutes of one core, as root on Debian 12).
 e2e-kube: env
-	$(BIN)/python tests/helpers/kube_build.py
+	$(BIN)/python tests/helpers/kube/build.py
 	$(BIN)/python -m pytest tests/kube
 
 $(VENV)/.made-docs: $(VENV)/.made requirements-docs.txt
@@ -69,4 +81,4 @@ bench: $(VENV)/.made-ray
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

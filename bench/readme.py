@@ -1,5 +1,5 @@
-"""Puts measured numbers into docs/benchmarks.md, and three of them into README.md, so that none is typed in by
-hand.
+"""Puts measured numbers into docs/benchmarks.md, and three of them into README.md, so that none is typed in
+by hand.
 
 python -m bench save small frozen stall resume step --json FILE
 python -m bench.readme FILE [FILE ...]    the summary of docs/benchmarks.md, then README.md

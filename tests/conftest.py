@@ -8,26 +8,61 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from helpers import findings_table
-from helpers.nursery import Nursery, opened
+from helpers.processes.forkserver import Nursery, opened
+from helpers.report.durations import Durations
+from helpers.report.progress_line import ProgressLine
+from helpers.trainer import findings_table
 
 settings.register_profile("lastcall", derandomize=not os.environ.get("LASTCALL_TEST_RANDOM"), database=None)
 settings.load_profile("lastcall")
 
+TESTS = Path(__file__).resolve().parent
+QUICK = ("unit", "property", "conformance", "house")  # folders; elsewhere what is marked `smoke`
+
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lastcall")
+    group.addoption("--progress-line", action="store_true", help="one line that says how far the tests are")
+    group.addoption("--durations-file", type=Path, metavar="FILE", help="write what tests and folders took")
+
+
+@pytest.hookimpl(trylast=True)  # the terminal's reporter is there
+def pytest_configure(config: pytest.Config) -> None:
     """A runner started in the background of a shell has SIGINT ignored, and so would every process that the
     tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):  # of pytest-xdist: the process that has started it reports
+        return
+    if file := config.getoption("--durations-file"):
+        config.pluginmanager.register(Durations(config.invocation_params.dir / file))
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("--progress-line") and reporter is not None:
+        config.pluginmanager.register(
+            ProgressLine(
+                lambda text: reporter.write(text, flush=True),
+                terminal=reporter.isatty,
+                width=os.get_terminal_size().columns if reporter.isatty else 0,
+                now=time.monotonic,
+            )
+        )
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in QUICK or item.get_closest_marker("smoke"):
+            item.add_marker("quick")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -58,6 +58,18 @@ LIMITS = {
     "classes": Limit(
         67, 0, "class names in two modules: one word, one thing", "Choose a name that says which one it is."
     ),
+    "strays": Limit(
+        0,
+        0,
+        "files of tests/unit that name no module beside them",
+        "Name it test_MODULE.py or test_MODULE_SUBJECT.py, in the folder of the module.",
+    ),
+    "untested": Limit(
+        209,
+        0,
+        "modules without a unit test file of their own",
+        "Write tests/unit/FOLDER/test_MODULE.py; other tests of it may stay where they are.",
+    ),
     "is told": Limit(1, 0, "gets, learns, receives; or say who tells", _PLAIN),
     "was told": Limit(4, 0, "got, learned, received; or say who told", _PLAIN),
     "are told": Limit(0, 0, "get, learn, receive; or say who tells", _PLAIN),
@@ -177,6 +189,31 @@ def twin_classes(files: Iterable[Source]) -> Found:
     )
 
 
+def mirror(root: Path, files: Iterable[Source]) -> dict[str, Found]:
+    """tests/unit/core/test_session_end.py tests src/lastcall/core/session.py: the longest name that fits
+    counts."""
+    named = {file.name.removesuffix(".py") for file in files if Path(file.name).name != "__init__.py"}
+    unit = root / "tests/unit"
+    strays, tested = [], set()
+    for path in sorted(unit.rglob("test_*.py")):
+        test = path.relative_to(unit)
+        words = test.stem.removeprefix("test_").split("_")
+        names = ["_".join(words[:length]) for length in range(len(words), 0, -1)]
+        module = next((m for name in names if (m := (test.parent / name).as_posix()) in named), None)
+        if module is None:
+            strays.append(path.relative_to(root).as_posix())
+        else:
+            tested.add(module)
+    untested = [f"src/lastcall/{name}.py" for name in sorted(named - tested)]
+    folders = Counter(str(Path(name).parent.relative_to("src/lastcall")) for name in untested)
+    return {
+        "strays": Found(len(strays), strays, strays),
+        "untested": Found(
+            len(untested), [f"{name} {count}" for name, count in folders.most_common()], untested
+        ),
+    }
+
+
 def words(root: Path, files: Iterable[Source]) -> dict[str, Found]:
     """In strings, docstrings and comments of the source, and in the documents outside code blocks."""
     places: dict[str, list[str]] = {word: [] for word in WORDS}
@@ -249,7 +286,11 @@ _CHECKS: dict[str, Callable[[Iterable[Source]], Found]] = {
 
 def count(root: Path) -> dict[str, Found]:
     files = sources(root)
-    return {**{name: check(files) for name, check in _CHECKS.items()}, **words(root, files)}
+    return {
+        **{name: check(files) for name, check in _CHECKS.items()},
+        **mirror(root, files),
+        **words(root, files),
+    }
 
 
 def table(found: dict[str, Found]) -> Iterator[str]:
@@ -258,7 +299,7 @@ def table(found: dict[str, Found]) -> Iterator[str]:
         label = f'"{name}"' if name in WORDS else name
         bounds = (limit, ideal) if limit is not None else ("-", "-")
         yield f"{label:<13}{found[name].now:>4}{bounds[0]:>7}{bounds[1]:>7}  {why}"
-    for name in _CHECKS:
+    for name in (*_CHECKS, "strays", "untested"):
         if first := found[name].summary[:6]:
             more = len(found[name].summary) - len(first)
             text = f"{name}: {'; '.join(first)}{f'; and {more} more: --list {name}' if more else ''}"

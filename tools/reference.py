@@ -99,7 +99,7 @@ def _sentence(text: str | None) -> str:
 # ---- events ------------------------------------------------------------------------------------------------
 
 EVENTS = {
-    "start": "An incarnation begins: which one, and the checkpoint that it resumed from (null: from scratch).",
+    "start": "An incarnation begins: which one, and the checkpoint that it resumed from (null: none).",
     "notice": "News that the run must stop: from where, why, seconds until the deadline, the step.",
     "phase": f"A notice has reached a new phase: {', '.join(phase.value for phase in Phase)}.",
     "agreement": "The ranks have agreed on what to save.",
@@ -140,9 +140,9 @@ def events() -> Iterator[str]:
         raise SystemExit(f"tools/reference.py and the source disagree about these events: {sorted(strange)}")
     yield "# Events"
     yield (
-        "One JSON object a line, in `.lastcall/events-RANK.jsonl` of the run's directory; at most 4 MB, and as much "
-        "again in `events-RANK.jsonl.1`. Every event has `at` (seconds since 1970) and `kind`. New kinds and fields "
-        "may come at any time. `lastcall watch` shows them."
+        "One JSON object a line, in `.lastcall/events-RANK.jsonl` of the run's directory: at most 4 MB, and "
+        "as much again in `events-RANK.jsonl.1`. Every event has `at` (seconds since 1970) and `kind`. New "
+        "kinds and fields may come at any time. `lastcall watch` shows the latest."
     )
     yield "| kind | fields | |\n|---|---|---|\n" + "\n".join(
         f"| `{kind}` | {', '.join(f'`{each}`' for each in fields[kind])} | {line} |"
@@ -207,7 +207,7 @@ def _signs(platform: platforms.Platform) -> str:
 
 def commands() -> Iterator[str]:
     yield "# Commands"
-    yield "What `lastcall COMMAND --help` says. What the commands print, and their JSON: [commands](../commands.md)."
+    yield "What `lastcall COMMAND --help` says. What they print, and their JSON: [commands](../commands.md)."
     for name in cli.COMMANDS:
         parser = cli._parser(name)
         (found,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))

@@ -1,5 +1,5 @@
-"""The tables of settings in docs/reference/settings.md, made from src/lastcall/settings.py: one row a field, with the
-sentence that stands under it.
+"""The tables of settings in docs/reference/settings.md, made from src/lastcall/settings.py: one row a field,
+with the sentence that stands under it.
 
 python tools/settings_table.py            print the tables
 python tools/settings_table.py --write    put them into that page, between the two markers

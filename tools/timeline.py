@@ -26,6 +26,7 @@ from lastcall import events  # noqa: E402 - this checkout's, whichever one is in
 RECORDED = ROOT / "tools" / "timeline.jsonl"
 KINDS = ("start", "notice", "save-begins", "committed", "stop")
 SEED = "3"
+TITLE = "Five preemptions of one run: each incarnation continues where the last one was saved"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def drawing(lives: Sequence[Incarnation], colours: Colours) -> str:
         yield _text(
             LEFT,
             22,
-            "Five preemptions of one run: each incarnation continues where the last one was saved",
+            TITLE,
             colours.ink,
             14,
         )
@@ -104,7 +105,7 @@ def drawing(lives: Sequence[Incarnation], colours: Colours) -> str:
             yield _text(x(second), HEIGHT - BOTTOM + 16, f"{second} s", colours.ink, 11, "middle")
         for life, following in zip(lives, [*lives[1:], None], strict=True):
             path = " ".join(f"{x(at)},{y(step)}" for at, step in life.points)
-            yield f'<polyline points="{path}" fill="none" stroke="{colours.line}" stroke-width="2.5" stroke-linejoin="round"/>'
+            yield f'<polyline points="{path}" fill="none" stroke="{colours.line}" stroke-width="2.5"/>'
             for at, step, save in life.saves:
                 radius = 4.5 if save == "jit" else 2.5
                 yield f'<circle cx="{x(at)}" cy="{y(step)}" r="{radius}" fill="{colours.saved}"/>'
@@ -133,15 +134,16 @@ def drawing(lives: Sequence[Incarnation], colours: Colours) -> str:
         )
 
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'role="img" font-family="system-ui, sans-serif">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        f'height="{HEIGHT}" role="img" font-family="system-ui, sans-serif">'
     )
     paper = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{colours.paper}"/>'
     return "\n".join([head, paper, *parts(), "</svg>"]) + "\n"
 
 
 def _text(x: float, y: float, words: str, colour: str, size: int, anchor: str = "start") -> str:
-    return f'<text x="{x}" y="{y}" fill="{colour}" font-size="{size}" text-anchor="{anchor}">{escape(words)}</text>'
+    place = f'x="{x}" y="{y}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{colour}" font-size="{size}">{escape(words)}</text>'
 
 
 def _line(x: float, y: float, to_x: float, to_y: float, colour: str, *, dashed: bool = False) -> str:

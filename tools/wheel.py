@@ -1,7 +1,8 @@
-"""`make wheel`: builds the sdist and the wheel into dist/, checks them, and tries the wheel in a clean environment.
+"""`make wheel`: builds the sdist and the wheel into dist/, checks them, and tries the wheel in a clean
+environment.
 
-python tools/wheel.py            without torch: the command line works, and what is missing is named with its remedy
-python tools/wheel.py --torch    also with the extra `torch`, from the index: the tutorial runs (torch is large)
+python tools/wheel.py            without torch: the command line works, and says what is missing
+python tools/wheel.py --torch    also with the extra `torch`, from the index: the tutorial runs
 """
 
 from __future__ import annotations
@@ -108,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problems := bare(environment(scratch / "bare", str(wheel)), work):
             raise SystemExit("\n".join(problems))
         if args.torch:
-            from helpers import doc_blocks
+            from helpers.docs import blocks
 
             programs = environment(scratch / "torch", "-c", str(ROOT / "constraints.txt"), f"{wheel}[torch]")
-            doc_blocks.run(ROOT / "docs" / "tutorial.md", work, programs)
+            blocks.run(ROOT / "docs" / "tutorial.md", work, programs)
     sys.stdout.write(f"{wheel.relative_to(ROOT)} and {sdist.name} are whole, and the wheel works\n")
     return 0
 

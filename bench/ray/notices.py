@@ -18,8 +18,8 @@ from pathlib import Path
 from bench import measure
 from bench.agreement import Report
 from bench.measure import Options
-from helpers.ray_cluster import Cluster, until
-from helpers.ray_runs import Run, node, one_worker
+from helpers.ray.cluster import Cluster, until
+from helpers.ray.runs import Run, node, one_worker
 
 _STEPS = 100_000  # never reached: the run is killed when all rounds are done
 _WARM_UP = 10  # steps of a life before it is told

@@ -10,8 +10,8 @@ from pathlib import Path
 from bench import measure
 from bench.agreement import Report
 from bench.measure import Options
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import PROTECTED
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import PROTECTED
 
 _PACE = Path(__file__).with_name("pace.py")
 WAYS = {  # whether the loop asks, and whether lastcall is on

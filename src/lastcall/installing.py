@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 
-# as in pyproject.toml, without `all`; a package that was copied (into a volume, onto PYTHONPATH) has no metadata
+# as in pyproject.toml, without `all`; a copied package (in a volume, on PYTHONPATH) has no metadata
 EXTRAS: dict[str, tuple[str, ...]] = {
     "torch": ("torch>=2.4", "numpy>=1.26"),
     "ray": ("ray[train]>=2.51", "torch>=2.4", "numpy>=1.26"),

@@ -3,8 +3,8 @@
 Each setting comes from the explicit argument, else from the environment, else from its default; `origins()`
 says which. `JIT` and `PERIODIC` are the whole list; parsing, defaults, error messages and the search for
 misspelled names read them. The sentence under each field says what it does: `python tools/settings_table.py
---write` copies it into docs/reference/settings.md. Text and proper values go through the same parser, so that a
-configuration file which only knows text works too, and "false" is never true.
+--write` copies it into docs/reference/settings.md. Text and proper values go through the same parser, so that
+a configuration file which only knows text works too, and "false" is never true.
 """
 
 from __future__ import annotations

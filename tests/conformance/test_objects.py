@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ports, s3_server
-from helpers.s3_server import Server
+from helpers.servers import ports
+from helpers.servers import s3 as s3_server
+from helpers.servers.s3 import Server
 from lastcall import errors
 from lastcall.storage import objects
 from lastcall.storage.objects import Objects

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Nursery, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Nursery, until
 from lastcall import testing
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.guard import guard
@@ -30,7 +30,7 @@ TRAIN = """
     import os
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     training.seed()
     weights = torch.nn.Parameter(torch.zeros(400_000))

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
 from lastcall import testing
 
 KILLS = int(os.environ.get("LASTCALL_TEST_KILLS", "8"))
@@ -29,7 +29,7 @@ TRAIN = """
     import os
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     training.seed()
     weights = torch.nn.Parameter(torch.zeros(500_000))

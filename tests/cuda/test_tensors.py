@@ -6,11 +6,11 @@ import threading
 import pytest
 import torch
 
+from helpers.models import samples as training
+from helpers.models.roundtrip import Saved, read, write
 from lastcall.adapters.torch.randomness import rng
 from lastcall.adapters.torch.state.entries import StateSet
 from lastcall.adapters.torch.tensors import cuda, tensors
-from unit.adapters.torch import training
-from unit.adapters.torch.roundtrip import Saved, read, write
 
 pytestmark = pytest.mark.cuda
 if not torch.cuda.is_available():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Nursery
 
 SCRIPTS = Path(__file__).parent / "scripts"
 QUICK = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
@@ -36,7 +36,7 @@ def compare(
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        ("steps.py", 70),
+        pytest.param("steps.py", 70, marks=pytest.mark.smoke),
         ("accumulate.py", 70),
         ("two_optimizers.py", 50),
         ("scaler.py", 50),

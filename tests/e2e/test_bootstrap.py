@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from helpers import interpreters, nursery
-from helpers.interpreters import below, outside, run
+from helpers.processes import forkserver as nursery
+from helpers.processes import interpreters
+from helpers.processes.interpreters import below, outside, run
 from lastcall.auto import bootstrap, environment
 
 PROBE = Path(__file__).parent / "scripts" / "auto_probe.py"

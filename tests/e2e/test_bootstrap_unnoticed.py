@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import nursery
-from helpers.interpreters import below, outside, run
+from helpers.processes import forkserver as nursery
+from helpers.processes.interpreters import below, outside, run
 
 TESTS = """
     import os, sys, warnings

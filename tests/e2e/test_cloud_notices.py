@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.metadata_servers import AwsServer, AzureServer, GcpServer, MetadataServer
-from helpers.nursery import PATIENCE, Nursery, environment, until
+from helpers.processes.forkserver import PATIENCE, Nursery, environment, until
+from helpers.servers.metadata import AwsServer, AzureServer, GcpServer, MetadataServer
 from lastcall import testing
 from lastcall.core.checkpoint.record import Record
 
@@ -23,7 +23,7 @@ NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 
 ENDLESS = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -33,7 +33,7 @@ ENDLESS = """
 """
 PATIENT = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 
 SCRIPT = Path(__file__).parent / "scripts" / "dcp_ranks.py"
 JOBS = ["save,load,refuse,load@2", "load@1", "load,hsdp@4", "save@1", "load@2"]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain, doc_blocks
-from helpers.nursery import ROOT, Nursery
+from helpers.docs import blocks as doc_blocks
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import ROOT, Nursery
 
 PROGRAMS = Path(sys.executable).parent
 STAGED = {"commands.md", "export.md"}  # pages that speak of a run in runs/exp1

@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from helpers import containers, nursery
-from helpers.world import State, World, flip
+from helpers.core.bare_core import State, World, flip
+from helpers.processes import containers
+from helpers.processes import forkserver as nursery
 from lastcall.core.checkpoint import record as records
 from lastcall.doctor.checks import storage
 from lastcall.types import Kind

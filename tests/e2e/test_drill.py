@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from helpers.nursery import ROOT
+from helpers.drill import harness
+from helpers.processes.forkserver import ROOT
 from lastcall import testing
-from unit.drill import drill_harness as harness
 
 PLAIN = ROOT / "examples" / "plain.py"
 SLOW = """

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery
 from lastcall import testing
 
 PROGRAM = """
     import os
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import chain
-from helpers.nursery import ROOT, Nursery, environment, until
+import pytest
+
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import ROOT, Nursery, environment, until
 
 EXAMPLES = ROOT / "examples"
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
@@ -25,6 +27,7 @@ def test_there_is_a_test_for_every_example() -> None:
     }
 
 
+@pytest.mark.smoke
 def test_the_minimal_example_goes_on_where_it_was(nursery: Nursery, tmp_path: Path) -> None:
     script = EXAMPLES / "minimal.py"
     reference = nursery.run(tmp_path, script, tmp_path / "reference")

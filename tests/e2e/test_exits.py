@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery, environment
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, environment
 from lastcall import testing
 
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
@@ -23,7 +23,7 @@ PROGRAM = """
     import threading
     import time
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def tell(signum=signal.SIGTERM):
         os.kill(os.getpid(), signum)
@@ -161,7 +161,7 @@ WORKERS = """
     import time
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def kill(*_):
         hooks.clear()
@@ -238,7 +238,7 @@ def test_c5_an_exit_function_that_hangs_does_not_keep_a_saved_process(
 CAUGHT = """
     import sys
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     try:
@@ -267,7 +267,7 @@ def test_f14_whoever_catches_preempted_around_the_block_leaves_with_75_all_the_s
 
 SWALLOWS = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -301,7 +301,7 @@ def test_c8_a_signal_that_the_script_turns_off_is_taken_back(
     source = f"""
         import signal
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -355,7 +355,7 @@ MISFIT = """
     import os
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model = torch.nn.Linear(4, int(os.environ["WIDTH"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

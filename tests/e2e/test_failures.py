@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers import chain
-from helpers.nursery import Child, Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery
 
 SCRIPT = """
     import os
@@ -14,7 +14,7 @@ SCRIPT = """
     import time
     from pathlib import Path
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def fail():
         if os.environ.get("LASTCALL_ENABLED") != "0" and not Path("failed").exists():

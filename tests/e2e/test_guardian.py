@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import environment, until
+from helpers.processes.forkserver import environment, until
 from lastcall import testing
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage.files import Files
@@ -27,7 +27,7 @@ TRAIN = """
     import time
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def say(line):
         os.write(1, f"{line}\\n".encode())  # in one piece: print() is killed between two of its writes, and the next life goes on there
@@ -121,6 +121,7 @@ def kinds(run: Path) -> list[Kind]:
     return [entry.record.kind for entry in Catalog(run, Files()).entries()]
 
 
+@pytest.mark.smoke
 def test_a_killed_trainer_is_saved_by_the_guardian_and_ends_bit_identical(
     tmp_path: Path, reference: str
 ) -> None:

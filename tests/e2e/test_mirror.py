@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain, s3_server
-from helpers.nursery import Child, Nursery, until
-from helpers.s3_server import Server
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
+from helpers.servers import s3 as s3_server
+from helpers.servers.s3 import Server
 
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 SCRIPT = """
     import os
     from pathlib import Path
     import lastcall
-    from helpers import training
+    from helpers.models import training
     from lastcall.storage import s3
 
     if "SLOW_STORE" in os.environ:

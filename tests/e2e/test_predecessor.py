@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery
 
 SLOW = Path(__file__).parent / "scripts" / "slow_disk.py"
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0", "LASTCALL_GRACE_SECONDS": "600"}
 SCRIPT = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from helpers.nursery import Child, Nursery, until
+from helpers.processes.forkserver import Child, Nursery, until
 from lastcall import testing
 
 SLOW = """
     import os, time
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from unit.drill import drill_harness as harness
+from helpers.drill import harness
 
 LOOP = """
 import sys

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
 from lastcall import testing
 
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
@@ -24,7 +24,7 @@ STEPS = """
     from pathlib import Path
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def stuck(action):
         if not Path("stuck").exists():
@@ -141,7 +141,7 @@ EPOCHS = """
     from pathlib import Path
     from torch.utils.data import DataLoader
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def stuck():
         if not Path("stuck").exists():
@@ -246,7 +246,7 @@ IN_BACKWARD = """
     from pathlib import Path
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def update(value):
         optimizers[value].step()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
 from lastcall import testing
 
 NOW = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
 PLAIN = """
     import os
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -135,7 +135,7 @@ def test_a_changed_model_is_refused_with_its_path_and_both_shapes(nursery: Nurse
         import os
         import torch
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model = torch.nn.Sequential(torch.nn.Linear(4, int(os.environ["WIDTH"])))
         with lastcall.protect(training.DIRECTORY, model=model) as run:
@@ -169,7 +169,7 @@ def test_no_more_checkpoints_are_kept_than_asked_for_but_two_at_least(
 def test_with_save_best_only_nothing_worse_is_saved(nursery: Nursery, tmp_path: Path) -> None:
     source = """
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         losses = [5, 4, 6, 1, 2, 6, 7, 0.5, 8, 9]
         model, optimizer = training.parts()
@@ -188,7 +188,7 @@ def test_with_save_best_only_nothing_worse_is_saved(nursery: Nursery, tmp_path: 
 def test_the_best_checkpoint_outlives_the_rotation(nursery: Nursery, tmp_path: Path) -> None:
     source = """
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         accuracy = [1, 2, 9, 3, 4, 5, 6, 7, 8, 1]
         model, optimizer = training.parts()
@@ -208,7 +208,7 @@ def test_an_epoch_strategy_saves_at_the_end_of_epochs(nursery: Nursery, tmp_path
     source = """
         from torch.utils.data import DataLoader
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         loader = DataLoader(training.Sentences(20), batch_size=4)
@@ -227,7 +227,7 @@ def test_an_epoch_strategy_saves_at_the_end_of_epochs(nursery: Nursery, tmp_path
 
 SLOW_DISK = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     periodic = lastcall.PeriodicCheckpointConfig(save_steps=5)
@@ -262,7 +262,7 @@ def test_save_inside_a_pass_is_not_exact_and_an_exact_one_follows(nursery: Nurse
     source = """
         import json
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         def show(path):
             record = json.loads((path / "lastcall.json").read_text())
@@ -301,7 +301,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 LARGE = """
     import torch
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     training.seed()
     weights = torch.nn.Parameter(torch.zeros(400_000))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from e2e.scripts.launch_harness import MEMBER, SCRIPTS, Launched, children, in_session, script
-from helpers import chain
-from helpers.nursery import environment, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import environment, until
 from lastcall import testing
 
 TRAIN = SCRIPTS / "launch_train.py"
@@ -27,7 +27,9 @@ def entrypoint(folder: Path, steps: int) -> Path:
     )
 
 
-@pytest.mark.parametrize(("platform", "code"), [("auto", 75), ("runai", 1)])
+@pytest.mark.parametrize(
+    ("platform", "code"), [pytest.param("auto", 75, marks=pytest.mark.smoke), ("runai", 1)]
+)
 def test_a_training_below_a_shell_saves_on_sigterm_and_resumes(
     tmp_path: Path, platform: str, code: int
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.scripts.launch_harness import MEMBER, SCRIPTS, Launched, children, in_session, script
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall import testing
 
 QUICK = ("--backoff", "0.05")

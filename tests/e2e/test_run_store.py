@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.scripts.launch_harness import Launched
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall import errors
 from lastcall.core.store import client
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.scripts.launch_harness import MEMBER, Launched
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 
 WARNING = (
     "No process below this launcher is protected: no training process has joined, so a notice saves nothing."

@@ -1,5 +1,5 @@
 """Loops and data pipelines as people write them: resumed bit for bit, or warned of before anything is lost.
-The rows are in tests/shapes; helpers/pipelines.py says how they are played."""
+The rows are in tests/shapes; helpers/data/pipelines.py says how they are played."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import pipelines
-from helpers.nursery import Nursery
+from helpers.data import pipelines
+from helpers.processes.forkserver import Nursery
 
 MODULES = sorted(path.stem for path in (Path(__file__).parents[1] / "shapes").glob("*.py"))
 for _module in MODULES:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain, running
-from helpers.nursery import Child, Nursery, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes import live_processes as running
+from helpers.processes.forkserver import Child, Nursery, until
 from lastcall import testing
 
 PLAIN = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -42,6 +43,7 @@ def interrupt(child: Child, signum: int = signal.SIGTERM) -> int:
     return child.wait()
 
 
+@pytest.mark.smoke
 def test_a_saved_run_exits_75_and_holds_an_exact_checkpoint(nursery: Nursery, tmp_path: Path) -> None:
     child = start(nursery, tmp_path, ENDLESS, **NOW)
     assert interrupt(child) == 75
@@ -65,7 +67,7 @@ def test_a_run_that_cannot_save_dies_of_the_signal(nursery: Nursery, tmp_path: P
     source = """
         import errno
         import lastcall
-        from helpers import training
+        from helpers.models import training
         from lastcall import testing
 
         files = testing.FaultyFiles(testing.Fault("mkdir", 1, errno.EROFS, lasting=True))
@@ -131,7 +133,7 @@ def test_a_storm_of_signals_is_one_notice(nursery: Nursery, tmp_path: Path) -> N
 
 SLOW_DISK = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     config = lastcall.JITCheckpointConfig(kill_wait=0, signals=("SIGTERM", "SIGINT"))
@@ -157,7 +159,7 @@ def test_a_second_sigterm_during_the_save_changes_nothing(nursery: Nursery, tmp_
 def test_a_second_sigterm_after_the_save_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
     source = """
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         try:
@@ -206,7 +208,7 @@ def test_a_handler_that_was_there_is_called_as_well_and_put_back(nursery: Nurser
         import signal
         import sys
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         def mine(signum, frame):
             print("mine", signum, flush=True)
@@ -235,7 +237,7 @@ def test_an_exception_leaves_no_handler_no_thread_and_no_hook_behind(
         import signal
         import threading
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         before = signal.getsignal(signal.SIGTERM)
@@ -263,7 +265,7 @@ def test_switched_off_there_is_no_thread_no_handler_and_no_file(nursery: Nursery
         import signal
         import threading
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         before = signal.getsignal(signal.SIGTERM)
@@ -314,7 +316,7 @@ def test_a_wrong_setting_exits_78_and_names_the_variable_the_value_and_the_remed
 def test_what_cannot_be_saved_is_refused_at_once_with_its_path(nursery: Nursery, tmp_path: Path) -> None:
     source = """
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         try:
@@ -368,7 +370,7 @@ def test_a_finished_run_started_again_does_nothing(nursery: Nursery, tmp_path: P
 
 AFTERWARDS = """
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     model, optimizer = training.parts()
     with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -408,7 +410,7 @@ def test_sigterm_after_the_block_is_nobodys_business_and_nothing_is_lost(
 
 
 def test_sigterm_before_protect_is_nobodys_business(nursery: Nursery, tmp_path: Path) -> None:
-    child = start(nursery, tmp_path, "from helpers import training\ntraining.wait_for('never')")
+    child = start(nursery, tmp_path, "from helpers.models import training\ntraining.wait_for('never')")
     child.expect("waiting")
     child.send(signal.SIGTERM)
     assert child.wait() == -signal.SIGTERM
@@ -417,7 +419,7 @@ def test_sigterm_before_protect_is_nobodys_business(nursery: Nursery, tmp_path: 
 def test_sigterm_during_the_start_is_answered_at_the_first_boundary(nursery: Nursery, tmp_path: Path) -> None:
     source = """
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:
@@ -440,7 +442,7 @@ def test_a_notice_in_the_first_step_of_a_tick_loop_is_answered_at_its_end(
 ) -> None:
     source = """
         import lastcall
-        from helpers import training
+        from helpers.models import training
 
         model, optimizer = training.parts()
         with lastcall.protect(training.DIRECTORY, model=model, optimizer=optimizer) as run:

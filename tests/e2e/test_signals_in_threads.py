@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery
 from lastcall import testing
 
 SOURCE = """
@@ -17,7 +17,7 @@ SOURCE = """
     from concurrent.futures import ThreadPoolExecutor
 
     import lastcall
-    from helpers import training
+    from helpers.models import training
 
     def train():
         model, optimizer = training.parts()

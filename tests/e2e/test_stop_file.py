@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import PATIENCE, environment, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import PATIENCE, environment, until
 from lastcall.kube.inject import package_volume
 
 USER = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]

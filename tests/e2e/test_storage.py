@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery
 from lastcall.core.checkpoint import record as records
 from lastcall.core.engine import digest
 
@@ -23,7 +23,7 @@ TRAIN = """
     from pathlib import Path
     import lastcall
     from lastcall import testing
-    from helpers import training
+    from helpers.models import training
 
     def told():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -176,7 +176,7 @@ GUARDED = """
     from pathlib import Path
     import lastcall
     from lastcall.storage.files import Files
-    from helpers import training
+    from helpers.models import training
 
     class Killed(Files):
         # killed when the files of the periodic save are written, and before it is one

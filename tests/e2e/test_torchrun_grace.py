@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import nursery
+from helpers.processes import forkserver as nursery
 from lastcall import testing
 from lastcall.auto import environment
 from lastcall.core.checkpoint import catalog

@@ -1,5 +1,5 @@
-"""Writes the checkpoints of the version of this checkout into tests/formats/VERSION, once for a released version:
-what is there already is never replaced.
+"""Writes the checkpoints of the version of this checkout into tests/formats/VERSION, once for a released
+version: what is there already is never replaced.
 
 python tests/formats/make.py
 """

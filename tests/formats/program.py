@@ -1,5 +1,5 @@
-"""What made the checkpoints of this folder, and resumes from them. Once a version is released this may only grow:
-an older checkpoint must still fit it.
+"""What made the checkpoints of this folder, and resumes from them. Once a version is released this may only
+grow: an older checkpoint must still fit it.
 
     python program.py DIRECTORY [STOP]     STOP: the step in which it sends itself SIGTERM
 

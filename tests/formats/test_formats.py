@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import ROOT, Nursery
+from helpers.processes.forkserver import ROOT, Nursery
 from lastcall.cli import main as cli
 from lastcall.core.checkpoint import record
 from lastcall.formats import manifest

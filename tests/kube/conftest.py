@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import kube_build, kube_kinds
-from helpers.kube_api import until
-from helpers.kube_cluster import Cluster
-from helpers.kube_webhook import Webhook
+from helpers.kube import build as kube_build
+from helpers.kube.api import until
+from helpers.kube.cluster import Cluster
+from helpers.kube.definitions import kinds as kube_kinds
+from helpers.kube.webhook import Webhook
 
 HERE = Path(__file__).resolve().parent
 

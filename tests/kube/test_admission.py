@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from helpers import kube_images
-from helpers.kube_api import Refused, until
-from helpers.kube_cluster import Cluster
-from helpers.kube_webhook import Webhook
+from helpers.kube import images as kube_images
+from helpers.kube.api import Refused, until
+from helpers.kube.cluster import Cluster
+from helpers.kube.webhook import Webhook
 from kube import objects
 
 pytestmark = pytest.mark.usefixtures("webhook")

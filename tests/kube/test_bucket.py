@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain, kube_trainings, s3_server
-from helpers.kube_cluster import Cluster
-from helpers.kube_trainings import Training
+from helpers.kube import trainings as kube_trainings
+from helpers.kube.cluster import Cluster
+from helpers.kube.trainings import Training
+from helpers.processes import interruption_chain as chain
+from helpers.servers import s3 as s3_server
 
 STEPS = 30
 SETTINGS = {"STEPS": STEPS, "PACE": 0.5}

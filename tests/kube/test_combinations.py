@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from helpers.kube_api import Refused
-from helpers.kube_cluster import Cluster
+from helpers.kube.api import Refused
+from helpers.kube.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("webhook")
 MANY = 250

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import kube_trainings
-from helpers.kube_cluster import Cluster
-from helpers.kube_trainings import Training
+from helpers.kube import trainings as kube_trainings
+from helpers.kube.cluster import Cluster
+from helpers.kube.trainings import Training
 from lastcall import testing
 
 STEPS = 20

@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
-from helpers import kube_images, kube_indexed, kubeflow_functions, kubeflow_objects, kubeflow_plain, s3_server
-from helpers.kube_api import Object, until
-from helpers.kube_cluster import Cluster
-from helpers.ports import free_port
+from helpers.kube import images as kube_images
+from helpers.kube import indexed as kube_indexed
+from helpers.kube.api import Object, until
+from helpers.kube.cluster import Cluster
+from helpers.kubeflow import functions as kubeflow_functions
+from helpers.kubeflow import objects as kubeflow_objects
+from helpers.kubeflow import plain as kubeflow_plain
+from helpers.servers import s3 as s3_server
+from helpers.servers.ports import free_port
 
 EPOCHS = 10  # 40 steps of half a second: no notice comes too late
 # There is no DNS here: the pods share the node's network, where each finds the other.

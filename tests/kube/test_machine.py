@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers.kube_api import until
-from processes import gone
+from helpers.kube.api import until
+from helpers.processes.scripts import gone
 
 _SCRIPT = """
 import os, time
-from helpers.kube_machine import Machine
+from helpers.kube.machine import Machine
 machine = Machine(os.environ["PATH"] + ":/usr/sbin:/sbin")
 machine.start("sh", "-c", "setsid sleep 1000 & mount -t tmpfs tmpfs /mnt; exec sleep 2000")
 machine.expect(lambda: "sleep 2000" in machine.run("ps", "axo", "args=").splitlines(), "a server")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers import kube_images
-from helpers.kube_api import Api, Object, Refused, until
-from helpers.kube_cluster import Cluster
-from helpers.kube_webhook import Webhook
+from helpers.kube import images as kube_images
+from helpers.kube.api import Api, Object, Refused, until
+from helpers.kube.cluster import Cluster
+from helpers.kube.webhook import Webhook
 from kube import objects
 
 NAMESPACE = "lastcall"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import kube_trainings
-from helpers.kube_cluster import Cluster
-from helpers.kube_trainings import Training
+from helpers.kube import trainings as kube_trainings
+from helpers.kube.cluster import Cluster
+from helpers.kube.trainings import Training
 
 SETTINGS = {"STEPS": 30, "PACE": 0.5}
 

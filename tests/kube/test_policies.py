@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from helpers.kube_api import Refused, until
-from helpers.kube_cluster import Cluster
+from helpers.kube.api import Refused, until
+from helpers.kube.cluster import Cluster
 from kube import conftest, objects
 
 pytestmark = pytest.mark.usefixtures("webhook")

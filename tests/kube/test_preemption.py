@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import kube_trainings
-from helpers.kube_api import Object, until
-from helpers.kube_cluster import Cluster
-from helpers.kube_images import PAUSE
-from helpers.kube_trainings import Training
+from helpers.kube import trainings as kube_trainings
+from helpers.kube.api import Object, until
+from helpers.kube.cluster import Cluster
+from helpers.kube.images import PAUSE
+from helpers.kube.trainings import Training
 
 STEPS = 30
 SETTINGS = {"STEPS": STEPS, "PACE": 0.5}

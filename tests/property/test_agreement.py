@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.stage import Fate, Rank, Stage
+from helpers.ranks.interleavings import Fate, Rank, Stage
 from lastcall.core.ranks import election
 from lastcall.core.ranks.agreement import Agreement, Verdict
 from lastcall.core.ranks.election import Decision, Position

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.kube.objects import every, trainjob
 from lastcall.kube.inject import annotations as noted
 from lastcall.kube.inject import draft, inject, kinds
 from lastcall.kube.inject.inject import Options
 from lastcall.kube.webhook import review
-from unit.kube.objects import every, trainjob
 
 OPTIONS = Options(image="lastcall:1")
 TEXT = st.text(max_size=12)

@@ -9,7 +9,7 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import ranks
+from helpers.ranks import states as ranks
 from lastcall.core.engine import writer
 from lastcall.core.ranks import partition
 from lastcall.core.restore import restore

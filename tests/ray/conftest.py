@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.ray_cluster import Cluster
+from helpers.ray.cluster import Cluster
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE / "scripts"))  # for task.py, by which the tests know what comes out

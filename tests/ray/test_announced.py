@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import task
 
-from helpers import ray_runs
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import QUICK, SCRIPTS, Run, one_worker
+from helpers.ray import runs as ray_runs
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import QUICK, SCRIPTS, Run, one_worker
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import task
 
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import Run, all_workers, one_worker
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import Run, all_workers, one_worker
 
 pytestmark = pytest.mark.timeout(3000)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import ROOT
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import PROTECTED, QUICK
+from helpers.processes.forkserver import ROOT
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import PROTECTED, QUICK
 
 # test_shapes has the same loop, with two workers instead of four
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]

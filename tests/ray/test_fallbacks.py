@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import task
 
-from helpers import ray_runs
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import NOTICES, Life, Run
+from helpers.ray import runs as ray_runs
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import NOTICES, Life, Run
 
 STEPS = 120
 pytestmark = pytest.mark.timeout(600)

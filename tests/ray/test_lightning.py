@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import Run, one_worker
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import Run, one_worker
 
 LONG = {"LASTCALL_GRACE_SECONDS": "60"}
 SHORTER = ("--epochs", 4)

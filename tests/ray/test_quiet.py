@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.ray_cluster import Cluster, until
-from helpers.ray_runs import QUICK, SCRIPTS, Run
+from helpers.ray.cluster import Cluster, until
+from helpers.ray.runs import QUICK, SCRIPTS, Run
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import task
 
-from helpers import ray_runs
-from helpers.ray_cluster import Cluster
-from helpers.ray_runs import NODES, NOTICES, Run
+from helpers.ray import runs as ray_runs
+from helpers.ray.cluster import Cluster
+from helpers.ray.runs import NODES, NOTICES, Run
 
 STEPS = 120
 SHAPES = {  # those with a notice are tried with it in CI; all with all of them by make e2e-ray

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, shape
 
 STEPS = BATCHES + 6
 

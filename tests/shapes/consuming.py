@@ -13,7 +13,7 @@ import torch
 import torchdata.nodes
 from tqdm import tqdm
 
-from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
 
 STEPS = 2 * BATCHES + 6
 

@@ -28,7 +28,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
 from shapes.holding import Numbers, _sampled, _stateful, train, train_steps
 from shapes.loaders import KILLS, Noisy, noisy
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from helpers.pipelines import BATCHES, learn, loader, parts, protect, shape
+from helpers.data.pipelines import BATCHES, learn, loader, parts, protect, shape
 
 KILLS = (5, BATCHES + 5)
 

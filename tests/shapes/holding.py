@@ -22,7 +22,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from helpers.pipelines import BATCHES, forever, learn, loader, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, protect, samples, shape
 
 COUNT = 4 * BATCHES
 EPOCHS = 3

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from helpers.pipelines import BATCHES, forever, learn, loader, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, protect, samples, shape
 from shapes.holding import Chunks, OwnEpochs, StreamPosition, _stateful, train, train_steps
 from shapes.loaders import KILLS, Lines, noisy
 

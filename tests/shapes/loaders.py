@@ -25,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
 from shapes.holding import Buffer, Numbers, StreamOwnRng, _sampled, _torch_place, train, train_steps
 
 COUNT = 4 * BATCHES

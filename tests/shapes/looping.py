@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from helpers.pipelines import BATCHES, learn, loader, parts, protect, samples, shape
+from helpers.data.pipelines import BATCHES, learn, loader, parts, protect, samples, shape
 
 EPOCH_KILLS = (5, BATCHES - 1, (3, BATCHES + 5))
 

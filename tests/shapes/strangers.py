@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from helpers.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
+from helpers.data.pipelines import BATCHES, forever, learn, loader, parts, protect, samples, shape
 
 # inside an epoch, at its end, and inside the next one: one after the other
 KILLS = ((5, BATCHES - 1, BATCHES + 5),)

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers import nursery
-from helpers.ports import free_ports
+from helpers.processes import forkserver as nursery
+from helpers.servers.ports import free_ports
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 # seconds between SIGTERM and SIGKILL at the end of a job; 30 unless an administrator says otherwise

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 from lastcall import testing
 from slurm import cluster as clusters
 from slurm.cluster import Cluster, Job

@@ -10,7 +10,7 @@ import os
 import sys
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 if __name__ == "__main__":
     life = os.environ.get("SLURM_RESTART_COUNT", "0")

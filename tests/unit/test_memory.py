@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from helpers.world import block, content
+from helpers.core.bare_core import block, content
 from lastcall import memory
 
 

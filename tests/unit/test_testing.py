@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.world import State, World, flip
+from helpers.core.bare_core import State, World, flip
+from helpers.processes.scripts import Script
 from lastcall import testing
 from lastcall.storage import files as storage
-from processes import Script
 
 
 def test_a_fake_clock_stands_still_until_it_is_told() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.nursery import Nursery, opened
+from helpers.processes.forkserver import Nursery, opened
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Nursery
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Nursery
 
 SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
 QUICK = {"LASTCALL_KILL_WAIT_SECONDS": "0"}
@@ -25,7 +25,10 @@ def compare(nursery: Nursery, folder: Path, plan: list[chain.Blow], **env: str) 
     return history
 
 
-@pytest.mark.parametrize("loop", ["epochs", "steps", pytest.param("tick", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param("epochs", marks=pytest.mark.smoke), "steps", pytest.param("tick", marks=pytest.mark.slow)],
+)
 def test_interruptions_leave_no_trace(accelerated: Nursery, tmp_path: Path, loop: str) -> None:
     history = compare(accelerated, tmp_path, chain.blows(len(loop), 5, 30), LOOP=loop)
     assert history.interruptions == 5, history.codes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from helpers import chain
-from helpers.nursery import Nursery, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Nursery, until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.nursery import ROOT, Nursery, environment, until
-from helpers.ports import free_port
-from helpers.ranks_jobs import LASTCALL_RUN
+from helpers.processes.forkserver import ROOT, Nursery, environment, until
+from helpers.ranks.jobs import LASTCALL_RUN
+from helpers.servers.ports import free_port
 
 PLAIN = Path(__file__).parent / "scripts" / "plain.py"
 FINETUNE = ROOT / "examples" / "finetune.py"

@@ -8,9 +8,9 @@ import shutil
 import signal
 from pathlib import Path
 
-from helpers import chain
-from helpers.nursery import Child, Nursery, until
-from helpers.ports import free_port
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
+from helpers.servers.ports import free_port
 
 SCRIPT = Path(__file__).parent / "scripts" / "loop.py"
 

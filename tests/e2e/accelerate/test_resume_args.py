@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import chain
-from helpers.nursery import Nursery, environment, until
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Nursery, environment, until
 from lastcall.core.checkpoint import handover
 
 SCRIPT = Path(__file__).parent / "scripts" / "no_trainer.py"

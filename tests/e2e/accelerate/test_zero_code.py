@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain
-from helpers.nursery import Child, Nursery, until
-from helpers.ports import free_port
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
+from helpers.servers.ports import free_port
 from lastcall.cli.main import main
 
 SCRIPT = Path(__file__).parent / "scripts" / "plain.py"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import kubeflow_local
+from helpers.kubeflow import local as kubeflow_local
 
 
 @pytest.fixture(scope="module")

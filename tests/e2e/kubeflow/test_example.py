@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import lastcall.kubeflow
-from helpers.kubeflow_local import OFFLINE
-from helpers.nursery import ROOT
+from helpers.kubeflow.local import OFFLINE
+from helpers.processes.forkserver import ROOT
 
 FOLDER = ROOT / "examples" / "kubeflow"
 

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from helpers import chain, kubeflow_functions, kubeflow_plain, s3_server
-from helpers.kubeflow_local import Jobs
-from helpers.kubeflow_status import Controller, metrics
-from helpers.ports import free_port
+from helpers.kubeflow import functions as kubeflow_functions
+from helpers.kubeflow import plain as kubeflow_plain
+from helpers.kubeflow.local import Jobs
+from helpers.kubeflow.status import Controller, metrics
+from helpers.processes import interruption_chain as chain
+from helpers.servers import s3 as s3_server
+from helpers.servers.ports import free_port
 
 STEPS = 24  # of three epochs
 pytestmark = pytest.mark.timeout(400)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain, kubeflow_functions, kubeflow_objects, kubeflow_plain
-from helpers.kubeflow_api import FakeApi
-from helpers.ports import free_port
+from helpers.kubeflow import functions as kubeflow_functions
+from helpers.kubeflow import objects as kubeflow_objects
+from helpers.kubeflow import plain as kubeflow_plain
+from helpers.kubeflow.api import FakeApi
+from helpers.processes import interruption_chain as chain
+from helpers.servers.ports import free_port
 
 EPOCHS = 3
 

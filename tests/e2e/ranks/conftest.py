@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import hosts as networks
-from helpers import ranks_jobs, ranks_trials, s3_server
-from helpers.nursery import Nursery, opened
-from helpers.s3_server import Server
+from helpers.processes.forkserver import Nursery, opened
+from helpers.ranks import hosts as networks
+from helpers.ranks import jobs as ranks_jobs
+from helpers.ranks import trials as ranks_trials
+from helpers.servers import s3 as s3_server
+from helpers.servers.s3 import Server
 
 
 @pytest.fixture(scope="session")

@@ -15,15 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers import cuts, ports, ranks_jobs, ranks_trials
-from helpers.cuts import CONFIGURED, GRACE, MARGIN, Cut
-from helpers.hosts import Hosts
-from helpers.mirrors import copies
-from helpers.ranks_jobs import Job, Launched, Launcher
-from helpers.ranks_plan import Plan
-from helpers.ranks_trials import References, Strike
-from helpers.s3_server import Server
-from helpers.world import flip
+from helpers.core.bare_core import flip
+from helpers.core.mirrors import copies
+from helpers.ranks import cuts
+from helpers.ranks import jobs as ranks_jobs
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.cuts import CONFIGURED, GRACE, MARGIN, Cut
+from helpers.ranks.hosts import Hosts
+from helpers.ranks.jobs import Job, Launched, Launcher
+from helpers.ranks.plan import Plan
+from helpers.ranks.trials import References, Strike
+from helpers.servers import ports
+from helpers.servers.s3 import Server
 
 PLAN = Plan(steps=24, seconds=0.02)
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))

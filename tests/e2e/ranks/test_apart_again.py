@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ports, ranks_jobs, ranks_trials
-from helpers.mirrors import copies
-from helpers.ranks_jobs import Launched, Launcher
-from helpers.ranks_plan import Fault, Plan
-from helpers.ranks_trials import References
-from helpers.s3_server import Server
+from helpers.core.mirrors import copies
+from helpers.ranks import jobs as ranks_jobs
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launched, Launcher
+from helpers.ranks.plan import Fault, Plan
+from helpers.ranks.trials import References
+from helpers.servers import ports
+from helpers.servers.s3 import Server
 
 PLAN = Plan(steps=24, seconds=0.02)
 slow = pytest.mark.slow

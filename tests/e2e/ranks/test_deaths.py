@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ranks_trials
-from helpers.nursery import Nursery
-from helpers.ranks_jobs import Launcher
-from helpers.ranks_plan import Fault, Plan
-from helpers.ranks_trials import References, Strike
+from helpers.processes.forkserver import Nursery
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launcher
+from helpers.ranks.plan import Fault, Plan
+from helpers.ranks.trials import References, Strike
 
 PLAN = Plan(steps=24, seconds=0.01)
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))

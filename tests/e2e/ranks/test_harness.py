@@ -7,10 +7,11 @@ import signal
 
 import pytest
 
-from helpers import ranks_jobs, ranks_trials
-from helpers.ranks_jobs import Launcher
-from helpers.ranks_plan import Fault, Plan
-from helpers.ranks_trials import References, Strike
+from helpers.ranks import jobs as ranks_jobs
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launcher
+from helpers.ranks.plan import Fault, Plan
+from helpers.ranks.trials import References, Strike
 
 PLAN = Plan(steps=12, personal=True)
 

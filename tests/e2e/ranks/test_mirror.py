@@ -6,11 +6,12 @@ import shutil
 import signal
 from pathlib import Path
 
-from helpers import chain, ranks_trials
-from helpers.ranks_jobs import Launcher
-from helpers.ranks_plan import Plan
-from helpers.ranks_trials import References
-from helpers.s3_server import Server
+from helpers.processes import interruption_chain as chain
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launcher
+from helpers.ranks.plan import Plan
+from helpers.ranks.trials import References
+from helpers.servers.s3 import Server
 
 PLAN = Plan(steps=24, seconds=0.02)
 

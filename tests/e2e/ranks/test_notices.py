@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ranks_trials
-from helpers.nursery import Nursery
-from helpers.ranks_jobs import Launcher
-from helpers.ranks_plan import Plan
-from helpers.ranks_trials import References, Strike, Tally, Trial
+from helpers.processes.forkserver import Nursery
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launcher
+from helpers.ranks.plan import Plan
+from helpers.ranks.trials import References, Strike, Tally, Trial
 
 RANKS, STEPS, QUICKLY = 4, 24, 5
 SEED = int(os.environ.get("LASTCALL_TEST_SEED", "1"))
@@ -122,7 +122,7 @@ def saved_once(
     return trial
 
 
-@pytest.mark.parametrize("target", [0, 3])
+@pytest.mark.parametrize("target", [pytest.param(0, marks=pytest.mark.smoke), 3])
 def test_a_notice_on_one_rank_stops_all(launcher: Launcher, references: References, target: int) -> None:
     plan = Plan(steps=STEPS, slow={1: 0.02})
     saved_once(launcher, references, "ddp.py", plan, Strike(target, "at", 6, hits=((target, 0.0),)))

@@ -10,10 +10,12 @@ import sys
 
 import pytest
 
-from helpers import ranks_plan, ranks_trials, running
-from helpers.ranks_jobs import LASTCALL_RUN, SCRIPTS, Job, Launched, Launcher
-from helpers.ranks_plan import Plan
-from helpers.ranks_trials import Life, References, Trial
+from helpers.processes import live_processes as running
+from helpers.ranks import plan as ranks_plan
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import LASTCALL_RUN, SCRIPTS, Job, Launched, Launcher
+from helpers.ranks.plan import Plan
+from helpers.ranks.trials import Life, References, Trial
 from lastcall.core.process import registry
 from lastcall.launch import processes
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from helpers import ranks_jobs
-from helpers.nursery import Child, Nursery
-from helpers.ports import free_port
+from helpers.processes.forkserver import Child, Nursery
+from helpers.ranks import jobs as ranks_jobs
+from helpers.servers.ports import free_port
 
 RANKS = 2
 

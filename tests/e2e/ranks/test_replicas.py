@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ports
-from helpers.nursery import PATIENCE, environment
+from helpers.processes.forkserver import PATIENCE, environment
+from helpers.servers import ports
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.storage import files as storage
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from helpers import ranks_trials
-from helpers.ranks_jobs import Launcher
-from helpers.ranks_plan import Plan
-from helpers.ranks_trials import Reference, References, Strike
+from helpers.ranks import trials as ranks_trials
+from helpers.ranks.jobs import Launcher
+from helpers.ranks.plan import Plan
+from helpers.ranks.trials import Reference, References, Strike
 
 PLAN = Plan(steps=12, seconds=0.01, digests=True)
 HYBRID = dataclasses.replace(PLAN, mesh="hybrid")

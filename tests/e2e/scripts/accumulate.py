@@ -8,7 +8,7 @@ import os
 import torch
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 training.seed()
 model = training.Block()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 training.seed()
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))

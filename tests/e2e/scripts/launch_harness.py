@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers import running
-from helpers.nursery import environment, until
+from helpers.processes import live_processes as running
+from helpers.processes.forkserver import environment, until
 
 SCRIPTS = Path(__file__).resolve().parent
 # trains as far as the launcher can tell, and needs no torch

@@ -11,7 +11,7 @@ import sys
 from torch.utils.data import DataLoader
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 if __name__ == "__main__":
     model, optimizer = training.parts()

@@ -19,9 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.models.roundtrip import read
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state.entries import StateSet
-from unit.adapters.torch.roundtrip import read
 
 WORLD = 4
 

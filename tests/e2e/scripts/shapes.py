@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 
 def rare(model: torch.nn.Module) -> dict[str, object]:

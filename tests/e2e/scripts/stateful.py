@@ -6,7 +6,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 if __name__ == "__main__":
     training.seed()

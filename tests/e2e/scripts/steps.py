@@ -7,7 +7,7 @@ import math
 import torch
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 training.seed()
 model = training.Block()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 training.seed()
 model = training.Block()

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 if __name__ == "__main__":
     training.seed()

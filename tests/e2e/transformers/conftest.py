@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers import findings_table, trainer_jobs
-from helpers.nursery import Nursery, opened
+from helpers.processes.forkserver import Nursery, opened
+from helpers.trainer import findings_table
+from helpers.trainer import jobs as trainer_jobs
 
 
 @pytest.fixture(scope="session")

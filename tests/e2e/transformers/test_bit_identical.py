@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from helpers import ranks_jobs, trainer_chain
-from helpers.nursery import ROOT, Nursery, environment, until
-from helpers.trainer_chain import PLAIN, QUICK, SCRIPTS, Blow, Chain, compare, places, results
+from helpers.processes.forkserver import ROOT, Nursery, environment, until
+from helpers.ranks import jobs as ranks_jobs
+from helpers.trainer import interruption_chain as trainer_chain
+from helpers.trainer.interruption_chain import PLAIN, QUICK, SCRIPTS, Blow, Chain, compare, places, results
 
 FINETUNE = ROOT / "examples" / "finetune.py"
 NOISE = "python numpy torch"
@@ -94,6 +95,7 @@ def finetuned(
     return chain
 
 
+@pytest.mark.smoke
 def test_finetune_ends_with_the_same_bits(nursery: Nursery, tmp_path: Path) -> None:
     finetuned(nursery, tmp_path, seed=1, count=trainer_chain.interruptions(4))
 

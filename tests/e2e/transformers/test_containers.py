@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import chain, containers
-from helpers.nursery import environment, until
-from helpers.ports import free_port
+from helpers.processes import containers
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import environment, until
+from helpers.servers.ports import free_port
 
 SCRIPT = """
 import os
-from helpers.kubeflow_functions import train
+from helpers.kubeflow.functions import train
 
 print("process", os.getpid(), flush=True)
 train(epochs=100, pause=0.2)

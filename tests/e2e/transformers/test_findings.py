@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from helpers.trainer_jobs import KILLED, SAVED, Play, Stage, Strike
-from helpers.trainer_plan import Plan
+from helpers.trainer.jobs import KILLED, SAVED, Play, Stage, Strike
+from helpers.trainer.plan import Plan
 
 FAILS, PASSES, VARIES = "fails", "passes", "varies"
 

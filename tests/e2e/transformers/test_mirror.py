@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from helpers import chain, s3_server, trainer_chain
-from helpers.nursery import Child, Nursery, until
-from helpers.s3_server import Server
-from helpers.trainer_chain import FORKED, PLAIN, QUICK, SCRIPTS
+from helpers.processes import interruption_chain as chain
+from helpers.processes.forkserver import Child, Nursery, until
+from helpers.servers import s3 as s3_server
+from helpers.servers.s3 import Server
+from helpers.trainer import interruption_chain as trainer_chain
+from helpers.trainer.interruption_chain import FORKED, PLAIN, QUICK, SCRIPTS
 
 # What it calls the best is the worst: the first checkpoint, which rotation would take.
 BEST = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import signal
 
-from helpers.trainer_jobs import KILLED, Play, Stage, Strike
-from helpers.trainer_plan import Plan
+from helpers.trainer.jobs import KILLED, Play, Stage, Strike
+from helpers.trainer.plan import Plan
 
 LONG_WAIT = (("LASTCALL_KILL_WAIT_SECONDS", "20"),)
 

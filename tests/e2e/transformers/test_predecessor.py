@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from helpers.nursery import ROOT, Nursery
-from helpers.trainer_chain import FORKED, PLAIN, QUICK
+from helpers.processes.forkserver import ROOT, Nursery
+from helpers.trainer.interruption_chain import FORKED, PLAIN, QUICK
 
 SLOW = ROOT / "tests" / "e2e" / "scripts" / "slow_disk.py"
 FINETUNE = ROOT / "examples" / "finetune.py"

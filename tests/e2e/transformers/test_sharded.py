@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from helpers import ranks_jobs, trainer_chain
-from helpers.nursery import Nursery, environment, until
-from helpers.trainer_chain import PLAIN, QUICK, SAVED, SCRIPTS, Blow, Chain, places
+from helpers.processes.forkserver import Nursery, environment, until
+from helpers.ranks import jobs as ranks_jobs
+from helpers.trainer import interruption_chain as trainer_chain
+from helpers.trainer.interruption_chain import PLAIN, QUICK, SAVED, SCRIPTS, Blow, Chain, places
 from lastcall.core.checkpoint import record as records
 from lastcall.types import Kind
 

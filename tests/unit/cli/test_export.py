@@ -15,13 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import lastcall
-from helpers import forging
-from helpers.nursery import environment
-from helpers.world import SIZES, flip, header_of, noise
+from helpers.cli.harness import Cli, MakeRun
+from helpers.core import forging
+from helpers.core.bare_core import SIZES, flip, header_of, noise
+from helpers.processes.forkserver import environment
 from lastcall.cli import export
 from lastcall.core.engine import writer
 from lastcall.storage import files as storage
-from unit.cli.harness import Cli, MakeRun
 
 
 def whole(tmp_path: Path, **more: Any) -> Path:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, flip
+from helpers.cli.harness import Cli, MakeRun
+from helpers.core.bare_core import State, World, flip
 from lastcall.cli import ls
 from lastcall.core.checkpoint import record as records
 from lastcall.types import Kind
-from unit.cli.harness import Cli, MakeRun
 
 FIELDS = {
     "name",

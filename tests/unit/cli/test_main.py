@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import lastcall
-from helpers.nursery import environment
+from helpers.cli.harness import Cli, MakeRun
+from helpers.processes.forkserver import environment
 from lastcall import errors, settings
 from lastcall.cli import ls, main
-from unit.cli.harness import Cli, MakeRun
 
 NAMES = [
     "run",

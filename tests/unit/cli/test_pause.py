@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import Nursery, until
+from helpers.cli.harness import Cli, MakeRun
+from helpers.processes.forkserver import Nursery, until
+from helpers.processes.scripts import Script
 from lastcall import testing
 from lastcall.cli import pause, watch
-from processes import Script
-from unit.cli.harness import Cli, MakeRun
 
 TRAIN = """
     import sys, time

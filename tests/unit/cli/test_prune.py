@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cli.harness import HOLD, Cli, MakeRun
+from helpers.processes.scripts import Script
 from lastcall import testing
 from lastcall.cli import prune
 from lastcall.core.checkpoint import record as records
@@ -13,8 +15,6 @@ from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.storage import files as storage
-from processes import Script
-from unit.cli.harness import HOLD, Cli, MakeRun
 
 
 def names(root: Path) -> set[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import SIZES
+from helpers.cli.harness import Cli, MakeRun
+from helpers.core.bare_core import SIZES
 from lastcall.core.checkpoint import record as records
 from lastcall.types import Kind
-from unit.cli.harness import Cli, MakeRun
 
 
 def pairs(out: str) -> dict[str, str]:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import environment
-from helpers.world import flip
+from helpers.cli.harness import HOLD, Cli, MakeRun
+from helpers.core.bare_core import flip
+from helpers.processes.forkserver import environment
+from helpers.processes.scripts import Script
 from lastcall.cli import ls
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer
 from lastcall.core.restore import restore
 from lastcall.types import Kind
-from processes import Script
-from unit.cli.harness import HOLD, Cli, MakeRun
 
 
 def listing(root: Path) -> list[tuple[str, int, int]]:

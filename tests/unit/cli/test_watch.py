@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from helpers.nursery import environment
+from helpers.cli.harness import HOLD, Cli
+from helpers.processes.forkserver import environment
+from helpers.processes.scripts import Script, eventually
 from lastcall import events, testing
 from lastcall.cli import watch
-from processes import Script, eventually
-from unit.cli.harness import HOLD, Cli
 
 FIELDS = {
     "schema",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from helpers.answers import NOW
-from helpers.solo import Solo
-from helpers.together import at_once
+from helpers.core.answers import NOW
+from helpers.core.solo import Solo
+from helpers.ranks.thread_ranks import at_once
 from lastcall import errors, testing
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.checkpointer import Checkpointer

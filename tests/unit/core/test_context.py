@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.solo import Plain
+from helpers.core.solo import Plain
 from lastcall.core.context import NoticeContext, RunContext
 from lastcall.core.ranks.world import World
 from lastcall.core.store.memory import MemoryStore

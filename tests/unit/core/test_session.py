@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.sessions import CLOCK, Crew
+from helpers.ranks.sessions import CLOCK, Crew
 from lastcall import memory
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.joint.save import JointSave

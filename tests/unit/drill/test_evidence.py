@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.world import State, World
+from helpers.core.bare_core import State, World
 from lastcall.drill import evidence
 from lastcall.drill.evidence import Checkpoint, Start, Traces
 from lastcall.events import EventLog

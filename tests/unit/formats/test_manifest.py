@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers.world import block
+from helpers.core.bare_core import block
 from lastcall import errors
 from lastcall.formats import manifest
 from lastcall.formats.manifest import Piece

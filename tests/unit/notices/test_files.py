@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import PATIENCE, until
+from helpers.processes.forkserver import PATIENCE, until
 from lastcall.notices import files
 from lastcall.types import Notice
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.metadata_servers import AwsServer, AzureServer, GcpServer
-from helpers.nursery import PATIENCE, until
+from helpers.processes.forkserver import PATIENCE, until
+from helpers.servers.metadata import AwsServer, AzureServer, GcpServer
 from lastcall import errors, settings
 from lastcall.notices import files, sources, walltime
 from lastcall.notices.cloud import detect

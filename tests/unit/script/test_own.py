@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import script_programs, script_shapes, script_steps
-from helpers.script_stage import Stage, enter, replay
+from helpers.script import programs as script_programs
+from helpers.script import shapes as script_shapes
+from helpers.script import steps as script_steps
+from helpers.script.stage import Stage, enter, replay
 from lastcall.script.source import sources
 
 PLAIN = script_shapes.STEP_SHAPES["plain"]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 from lastcall.storage import daemons
 from lastcall.storage.daemons import Daemons
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import mounted
+from helpers.core.bare_core import mounted
+from helpers.processes.scripts import Script
 from lastcall import testing
 from lastcall.storage import files as storage
 from lastcall.storage import spare
-from processes import Script
 
 
 @pytest.fixture

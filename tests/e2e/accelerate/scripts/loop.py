@@ -18,7 +18,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset
 
 import lastcall
-from helpers import training
+from helpers.models import training
 
 EPOCHS, STEPS = int(os.environ.get("EPOCHS", "3")), int(os.environ.get("STEPS", "48"))
 LOOP, LOADER = os.environ.get("LOOP", "epochs"), os.environ.get("LOADER", "plain")

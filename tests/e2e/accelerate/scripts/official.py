@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from helpers import training
+from helpers.models import training
 
 if __name__ == "__main__":
     from loop import Seen

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from helpers import ranks_plan
+from helpers.ranks import plan as ranks_plan
 
 ranks_plan.move()
 store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)

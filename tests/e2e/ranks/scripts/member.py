@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from helpers import ranks_plan
+from helpers.ranks import plan as ranks_plan
 from lastcall.storage import files as storage
 
 SAMPLES, BATCH, FEATURES, CLASSES = 160, 4, 16, 8

@@ -19,7 +19,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from helpers import ranks_plan, trainer_plan
+from helpers.ranks import plan as ranks_plan
+from helpers.trainer import plan as trainer_plan
 
 MODE = os.environ.get("TRAINER_MODE", "plain")
 if MODE == "lastcall" and os.environ.get("TRAINER_FORKED"):

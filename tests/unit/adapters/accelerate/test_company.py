@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from helpers.together import at_once
+from helpers.ranks.thread_ranks import at_once
 from lastcall import errors
 from lastcall.adapters.accelerate import company as companies
 from lastcall.adapters.accelerate.company import Company

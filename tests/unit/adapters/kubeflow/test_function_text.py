@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers import kubeflow_functions
+from helpers.kubeflow import functions as kubeflow_functions
 from lastcall.adapters.kubeflow import function_text, pod
 from lastcall.adapters.transformers import listeners
 

@@ -8,7 +8,7 @@ import pytest
 from kubeflow.trainer.backends.container.backend import ContainerBackend
 
 import lastcall
-from helpers import kubeflow_functions
+from helpers.kubeflow import functions as kubeflow_functions
 from lastcall.adapters.kubeflow import locations, patch, submission
 from lastcall.kubeflow import PeriodicCheckpointConfig, TransformersTrainer
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.processes.scripts import Script, eventually, gone
 from lastcall import clock, errors, testing
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint import retention
@@ -20,7 +21,6 @@ from lastcall.core.checkpoint.retention import Keep
 from lastcall.core.engine import digest
 from lastcall.storage import files as storage
 from lastcall.types import Kind
-from processes import Script, eventually, gone
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, block, content, noise, put
+from helpers.core.bare_core import State, block, content, noise, put
 from lastcall import memory
 from lastcall.core.engine import snapshot, writer
 from lastcall.types import Capture, Extent, File, FileLayout, Group, TensorEntry

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from helpers.world import block, content, flip, noise
+from helpers.core.bare_core import block, content, flip, noise
 from lastcall import errors, memory, testing
 from lastcall.core.engine import writer
 from lastcall.storage import files as storage

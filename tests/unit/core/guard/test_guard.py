@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, noise, put
+from helpers.core.bare_core import State, World, noise, put
 from lastcall import errors
 from lastcall.core.guard import guard
 from lastcall.core.guard.guard import Area, Guard

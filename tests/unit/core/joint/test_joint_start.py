@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from helpers import ranks as states
-from helpers.ranks import Live, Whole, grid, rows
-from helpers.together import PATIENCE, at_once
-from helpers.world import flip
+from helpers.core.bare_core import flip
+from helpers.ranks import states
+from helpers.ranks.states import Live, Whole, grid, rows
+from helpers.ranks.thread_ranks import PATIENCE, at_once
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.core.checkpoint import filenames

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from helpers.answers import NOW, Left, nobody_leaves
-from helpers.solo import Solo
+from helpers.core.answers import NOW, Left, nobody_leaves
+from helpers.core.solo import Solo
 from lastcall import errors
 from lastcall.core.joint.many_ranks import ManyRanks
 from lastcall.core.notice.inbox import Inbox

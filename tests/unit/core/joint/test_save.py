@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from helpers import ranks as states
-from helpers.ranks import Live
-from helpers.together import PATIENCE, Company, Looked, at_once, company, replicated
-from helpers.world import header_of
+from helpers.core.bare_core import header_of
+from helpers.ranks import states
+from helpers.ranks.states import Live
+from helpers.ranks.thread_ranks import PATIENCE, Company, Looked, at_once, company, replicated
 from lastcall import errors, memory, testing
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Failing, Life, Watched
-from helpers.world import flip
+from helpers.core import mirrors
+from helpers.core.bare_core import flip
+from helpers.core.mirrors import Failing, Life, Watched
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
 from lastcall.core.engine import digest

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Failing, Life, Watched
+from helpers.core import mirrors
+from helpers.core.mirrors import Failing, Life, Watched
 from lastcall import errors
 from lastcall.core.mirror.remote_departure import NAME as LEAVING
 from lastcall.storage import objects

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Held, Watched
+from helpers.core import mirrors
+from helpers.core.mirrors import Held, Watched
 from lastcall import testing
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.departure import Departure

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Failing, Held, Life, Watched
+from helpers.core import mirrors
+from helpers.core.mirrors import Failing, Held, Life, Watched
 from lastcall import errors
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import MIRRORING

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import mirrors
-from helpers.mirrors import Held, Watched
-from helpers.sessions import Crew, periodic, saved, strategy
-from helpers.together import Told
+from helpers.core import mirrors
+from helpers.core.mirrors import Held, Watched
+from helpers.ranks.sessions import Crew, periodic, saved, strategy
+from helpers.ranks.thread_ranks import Told
 from lastcall.core.notice import responder
 from lastcall.core.process import exits
 from lastcall.types import Capture, Outcome

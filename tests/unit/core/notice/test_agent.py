@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from helpers.answers import NOW, a_notice
-from helpers.solo import Plain
-from helpers.together import PATIENCE
+from helpers.core.answers import NOW, a_notice
+from helpers.core.solo import Plain
+from helpers.ranks.thread_ranks import PATIENCE
 from lastcall.core import timing
 from lastcall.core.context import RunContext
 from lastcall.core.notice.agent import Agent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.answers import NOW, Left, Stage, a_notice, nobody_leaves
+from helpers.core.answers import NOW, Left, Stage, a_notice, nobody_leaves
 from lastcall import errors
 from lastcall.core.notice.answer import Answer
 from lastcall.core.notice.phases import Phase

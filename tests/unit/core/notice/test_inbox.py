@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.answers import NOW, a_notice
-from helpers.solo import Plain
+from helpers.core.answers import NOW, a_notice
+from helpers.core.solo import Plain
 from lastcall.core.context import RunContext
 from lastcall.core.notice.inbox import Inbox
 from lastcall.core.notice.launcher_link import PAUSE

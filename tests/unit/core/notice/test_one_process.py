@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.answers import NOW, nobody_leaves
-from helpers.solo import Solo
-from helpers.together import PATIENCE, at_once
+from helpers.core.answers import NOW, nobody_leaves
+from helpers.core.solo import Solo
+from helpers.ranks.thread_ranks import PATIENCE, at_once
 from lastcall import errors, testing
 from lastcall.core import timing
 from lastcall.core.notice.ending import FINISHED

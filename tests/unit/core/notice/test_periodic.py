@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.sessions import NBYTES, Crew, Subject, periodic
-from helpers.together import PATIENCE
-from helpers.world import header_of, noise
+from helpers.core.bare_core import header_of, noise
+from helpers.ranks.sessions import NBYTES, Crew, Subject, periodic
+from helpers.ranks.thread_ranks import PATIENCE
 from lastcall import memory, testing
 from lastcall.core import session as sessions
 from lastcall.core.checkpoint.catalog import Catalog

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from helpers.together import PATIENCE, at_once
+from helpers.ranks.thread_ranks import PATIENCE, at_once
 from lastcall.core.notice.phases import ALLOWED, CONCLUDED, OPEN, Phase, Phases
 
 P = Phase

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.answers import NOW, Left, Stage, a_notice, nobody_leaves
+from helpers.core.answers import NOW, Left, Stage, a_notice, nobody_leaves
 from lastcall.core.notice.phases import Phase
 from lastcall.core.notice.responder import Where
 from lastcall.types import Notice, Outcome

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers.reported import Reported
+from helpers.core.session_report import Reported
 from lastcall.core.progress import page
 from lastcall.core.progress.page import MetricsPage
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.kubeflow_status import Controller, metrics
-from helpers.reported import Reported
+from helpers.core.session_report import Reported
+from helpers.kubeflow.status import Controller, metrics
 from lastcall.core.progress.push import StatusPush, status_of
 from lastcall.kube.webhook import certificates
 from lastcall.settings import StatusServer

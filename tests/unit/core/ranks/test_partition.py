@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from helpers.world import block, noise
+from helpers.core.bare_core import block, noise
 from lastcall import memory
 from lastcall.core.ranks import partition
 from lastcall.types import Group, Share, TensorEntry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.together import PATIENCE, Company, Told, company
+from helpers.ranks.thread_ranks import PATIENCE, Company, Told, company
 from lastcall import clock as clocks
 from lastcall.core.ranks.heartbeat import HANG, LOST, Diagnosis
 from lastcall.types import Notice

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import World, flip
+from helpers.core.bare_core import World, flip
 from lastcall import errors, memory
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import writer

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from helpers.ranks import Elsewhere
-from helpers.world import block, content, noise
+from helpers.core.bare_core import block, content, noise
+from helpers.ranks.states import Elsewhere
 from lastcall import memory
 from lastcall.core.restore import regions
 from lastcall.types import Region, Target

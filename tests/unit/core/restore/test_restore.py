@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, flip, header_of
+from helpers.core.bare_core import State, World, flip, header_of
 from lastcall import errors
 from lastcall.core.checkpoint import filenames
 from lastcall.core.checkpoint import record as records

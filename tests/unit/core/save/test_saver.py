@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import SIZES, State, World, content, header_of, put
+from helpers.core.bare_core import SIZES, State, World, content, header_of, put
 from lastcall import errors, testing
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.retention import Keep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, mounted
+from helpers.core.bare_core import State, World, mounted
 from lastcall import errors, memory, testing
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.engine import writer

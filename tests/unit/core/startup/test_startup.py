@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from helpers.answers import NOW, a_notice
-from helpers.solo import Plain, Solo
-from helpers.together import at_once
+from helpers.core.answers import NOW, a_notice
+from helpers.core.solo import Plain, Solo
+from helpers.ranks.thread_ranks import at_once
 from lastcall import errors
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import Catalog

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from helpers import nursery
+from helpers.processes import forkserver as nursery
 from lastcall import errors
 from lastcall.core.store import anchored
 from lastcall.core.store.anchored import Anchored

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall import errors
 from lastcall.core.store import server, wire
 from lastcall.core.store.client import StoreClient

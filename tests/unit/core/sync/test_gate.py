@@ -4,9 +4,9 @@ import os
 import threading
 from collections.abc import Callable
 
+from helpers.processes.scripts import eventually
 from lastcall import clock, testing
 from lastcall.core.sync.gate import Gate
-from processes import eventually
 
 
 def in_thread(work: Callable[[], None]) -> threading.Thread:

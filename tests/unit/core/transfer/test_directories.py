@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.together import at_once
+from helpers.ranks.thread_ranks import at_once
 from lastcall import clock as clocks
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.ranks.rendezvous import Rendezvous

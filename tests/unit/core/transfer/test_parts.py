@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from helpers import nursery
-from helpers.ranks import Live
-from helpers.together import PATIENCE, Company, Member, at_once, company, replicated
-from helpers.world import flip
+from helpers.core.bare_core import flip
+from helpers.processes import forkserver as nursery
+from helpers.ranks.states import Live
+from helpers.ranks.thread_ranks import PATIENCE, Company, Member, at_once, company, replicated
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core.checkpoint import record as records

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 from lastcall.doctor.checks import configuration
 from lastcall.launch.shell import commandline
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 from lastcall.doctor.checks import delivery
 from lastcall.doctor.checks.delivery import Ancestor
 from lastcall.launch.shell import commandline

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import State, World, flip
+from helpers.core.bare_core import State, World, flip
 from lastcall.cli import doctor, main
 from lastcall.core.checkpoint import record as records
 from lastcall.doctor.checks import configuration, rundir

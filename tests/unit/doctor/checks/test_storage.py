@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.world import mounted
+from helpers.core.bare_core import mounted
 from lastcall.doctor.checks import storage
 from lastcall.doctor.checks.storage import Mount
 from lastcall.storage import files

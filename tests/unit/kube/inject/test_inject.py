@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from helpers.kube.objects import ON, every, job, made, pod, protected, trainer, trainjob, variables
 from lastcall.kube.inject import inject, kinds, package_volume
 from lastcall.kube.inject.annotations import AnnotationError
 from lastcall.kube.inject.draft import at
 from lastcall.kube.inject.inject import Options
-from unit.kube.objects import ON, every, job, made, pod, protected, trainer, trainjob, variables
 
 EVERY = every(ON)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.kube.objects import cluster, every, job, made, pod
 from lastcall.kube.inject import kinds
-from unit.kube.objects import cluster, every, job, made, pod
 
 
 @pytest.mark.parametrize("obj", every({}), ids=lambda obj: obj["kind"])

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from helpers.kube.objects import ON, protected, trainjob
 from lastcall.kube.inject import inject
 from lastcall.kube.inject.draft import applied, at
 from lastcall.kube.inject.inject import Options
-from unit.kube.objects import ON, protected, trainjob
 
 POD = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs", 0, "template", "spec", "template", "spec")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from helpers.kube import objects
+from helpers.kube.objects import ON, job
 from lastcall.kube.inject.inject import Options
 from lastcall.kube.webhook import app, logs, review
 from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.namespaces import Namespaces
-from unit.kube import objects
-from unit.kube.objects import ON, job
 
 
 def webhook(**known: dict[str, Any]) -> app.Webhook:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall.kube.webhook import namespaces
 from lastcall.kube.webhook.namespaces import Api, Namespaces
 

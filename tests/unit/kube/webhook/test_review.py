@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from helpers.kube import objects
+from helpers.kube.objects import ON, every, job, made, operations, protected, trainer
 from lastcall.kube.inject import draft, inject
 from lastcall.kube.inject.inject import Options
 from lastcall.kube.webhook import review
-from unit.kube import objects
-from unit.kube.objects import ON, every, job, made, operations, protected, trainer
 
 OPTIONS = Options(image="lastcall:1")
 

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from helpers.nursery import until
+from helpers.processes.forkserver import until
 from lastcall.launch.shell import commandline, outline, scripts
 
 

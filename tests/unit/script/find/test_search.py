@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import script_shapes
-from helpers.script_stage import Stage, enter
+from helpers.script import shapes as script_shapes
+from helpers.script.stage import Stage, enter
 
 LOOP = script_shapes.STEP_SHAPES["plain"]
 

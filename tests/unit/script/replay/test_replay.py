@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import script_programs, script_shapes, script_steps
-from helpers.script_stage import BATCHES, EPOCHS, Stage, replay
+from helpers.script import programs as script_programs
+from helpers.script import shapes as script_shapes
+from helpers.script import steps as script_steps
+from helpers.script.stage import BATCHES, EPOCHS, Stage, replay
 
 STEPS = BATCHES * EPOCHS
 SHAPES = {

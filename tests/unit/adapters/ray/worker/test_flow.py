@@ -14,7 +14,7 @@ import torch
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
 
-from helpers.ray_ranks import PATIENCE, Group, Parked
+from helpers.ray.thread_ranks import PATIENCE, Group, Parked
 from lastcall.adapters.ray import internals
 from lastcall.adapters.ray.saves import trainers
 from lastcall.adapters.ray.saves.fallback import Fallback

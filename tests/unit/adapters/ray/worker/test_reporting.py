@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from helpers.ray_ranks import PATIENCE, Group, Parked, made
+from helpers.ray.thread_ranks import PATIENCE, Group, Parked, made
 from lastcall.adapters.ray.saves import uncommitted
 from lastcall.adapters.ray.worker import committing, connection
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 from lastcall import errors
 from lastcall.adapters.torch.distributed import c10d
 from lastcall.adapters.torch.distributed.c10d import C10dStore

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.nursery import environment
+from helpers.processes.forkserver import environment
 from lastcall.adapters.torch.distributed import ddp_buckets
 from lastcall.adapters.torch.distributed.ddp_buckets import Layouts
 

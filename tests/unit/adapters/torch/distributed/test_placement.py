@@ -18,10 +18,10 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.models import pretended_ranks as pretend
 from lastcall import errors
 from lastcall.adapters.torch.distributed import placement
 from lastcall.types import Share
-from unit.adapters.torch.state import pretend
 
 PLACEMENTS: list[tuple[tuple[int, ...], tuple[Any, ...]]] = [
     ((4,), (Shard(0),)),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.models.roundtrip import read, write
 from lastcall import errors
 from lastcall.adapters.torch.last_state import reconstruct, state_record
 from lastcall.adapters.torch.last_state.first_gradient import FirstGradient
@@ -25,7 +26,6 @@ from lastcall.core.guard import mailbox
 from lastcall.core.sync.gate import Gate
 from lastcall.formats.safetensors import Stored
 from lastcall.types import Capture, Group
-from unit.adapters.torch.roundtrip import read, write
 
 Record = mailbox.Record
 

@@ -21,11 +21,11 @@ import safetensors
 import safetensors.torch
 import torch
 
+from helpers.models.roundtrip import read
 from lastcall import errors
 from lastcall.adapters.torch.recorded_save import diverting, recording
 from lastcall.adapters.torch.recorded_save.recording import Recorder
 from lastcall.formats import layouts
-from unit.adapters.torch.roundtrip import read
 
 
 @pytest.fixture
