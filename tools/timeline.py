@@ -107,7 +107,7 @@ def drawing(lives: Sequence[Incarnation], colours: Colours) -> str:
             path = " ".join(f"{x(at)},{y(step)}" for at, step in life.points)
             yield f'<polyline points="{path}" fill="none" stroke="{colours.line}" stroke-width="2.5"/>'
             for at, step, save in life.saves:
-                radius = 4.5 if save == "jit" else 2.5
+                radius = 2.5 if save in ("periodic", "final") else 4.5
                 yield f'<circle cx="{x(at)}" cy="{y(step)}" r="{radius}" fill="{colours.saved}"/>'
             at, step = life.end
             if following is not None:
