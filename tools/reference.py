@@ -36,8 +36,8 @@ NOTE = "<!-- made by tools/reference.py --write from the source: change it there
 API = (
     ("lastcall.protect", "lastcall.adapters.torch.run", "protect"),
     ("lastcall.Run", "lastcall.adapters.torch.run", "Run"),
-    ("lastcall.JITCheckpointConfig", "lastcall.settings", "JITCheckpointConfig"),
-    ("lastcall.PeriodicCheckpointConfig", "lastcall.settings", "PeriodicCheckpointConfig"),
+    ("lastcall.JITCheckpointConfig", "lastcall.settings.configurations", "JITCheckpointConfig"),
+    ("lastcall.PeriodicCheckpointConfig", "lastcall.settings.configurations", "PeriodicCheckpointConfig"),
     (
         "lastcall.transformers.JITCheckpointCallback",
         "lastcall.adapters.transformers.callback",

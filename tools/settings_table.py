@@ -1,4 +1,4 @@
-"""The tables of settings in docs/reference/settings.md, made from src/lastcall/settings.py: one row a field,
+"""The tables of settings in docs/reference/settings.md, made from src/lastcall/settings: one row a field,
 with the sentence that stands under it.
 
 python tools/settings_table.py            print the tables
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from lastcall import settings  # noqa: E402 - this checkout's, whichever one is installed
+from lastcall.settings import configurations  # noqa: E402
 
 GUIDE = ROOT / "docs" / "reference" / "settings.md"
 BEGIN = "<!-- settings: python tools/settings_table.py --write -->"
@@ -49,7 +50,7 @@ def doc_lines(source: str) -> dict[str, dict[str, str]]:
 
 
 def tables() -> str:
-    lines = doc_lines(Path(settings.__file__).read_text(encoding="utf-8"))
+    lines = doc_lines(Path(configurations.__file__).read_text(encoding="utf-8"))
     return "\n\n".join(_table(name, rows, lines[name]) for name, rows in TABLES)
 
 
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         GUIDE.write_text(wanted, encoding="utf-8")
     elif wanted != text:
         sys.stderr.write(
-            "docs/reference/settings.md has other settings than src/lastcall/settings.py: python "
+            "docs/reference/settings.md has other settings than src/lastcall/settings: python "
             "tools/settings_table.py --write\n"
         )
         return 1

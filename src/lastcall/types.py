@@ -54,7 +54,7 @@ class Source(Protocol):
 
 
 class Target(Protocol):
-    """Where bytes of a checkpoint go on restore; the mirror image of Source."""
+    """The destination of a checkpoint's bytes on restore; the mirror image of Source."""
 
     @property
     def nbytes(self) -> int: ...

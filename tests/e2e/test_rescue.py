@@ -303,7 +303,7 @@ def test_a_rescue_with_nothing_new_takes_the_checkpoint_that_is_there(
     child.expect("waiting for call")
     until(lambda: bool(case.committed()), "the periodic checkpoint")
     child.send(signal.SIGTERM)
-    child.expect_log("Notice answered: step 5 is already committed")
+    child.expect_log(": step 5 is already committed")
     case.go_on("call")
     assert child.wait() == 75
     assert [record["kind"] for record in case.committed()] == ["periodic"]

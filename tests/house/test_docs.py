@@ -183,7 +183,7 @@ def test_every_public_method_and_field_has_a_docstring_and_a_place_in_the_refere
         assert f"::: {module}.{name}\n" in page
     for module, name in (
         ("lastcall.adapters.torch.run", "Run"),
-        ("lastcall.settings", "JITCheckpointConfig"),
+        ("lastcall.settings.configurations", "JITCheckpointConfig"),
     ):
         assert all(f"        - {each}\n" in page for each in reference.members(module, name))
     undocumented = [

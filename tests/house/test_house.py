@@ -163,13 +163,6 @@ def test_a_count_over_its_limit_fails_and_says_what_to_do(
     assert f"modules: {limit + 1} is over the limit of {limit}. {house.LIMITS['modules'].remedy}" in said
 
 
-def test_a_word_without_a_limit_is_only_reported(
-    tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert house.main(["--root", str(tree(tmp_path, a="# nobody\n" * 5000))]) == 0
-    assert '"nobody"     5000      -      -' in capsys.readouterr().out
-
-
 def test_a_limit_that_can_fall_is_named(
     tmp_path: Path, house: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""tools/settings_table.py: each setting is written once, in settings.py, and the guide has what stands
+"""tools/settings_table.py: each setting is written once, in settings, and the guide has what stands
 there."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lastcall import settings
+from lastcall.settings import configurations
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = settings.JIT + settings.PERIODIC
@@ -29,7 +30,7 @@ def test_the_guide_has_the_settings_of_the_source(table: Any) -> None:
 
 
 def test_every_setting_has_a_doc_line_and_a_row(table: Any) -> None:
-    lines = table.doc_lines(Path(settings.__file__).read_text())
+    lines = table.doc_lines(Path(configurations.__file__).read_text())
     documented = [lines["JITCheckpointConfig"], lines["PeriodicCheckpointConfig"]]
     assert [set(one) for one in documented] == [
         {row.field for row in rows} for rows in (settings.JIT, settings.PERIODIC)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from helpers.kube.objects import every, trainjob
 from lastcall.kube.inject import annotations as noted
 from lastcall.kube.inject import draft, inject, kinds
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 from lastcall.kube.webhook import review
 
-OPTIONS = Options(image="lastcall:1")
+OPTIONS = InjectOptions(image="lastcall:1")
 TEXT = st.text(max_size=12)
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
 JUNK = st.recursive(
@@ -62,13 +62,13 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
     return obj
 
 
-def answered(request: Any) -> review.Answer | None:
+def answered(request: Any) -> review.AdmissionAnswer | None:
     body = json.dumps(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     ).encode()
     try:
         parsed = review.parse(body)
-    except review.Unreadable:
+    except review.UnreadableReview:
         return None
     answer = review.answer(parsed, options=OPTIONS, namespace={"lastcall.dev/enabled": "true"})
     json.dumps(answer.document, allow_nan=False)
@@ -80,7 +80,7 @@ def answered(request: Any) -> review.Answer | None:
 def test_any_bytes_are_answered_or_told_to_be_unreadable(body: bytes) -> None:
     try:
         review.parse(body)
-    except review.Unreadable:
+    except review.UnreadableReview:
         pass
 
 
@@ -190,7 +190,7 @@ def test_an_object_that_is_very_deep_is_admitted_or_told_to_be_unreadable(depth:
     body = json.dumps(review_of).replace('"DEEP"', '{"a":[' * depth + "1" + "]}" * depth).encode()
     try:
         answer = review.answer(review.parse(body), options=OPTIONS)
-    except review.Unreadable:
+    except review.UnreadableReview:
         assert depth > 300
         return
     assert answer.document["response"]["allowed"] is True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALIASES = {"ray.train._internal.jit_checkpoint_config": "lastcall.adapters.ray.driver.config:publish"}
 
 
-class Loader:
+class AliasLoader:
     def create_module(self, spec: "ModuleSpec") -> None:
         """As usual."""
 
@@ -32,4 +32,4 @@ def spec(name: str) -> "ModuleSpec | None":
     if name not in ALIASES:
         return None
     kind: type[ModuleSpec] = type(sys.__spec__)  # importlib.machinery would have to be imported
-    return kind(name, Loader(), origin="lastcall")  # type: ignore[arg-type]
+    return kind(name, AliasLoader(), origin="lastcall")  # type: ignore[arg-type]

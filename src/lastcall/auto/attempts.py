@@ -14,13 +14,13 @@ forever. All of them know the round of their rendezvous.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from types import ModuleType
 from typing import Any
 
-_MARK = "_lastcall_original"
+from lastcall.core.process import patching
+
 # set by torchrun's own process for its workers; `settings.attempt` reads it as well
 ROUND = "LASTCALL_ATTEMPT"
 
@@ -28,34 +28,34 @@ ROUND = "LASTCALL_ATTEMPT"
 def apply(module: ModuleType) -> None:
     """For torch.distributed.rendezvous. A torch without this function is left alone: it makes its stores some
     other way."""
-    create: Any = getattr(module, "_create_c10d_store", None)
     shared: Any = getattr(module, "_torchelastic_use_agent_store", None)
-    if create is None or shared is None or hasattr(create, _MARK):
+    if shared is None or not hasattr(module, "_create_c10d_store"):
         return
 
-    @functools.wraps(create)
-    def of_this_attempt(*args: Any, **kwargs: Any) -> Any:
-        store = create(*args, **kwargs)
-        attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if not shared() or attempt == "0":
-            return store
-        # not there yet when rendezvous is imported
-        prefix: Any = sys.modules["torch.distributed"].PrefixStore
-        return prefix(f"attempt_{attempt}", store)
+    def of_this_attempt(create: Any) -> Any:
+        def created(*args: Any, **kwargs: Any) -> Any:
+            store = create(*args, **kwargs)
+            attempt = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            if not shared() or attempt == "0":
+                return store
+            # not there yet when rendezvous is imported
+            prefix: Any = sys.modules["torch.distributed"].PrefixStore
+            return prefix(f"attempt_{attempt}", store)
 
-    setattr(of_this_attempt, _MARK, create)
-    module._create_c10d_store = of_this_attempt  # type: ignore[attr-defined]
+        return created
+
+    patching.wrap(module, "_create_c10d_store", of_this_attempt)
 
 
 def tell(module: ModuleType) -> None:
     """For torch.distributed.elastic.rendezvous.dynamic_rendezvous, in torchrun's own process: its workers
     inherit what is set here."""
     handler: Any = getattr(module, "DynamicRendezvousHandler", None)
-    join: Any = getattr(handler, "next_rendezvous", None)
-    if join is None or hasattr(join, _MARK):
-        return
+    if hasattr(handler, "next_rendezvous"):
+        patching.wrap(handler, "next_rendezvous", _telling)
 
-    @functools.wraps(join)
+
+def _telling(join: Any) -> Any:
     def next_rendezvous(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = join(self, *args, **kwargs)
         number = getattr(getattr(getattr(self, "_state_holder", None), "state", None), "round", None)
@@ -65,5 +65,4 @@ def tell(module: ModuleType) -> None:
             os.environ.pop(ROUND, None)
         return found
 
-    setattr(next_rendezvous, _MARK, join)
-    handler.next_rendezvous = next_rendezvous
+    return next_rendezvous

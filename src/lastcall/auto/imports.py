@@ -61,8 +61,8 @@ class Finder:
         finally:
             self._asking.discard(asking)
         real: Any = getattr(spec, "loader", None)
-        if spec is not None and hasattr(real, "exec_module") and type(real) is not Loader:
-            spec.loader = Loader(self, spec, real)  # type: ignore[assignment]  # a Loader to all who look
+        if spec is not None and hasattr(real, "exec_module") and type(real) is not PatchingLoader:
+            spec.loader = PatchingLoader(self, spec, real)  # type: ignore[assignment]  # a Loader to all who look
         return spec
 
     def imported(self, name: str, module: "ModuleType") -> None:
@@ -89,7 +89,7 @@ class Finder:
             sys.meta_path.remove(self)
 
 
-class Loader:
+class PatchingLoader:
     """Everything of the real loader, `isinstance` included, with an exec_module of our own."""
 
     def __init__(self, finder: Finder, spec: "ModuleSpec", real: "Any") -> None:
@@ -108,7 +108,7 @@ class Loader:
         if object.__getattribute__(module, "__class__").__name__ == "_LazyModule" and inner is not self._real:
             # importlib.util.LazyLoader has only prepared it, and hung the loader for the first use into the
             # spec
-            self._spec.loader = Loader(self._finder, self._spec, inner)  # type: ignore[assignment]
+            self._spec.loader = PatchingLoader(self._finder, self._spec, inner)  # type: ignore[assignment]
             return
         self._finder.imported(self._spec.name, module)
 

@@ -9,7 +9,6 @@ method of the base class, so only that is wrapped here.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import os
@@ -20,19 +19,16 @@ from typing import Any
 
 from lastcall import settings
 from lastcall.auto import imports
+from lastcall.core.process import patching
 
 MARGIN_SECONDS = 5.0  # a worker that got the signal within the grace is exiting when it ends
-_MARK = "_lastcall_original"
 
 
 def apply(module: ModuleType) -> None:
     """For torch.distributed.elastic.multiprocessing.api. A torch whose method looks different is left
     unpatched."""
     context: Any = getattr(module, "PContext", None)
-    close: Any = getattr(context, "close", None)
-    if close is not None and hasattr(close, _MARK):
-        return
-    signature = _signature(close)
+    signature = _signature(getattr(context, "close", None))
     if signature is None:
         imports.warn(
             f"{module.__name__}.PContext.close of this torch version has no timeout that lastcall can set: "
@@ -41,17 +37,18 @@ def apply(module: ModuleType) -> None:
         )
         return
 
-    @functools.wraps(close)
-    def patient(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        timeout = call.arguments["timeout"]
-        if isinstance(timeout, int | float) and call.arguments.get("death_sig") != signal.SIGKILL:
-            call.arguments["timeout"] = max(timeout, least_seconds(os.environ))
-        return close(*call.args, **call.kwargs)
+    def patient(close: Any) -> Any:
+        def closed(*args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            timeout = call.arguments["timeout"]
+            if isinstance(timeout, int | float) and call.arguments.get("death_sig") != signal.SIGKILL:
+                call.arguments["timeout"] = max(timeout, least_seconds(os.environ))
+            return close(*call.args, **call.kwargs)
 
-    setattr(patient, _MARK, close)
-    context.close = patient
+        return closed
+
+    patching.wrap(context, "close", patient)
 
 
 def least_seconds(environ: Mapping[str, str]) -> float:

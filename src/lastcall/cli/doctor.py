@@ -126,7 +126,7 @@ def _directory(path: Path | None) -> rundir.Directory | None:
     )
 
 
-def _print(report: inspection.Report, *, everything: bool) -> None:
+def _print(report: inspection.DoctorReport, *, everything: bool) -> None:
     width = max(len(item.name) for item in report.findings)
     for item in report.findings:
         _line(item, width)
@@ -149,7 +149,7 @@ def _value(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _summary(report: inspection.Report) -> str:
+def _summary(report: inspection.DoctorReport) -> str:
     warnings = output.plural(report.warnings, "warning")
     if report.risks:
         return (

@@ -14,8 +14,8 @@ from lastcall.cli import output, proof_report
 from lastcall.drill import options as drill_options
 
 if TYPE_CHECKING:
-    from lastcall.drill.options import Options
-    from lastcall.drill.report import Report, Round
+    from lastcall.drill.options import DrillOptions
+    from lastcall.drill.report import DrillReport, DrillRound
 
 _EXAMPLES = """
 examples:
@@ -142,14 +142,14 @@ def _prove(args: argparse.Namespace) -> int:
     return 0 if verdict.proved else 1
 
 
-def parsed(args: argparse.Namespace) -> Options:
+def parsed(args: argparse.Namespace) -> DrillOptions:
     """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
         settings.fail(
             "no command given. Put it after two dashes, for example: lastcall drill -- python train.py"
         )
-    return drill_options.Options(
+    return drill_options.DrillOptions(
         command=words,
         at=None if args.at is None else _count("--at", args.at),
         after=None if args.after is None else _seconds("--after", args.after),
@@ -203,7 +203,7 @@ def _say_prove(line: str) -> None:
     sys.stderr.flush()
 
 
-def _print(report: Report) -> None:
+def _print(report: DrillReport) -> None:
     options = report.options
     for directory in report.directories:
         output.write(f"{output.printable(str(directory))}")
@@ -240,7 +240,7 @@ def _print(report: Report) -> None:
         output.write(f"The command's output is in {output.printable(str(report.log))}")
 
 
-def _row(round: Round) -> tuple[str, ...]:
+def _row(round: DrillRound) -> tuple[str, ...]:
     seconds = round.seconds
     origins = (
         sorted({item.resumed.name if item.resumed else "the beginning" for item in round.parts})
@@ -264,7 +264,7 @@ def _cell(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.2f}"
 
 
-def _result(round: Round) -> str:
+def _result(round: DrillRound) -> str:
     if not round.back.came:
         return "did not resume"
     words = ["nothing lost" if round.ok else "LOST" if round.lost else "not exact"]

@@ -34,7 +34,7 @@ _ONE = "--name"
 
 
 @dataclass(frozen=True)
-class Slot:
+class ExportSlot:
     """The bytes of a tensor in the new file, from `begin` on. Both a Source (for checksums) and a Target."""
 
     fd: int
@@ -224,14 +224,15 @@ def _fill(fd: int, kind: str, found: Inventory, chosen: Mapping[str, Place], bar
 
 
 def _laid_out(
-    fd: int, kind: str, stored: Mapping[str, safetensors.Stored], known: Mapping[str, Slot]
-) -> tuple[FileLayout, dict[str, Slot]]:
+    fd: int, kind: str, stored: Mapping[str, safetensors.Stored], known: Mapping[str, ExportSlot]
+) -> tuple[FileLayout, dict[str, ExportSlot]]:
     """The layout of the new file, and where each tensor goes in it. With `known` slots their bytes are read
     for the checksums."""
-    blank = known or {name: Slot(fd, tensor.end - tensor.begin, 0) for name, tensor in stored.items()}
+    blank = known or {name: ExportSlot(fd, tensor.end - tensor.begin, 0) for name, tensor in stored.items()}
     if kind == "pt":
         tree = OrderedDict(
-            (name, torchzip.Tensor(one.dtype, one.shape, None, blank[name])) for name, one in stored.items()
+            (name, torchzip.ZippedTensor(one.dtype, one.shape, None, blank[name]))
+            for name, one in stored.items()
         )
         layout = torchzip.layout("the new file", tree, crc=bool(known))
     else:
@@ -241,4 +242,6 @@ def _laid_out(
         except ValueError as error:  # a reserved name, or too long a header
             raise errors.LastcallError(f"safetensors cannot hold this: {error}. Try --format pt") from None
     begins = {id(extent.source): extent.offset for extent in layout.extents}
-    return layout, {name: Slot(fd, slot.nbytes, begins.get(id(slot), 0)) for name, slot in blank.items()}
+    return layout, {
+        name: ExportSlot(fd, slot.nbytes, begins.get(id(slot), 0)) for name, slot in blank.items()
+    }

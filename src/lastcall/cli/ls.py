@@ -30,7 +30,7 @@ _NAME = re.compile(r"checkpoint-\d+(\.replaced-\d+)?(?P<aside>\.damaged-\d+)?")
 _DEPTH = 4  # how deep below a directory to search for runs
 
 
-class Status(enum.Enum):
+class FolderStatus(enum.Enum):
     """What a folder that is named like a checkpoint is."""
 
     VALID = "valid"  # committed: the record is whole, and the files that it names are there with their sizes
@@ -46,7 +46,7 @@ class Found:
     """A folder as it was found."""
 
     path: Path
-    status: Status
+    status: FolderStatus
     problem: str  # what is wrong; empty if nothing is
     record: Record | None
     size: int  # bytes: as recorded, or as found where there is no record
@@ -54,7 +54,7 @@ class Found:
 
     @property
     def committed(self) -> bool:
-        return self.status in (Status.VALID, Status.DAMAGED, Status.UNCHECKED)
+        return self.status in (FolderStatus.VALID, FolderStatus.DAMAGED, FolderStatus.UNCHECKED)
 
 
 def add(subparsers: Any) -> None:
@@ -95,7 +95,7 @@ def _print(found: list[Found], now: float) -> None:
     head = ("CHECKPOINT", "STEP", "KIND", "REASON", "SIZE", "TOOK", "EXACT", "VALID", "CREATED", "AGE")
     output.table(head, [_row(item, now) for item in found], right=("STEP", "SIZE", "TOOK"))
     for item in found:
-        if item.problem and item.status is not Status.FOREIGN:
+        if item.problem and item.status is not FolderStatus.FOREIGN:
             output.write(f"{item.path.name}: {output.printable(item.problem)}")
         elif item.record is not None and item.record.because:
             output.write(f"{item.path.name} is not exact: {output.printable(item.record.because)}")
@@ -108,7 +108,7 @@ def _row(found: Found, now: float) -> tuple[str, ...]:
     if record is not None:
         known = (str(record.step), record.kind.value, record.reason or "-")
         exact, took = "yes" if record.exact else "no", output.duration(record.seconds)
-    if found.status is Status.VALID:
+    if found.status is FolderStatus.VALID:
         valid = "yes" if record is None or record.complete else "partial"
     else:
         valid = found.status.value
@@ -133,7 +133,7 @@ def describe(found: Found) -> dict[str, object]:
         "name": found.path.name,
         "path": os.path.abspath(found.path),
         "status": found.status.value,
-        "valid": found.status is Status.VALID,
+        "valid": found.status is FolderStatus.VALID,
         "problem": found.problem or None,
         "step": record.step if record else None,
         "kind": record.kind.value if record else None,
@@ -258,30 +258,34 @@ def look(path: Path) -> Found | None:
     return Found(path, status, problem, record, size, record.created if record else modified)
 
 
-def _judge(path: Path) -> tuple[Status, str, Record | None]:
+def _judge(path: Path) -> tuple[FolderStatus, str, Record | None]:
     match = _NAME.fullmatch(path.name)
     aside = match is not None and match["aside"] is not None
     if os.path.lexists(path / records.SENTINEL) or path.parent.parts[-2:] == (catalogs.PRIVATE, "staging"):
-        return Status.INCOMPLETE, "never committed: it is being written, or its writer was killed", None
+        return FolderStatus.INCOMPLETE, "never committed: it is being written, or its writer was killed", None
     if not os.path.lexists(path / records.NAME):
         path.stat()  # gone meanwhile?
         if aside:
-            return Status.SET_ASIDE, f"it has no {records.NAME}", None
-        return Status.FOREIGN, f"it has no {records.NAME}: another program wrote it", None
+            return FolderStatus.SET_ASIDE, f"it has no {records.NAME}", None
+        return FolderStatus.FOREIGN, f"it has no {records.NAME}: another program wrote it", None
     try:
         record = records.read(path)
     except errors.UncheckedError as error:
-        return (Status.SET_ASIDE if aside else Status.UNCHECKED), str(error), None
+        return (FolderStatus.SET_ASIDE if aside else FolderStatus.UNCHECKED), str(error), None
     except errors.CheckpointError as error:
         path.stat()
-        return (Status.SET_ASIDE if aside else Status.DAMAGED), str(error), None
+        return (FolderStatus.SET_ASIDE if aside else FolderStatus.DAMAGED), str(error), None
     problem = "; ".join(_faults(path, record))
     if aside:
-        return Status.SET_ASIDE, problem or "found damaged by a run; see where with lastcall verify", record
+        return (
+            FolderStatus.SET_ASIDE,
+            problem or "found damaged by a run; see where with lastcall verify",
+            record,
+        )
     if problem:
         path.stat()
-        return Status.DAMAGED, problem, record
-    return Status.VALID, "", record
+        return FolderStatus.DAMAGED, problem, record
+    return FolderStatus.VALID, "", record
 
 
 def _faults(path: Path, record: Record) -> Iterator[str]:
@@ -315,7 +319,7 @@ def _bytes_in(folder: Path) -> int:
 def resumes(found: list[Found]) -> Found | None:
     """The checkpoint that a run started now would resume from, as far as can be known without reading every
     byte."""
-    valid = [item for item in found if item.status is Status.VALID and item.record is not None]
+    valid = [item for item in found if item.status is FolderStatus.VALID and item.record is not None]
     return next(
         (item for item in valid if item.record is not None and item.record.complete),
         valid[0] if valid else None,

@@ -126,7 +126,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _wait(watcher: watch.Watcher, before: watch.Status, timeout: float | None) -> watch.Status:
+def _wait(watcher: watch.Watcher, before: watch.RunStatus, timeout: float | None) -> watch.RunStatus:
     """Waits until the process releases the directory, which it does after its last event."""
     give_up = None if timeout is None else time.monotonic() + timeout
     stops = watcher.story.stops
@@ -144,7 +144,7 @@ def _wait(watcher: watch.Watcher, before: watch.Status, timeout: float | None) -
         time.sleep(_POLL)
 
 
-def _checkpoint(status: watch.Status) -> str | None:
+def _checkpoint(status: watch.RunStatus) -> str | None:
     """What the run will resume from: a notice at a step that is already committed writes no new
     checkpoint."""
     name = status.last_save.get("path") if status.last_save is not None else status.resumed
@@ -152,7 +152,13 @@ def _checkpoint(status: watch.Status) -> str | None:
 
 
 def _sentence(
-    root: Path, before: watch.Status, after: watch.Status, *, new: bool, waited: bool, checkpoint: str | None
+    root: Path,
+    before: watch.RunStatus,
+    after: watch.RunStatus,
+    *,
+    new: bool,
+    waited: bool,
+    checkpoint: str | None,
 ) -> str:
     again = f"To resume: lastcall resume {root}"
     if not before.active:

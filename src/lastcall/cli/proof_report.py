@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from lastcall.cli import output
 
 if TYPE_CHECKING:
-    from lastcall.drill.proof import Difference, Verdict
+    from lastcall.drill.proof import Difference, ProofVerdict
 
 _SHOWN = 5
 
 
-def lines(verdict: Verdict) -> Iterator[str]:
+def lines(verdict: ProofVerdict) -> Iterator[str]:
     from lastcall.drill import causes
 
     if verdict.problem is not None:
@@ -45,7 +45,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
         yield f"The command's output is in {verdict.log}"
 
 
-def _not_exact(verdict: Verdict) -> Iterator[str]:
+def _not_exact(verdict: ProofVerdict) -> Iterator[str]:
     for checkpoint in verdict.resumed:
         if not checkpoint.exact:
             yield (
@@ -54,11 +54,11 @@ def _not_exact(verdict: Verdict) -> Iterator[str]:
             )
 
 
-def _of_rank(verdict: Verdict, one: Difference) -> str:
+def _of_rank(verdict: ProofVerdict, one: Difference) -> str:
     return f" (rank {one.rank})" if one.rank else ""
 
 
-def to_json(verdict: Verdict) -> dict[str, Any]:
+def to_json(verdict: ProofVerdict) -> dict[str, Any]:
     return {
         "schema": 1,
         "identical": verdict.identical,

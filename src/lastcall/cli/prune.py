@@ -26,7 +26,7 @@ from lastcall.storage import files as storage
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrunePlan:
     """What would be removed and what would be kept, each with its reason."""
 
     remove: list[tuple[ls.Found, str]]
@@ -97,9 +97,9 @@ def _hold(catalog: Catalog) -> None:
         ) from error
 
 
-def _plan(catalog: Catalog, args: argparse.Namespace) -> Plan:
+def _plan(catalog: Catalog, args: argparse.Namespace) -> PrunePlan:
     found = ls.survey(catalog.root, others=False)  # a script removes the checkpoints that it named itself
-    valid = {item.path: item for item in found if item.status is ls.Status.VALID}
+    valid = {item.path: item for item in found if item.status is ls.FolderStatus.VALID}
     entries = [Entry(item.path, item.record) for item in valid.values() if item.record is not None]
     keep = Keep(args.keep, args.monitor, args.mode)
     _check_monitor(entries, keep)
@@ -107,12 +107,12 @@ def _plan(catalog: Catalog, args: argparse.Namespace) -> Plan:
     remove = [(valid[path], f"older than the newest {args.keep}") for path in valid if path in going]
     kept = [(valid[path], _why_kept(path, entries, keep)) for path in valid if path not in going]
     for item in found:
-        if item.status is ls.Status.SET_ASIDE and args.damaged:
+        if item.status is ls.FolderStatus.SET_ASIDE and args.damaged:
             remove.append((item, "damaged, and set aside"))
         elif item.path not in valid:
             kept.append((item, item.status.value))
     spare = sum(catalog.spares.sizes()) if args.spare else 0
-    return Plan(remove, kept, spare, spare + _space(item.path for item, _ in remove))
+    return PrunePlan(remove, kept, spare, spare + _space(item.path for item, _ in remove))
 
 
 def _check_monitor(entries: list[Entry], keep: Keep) -> None:
@@ -151,7 +151,7 @@ def _space(folders: Iterable[Path]) -> int:
     return sum(facts[key].st_blocks * 512 for key, count in seen.items() if count == facts[key].st_nlink)
 
 
-def _carry_out(catalog: Catalog, plan: Plan, *, spare: bool) -> list[str]:
+def _carry_out(catalog: Catalog, plan: PrunePlan, *, spare: bool) -> list[str]:
     """Removes. Returns a sentence for each item that could not be removed."""
     failed = []
     for item, _ in plan.remove:
@@ -177,7 +177,7 @@ def _remove(catalog: Catalog, path: Path) -> None:
     storage.remove_tree(catalog.files, gone)
 
 
-def _report(plan: Plan, root: Path, args: argparse.Namespace, failed: list[str]) -> None:
+def _report(plan: PrunePlan, root: Path, args: argparse.Namespace, failed: list[str]) -> None:
     if args.json:
         output.document(
             {
@@ -205,7 +205,7 @@ def _report(plan: Plan, root: Path, args: argparse.Namespace, failed: list[str])
     output.write(_verdict(plan, args, failed))
 
 
-def _verdict(plan: Plan, args: argparse.Namespace, failed: list[str]) -> str:
+def _verdict(plan: PrunePlan, args: argparse.Namespace, failed: list[str]) -> str:
     if not plan.remove and not plan.spare:
         return "Nothing to remove."
     what = output.plural(len(plan.remove), "checkpoint") if plan.remove else "the spare space"

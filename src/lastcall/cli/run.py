@@ -16,7 +16,7 @@ from lastcall.launch import options as launch_options
 from lastcall.launch import platforms
 
 if TYPE_CHECKING:
-    from lastcall.launch.options import Options
+    from lastcall.launch.options import LaunchOptions
 
 _EXAMPLES = """
 examples:
@@ -55,7 +55,25 @@ def add(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="lastcall run [options] -- COMMAND [ARGUMENT ...]",
     )
-    time = parser.add_argument_group("time")
+    _add_times(parser.add_argument_group("time"))
+    _add_notices(parser.add_argument_group("signals that are notices, besides SIGTERM"))
+    _add_exit(parser.add_argument_group("the end"))
+    _add_restarts(parser.add_argument_group("when to restart on this machine"))
+    _add_guard(parser.add_argument_group("the guardian"))
+    parser.add_argument(
+        "--no-auto",
+        action="store_true",
+        help="do not enable lastcall in programs that do not use it themselves",
+    )
+    level = _row("log_level")
+    parser.add_argument("--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --"
+    )
+    parser.set_defaults(call=run)
+
+
+def _add_times(time: argparse._ArgumentGroup) -> None:
     time.add_argument(
         "--grace",
         metavar="SECONDS",
@@ -68,7 +86,9 @@ def add(subparsers: Any) -> None:
         "except training processes that are still saving and, if no grace was given, commands that never "
         "trained",
     )
-    notices = parser.add_argument_group("signals that are notices, besides SIGTERM")
+
+
+def _add_notices(notices: argparse._ArgumentGroup) -> None:
     notices.add_argument(
         "--stop-file", metavar="PATH", type=Path, help="treat the appearance of this file as a notice"
     )
@@ -78,7 +98,9 @@ def add(subparsers: Any) -> None:
         default="auto",
         help="the cloud whose metadata to watch: aws, gcp, azure, none (default: auto)",
     )
-    ending = parser.add_argument_group("the end")
+
+
+def _add_exit(ending: argparse._ArgumentGroup) -> None:
     ending.add_argument(
         "--platform",
         metavar="NAME",
@@ -95,7 +117,9 @@ def add(subparsers: Any) -> None:
         metavar="SECONDS",
         help="Slurm: seconds to wait for the kill after a requeue (default: 60)",
     )
-    again = parser.add_argument_group("when to restart on this machine")
+
+
+def _add_restarts(again: argparse._ArgumentGroup) -> None:
     again.add_argument("--restart", metavar="WHEN", help=_RESTART)
     again.add_argument(
         "--max-restarts", metavar="N", help="restarts at most, not counting pauses (default: 10)"
@@ -103,7 +127,7 @@ def add(subparsers: Any) -> None:
     again.add_argument(
         "--backoff",
         metavar="SECONDS",
-        help="seconds seconds before the first restart; doubled while there is no progress (default: 1)",
+        help="seconds before the first restart; doubled while there is no progress (default: 1)",
     )
     again.add_argument(
         "--resume-args",
@@ -112,7 +136,9 @@ def add(subparsers: Any) -> None:
         "with "
         "{path} replaced by the newest one, for example: --resume-args '--resume_from_checkpoint {path}'",
     )
-    guard = parser.add_argument_group("the guardian")
+
+
+def _add_guard(guard: argparse._ArgumentGroup) -> None:
     guard.add_argument(
         "--guard",
         action="store_true",
@@ -124,17 +150,6 @@ def add(subparsers: Any) -> None:
         help="steps between two copies (default: copies take at most 1%% of the time)",
     )
     guard.add_argument("--guard-seconds", metavar="SECONDS", help="seconds between two copies")
-    parser.add_argument(
-        "--no-auto",
-        action="store_true",
-        help="do not enable lastcall in programs that do not use it themselves",
-    )
-    level = _row("log_level")
-    parser.add_argument("--log-level", metavar="LEVEL", help=f"{level.allowed} (default: {level.default})")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --"
-    )
-    parser.set_defaults(call=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     return command.launch(parsed(args), os.environ)
 
 
-def parsed(args: argparse.Namespace) -> Options:
+def parsed(args: argparse.Namespace) -> LaunchOptions:
     """Raises ConfigError (exit code 78) where something is wrong."""
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not words:
@@ -160,7 +175,7 @@ def parsed(args: argparse.Namespace) -> Options:
         log_level=_setting("--log-level", "log_level", args.log_level),
     )
     origins = config.origins()
-    return launch_options.Options(
+    return launch_options.LaunchOptions(
         command=words,
         grace=config.grace,
         grace_given=origins["grace"] != "default",

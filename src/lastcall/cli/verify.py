@@ -27,7 +27,7 @@ _EVERY = 0.1  # seconds between two updates of the bar
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckpointVerification:
     """The result for one checkpoint."""
 
     found: ls.Found
@@ -99,16 +99,20 @@ def _targets(path: Path, *, newest: bool) -> Iterator[ls.Found]:
         yield from committed[:1] if newest else committed
 
 
-def _check(found: ls.Found, engine: writer.Engine) -> Result:
+def _check(found: ls.Found, engine: writer.Engine) -> CheckpointVerification:
     began = time.monotonic()
     if found.record is None:
-        result = "damaged" if found.status in (ls.Status.DAMAGED, ls.Status.SET_ASIDE) else "unchecked"
-        return Result(found, result, (found.problem,), 0.0)
+        result = (
+            "damaged" if found.status in (ls.FolderStatus.DAMAGED, ls.FolderStatus.SET_ASIDE) else "unchecked"
+        )
+        return CheckpointVerification(found, result, (found.problem,), 0.0)
     problems = tuple(_problems(found.path, found.record, engine))
     result = "ok"
     if problems:
         result = "damaged" if _still_there(found) else "gone"
-    return Result(found, result, problems if result == "damaged" else (), time.monotonic() - began)
+    return CheckpointVerification(
+        found, result, problems if result == "damaged" else (), time.monotonic() - began
+    )
 
 
 def _problems(path: Path, record: records.Record, engine: writer.Engine) -> Iterator[str]:
@@ -130,7 +134,7 @@ def _still_there(found: ls.Found) -> bool:
         return found.path.exists()
 
 
-def _print(result: Result) -> None:
+def _print(result: CheckpointVerification) -> None:
     name = output.printable(str(result.found.path))
     if result.result == "ok":
         read = result.found.size / 1e6
@@ -147,7 +151,7 @@ def _print(result: Result) -> None:
     sys.stdout.flush()
 
 
-def _json(result: Result) -> dict[str, object]:
+def _json(result: CheckpointVerification) -> dict[str, object]:
     found = result.found
     return {
         "name": found.path.name,

@@ -59,7 +59,7 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     watcher = Watcher(ls.single(args.directory))
-    show = _json if args.json else _Block() if sys.stdout.isatty() else _Lines()
+    show = _json if args.json else _Block() if sys.stdout.isatty() else _ChangeLines()
     while True:
         now = watcher.look()
         show(now)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """A run at one moment."""
 
     root: Path
@@ -116,7 +116,7 @@ class Watcher:
         self._log = Log(self.private / "events-0.jsonl")
         self.story = _Story()
 
-    def look(self) -> Status:
+    def look(self) -> RunStatus:
         paused = _read(self.private / PAUSE)
         held, pid = owner(self.private / "lock")
         for event in self._log.news():
@@ -127,7 +127,7 @@ class Watcher:
         if (_number(progress.get("at")) or 0.0) < (_number(start.get("at")) or 0.0):
             progress = {}  # of an earlier incarnation
         state = self._state(held, pid, paused is not None, progress, now)
-        return Status(
+        return RunStatus(
             root=self.root,
             at=now,
             state=state,
@@ -283,7 +283,7 @@ def _text(value: object) -> str:
 # ---- how it is shown ---------------------------------------------------------------------------------------
 
 
-def describe(status: Status) -> dict[str, object]:
+def describe(status: RunStatus) -> dict[str, object]:
     """The status as JSON."""
     identity = ls.identify(status.root)
     progress = status.progress
@@ -313,11 +313,11 @@ def describe(status: Status) -> dict[str, object]:
     }
 
 
-def _json(status: Status) -> None:
+def _json(status: RunStatus) -> None:
     output.line(describe(status))
 
 
-def _facts(status: Status) -> Iterator[tuple[str, str]]:
+def _facts(status: RunStatus) -> Iterator[tuple[str, str]]:
     """The lines to show, each with its name."""
     yield "state", _state_text(status)
     total, step = _whole(status.progress.get("total")), status.step
@@ -344,7 +344,7 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "not saved", _text(status.failure.get("because"))
 
 
-def _state_text(status: Status) -> str:
+def _state_text(status: RunStatus) -> str:
     parts = []
     if status.pid is not None:
         parts.append(f"process {status.pid}")
@@ -369,7 +369,7 @@ def _save_text(event: Event, now: float) -> str:
     return f"{_text(event.get('path'))} ({', '.join(part for part in parts if part)})"
 
 
-def _notice_text(event: Event, status: Status) -> str:
+def _notice_text(event: Event, status: RunStatus) -> str:
     at, allowed = _number(event.get("at")), _number(event.get("deadline_in"))
     parts = [f"from {_text(event.get('source'))}"]
     if at is not None:
@@ -379,13 +379,13 @@ def _notice_text(event: Event, status: Status) -> str:
     return f"{_text(event.get('reason'))} ({', '.join(parts)})"
 
 
-class _Lines:
+class _ChangeLines:
     """Prints a line for each change, for a log or a pipe."""
 
     def __init__(self) -> None:
         self._before: object = None
 
-    def __call__(self, status: Status) -> None:
+    def __call__(self, status: RunStatus) -> None:
         key = (
             status.state,
             status.outcome,
@@ -411,7 +411,7 @@ class _Block:
         self._width = width
         self._lines = 0
 
-    def __call__(self, status: Status) -> None:
+    def __call__(self, status: RunStatus) -> None:
         lines = [str(status.root), *(f"  {name:<10} {value}" for name, value in _facts(status))]
         back = f"\x1b[{self._lines}A\r\x1b[J" if self._lines else ""
         # a line that wraps would take two rows, and the cursor would not move up far enough

@@ -12,6 +12,7 @@ from lastcall import memory
 from lastcall.core.checkpoint import retention
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.outcome import OutcomeCell
+from lastcall.core.progress.report import ProgressReport
 from lastcall.core.ranks.world import World
 from lastcall.core.save.budget import Budget
 from lastcall.core.subject import Subject
@@ -33,6 +34,7 @@ class NoticeContext:
     outcome: OutcomeCell
     events: EventLog
     progress: Progress
+    report: ProgressReport
 
     @classmethod
     def beside(
@@ -40,8 +42,7 @@ class NoticeContext:
     ) -> NoticeContext:
         """One that writes its events and its progress into this folder."""
         clock = clock or clocks.Clock()
-        events, progress = _logs(private, rank, clock)
-        return cls(jit, clock, Latch(), Budget(clock), OutcomeCell(), events, progress)
+        return cls(jit, clock, Latch(), Budget(clock), OutcomeCell(), *_logs(private, rank, clock))
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,15 @@ class RunContext(NoticeContext):
         catalog = Catalog(root.absolute(), files or storage.Files(), world.rank)
         catalog.keep = retention.Keep(periodic.save_total_limit, periodic.monitor, periodic.mode)
         clock = clock or clocks.Clock()
-        events, progress = _logs(catalog.private, world.rank, clock)
+        events, progress, report = _logs(catalog.private, world.rank, clock)
         progress.where = lambda: subject.step
         return cls(
-            jit, clock, Latch(), Budget(clock), OutcomeCell(), events, progress,
+            jit, clock, Latch(), Budget(clock), OutcomeCell(), events, progress, report,
             subject, periodic, catalog, Gate(), world, allocate, run, background_saves,
         )  # fmt: skip
 
 
-def _logs(private: Path, rank: int, clock: clocks.Clock) -> tuple[EventLog, Progress]:
+def _logs(private: Path, rank: int, clock: clocks.Clock) -> tuple[EventLog, Progress, ProgressReport]:
     name = f"progress-{rank}.json" if rank else "progress.json"
-    return EventLog(private / f"events-{rank}.jsonl", clock), Progress(private / name, clock)
+    events, progress = EventLog(private / f"events-{rank}.jsonl", clock), Progress(private / name, clock)
+    return events, progress, ProgressReport(progress, events, clock)

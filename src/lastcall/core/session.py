@@ -38,7 +38,6 @@ from lastcall.core.notice.warmup import Warmup
 from lastcall.core.process import exits, refusal
 from lastcall.core.progress.page import MetricsPage
 from lastcall.core.progress.push import StatusPush
-from lastcall.core.progress.report import Report
 from lastcall.core.proof.witness import Witness
 from lastcall.core.save import spare_space
 from lastcall.core.startup.startup import Started, Startup
@@ -53,8 +52,12 @@ def begin(context: RunContext, inbox: Inbox) -> Session:
     reporters = _reporters(context) if context.world.rank == 0 else []  # they hear the event of the start
     with refusal.explained():
         started = Startup(context, inbox.stop_requested).run()
-    session = Session(context, inbox, started, reporters)
-    session.start()
+    try:
+        session = Session(context, inbox, started, reporters)
+        session.start()
+    except BaseException:
+        started.close(context.catalog)
+        raise
     return session
 
 
@@ -459,10 +462,9 @@ def _reporters(context: RunContext) -> list[MetricsPage | StatusPush]:
     server = settings.status_server() if jit.progress_push else None
     if jit.progress_port is None and server is None:
         return []
-    report = Report(context.progress, context.events, context.clock)
     reporters: list[MetricsPage | StatusPush] = []
     if jit.progress_port is not None:
-        reporters.append(MetricsPage(jit.progress_port, report))
+        reporters.append(MetricsPage(jit.progress_port, context.report))
     if server is not None:
-        reporters.append(StatusPush(server, report))
+        reporters.append(StatusPush(server, context.report))
     return reporters

@@ -15,7 +15,7 @@ from lastcall.launch.shell import commandline
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     findings: tuple[Finding, ...]
     settings: dict[str, dict[str, object]]
     versions: dict[str, str | None]
@@ -33,7 +33,7 @@ class Report:
         return "risk" if self.risks else "ok"
 
 
-def inspect(case: Case, known: rundir.Directory | None) -> Report:
+def inspect(case: Case, known: rundir.Directory | None) -> DoctorReport:
     """`known`: what is known about the directory; None if none was given or it does not exist yet."""
     launch = commandline.understand(case.command, case.environ)
     config, of_settings = configuration.check(case.environ, launch)
@@ -65,7 +65,7 @@ def inspect(case: Case, known: rundir.Directory | None) -> Report:
     findings.append(rundir.check_unannounced(config, known, guard))
     findings += of_settings
     findings += configuration.check_versions(versions)
-    return Report(tuple(findings), config.shown(), versions)
+    return DoctorReport(tuple(findings), config.shown(), versions)
 
 
 def _delivery(case: Case, launch: commandline.Launch, jit: settings.JITCheckpointConfig) -> list[Finding]:

@@ -20,7 +20,7 @@ _ANSWERS = (Kind.JIT.value, Kind.RESCUE.value)
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CommittedCheckpoint:
     """A committed checkpoint, as far as a report needs it."""
 
     name: str
@@ -48,7 +48,7 @@ class Traces:
 
 
 @dataclass(frozen=True)
-class Start:
+class RecordedStart:
     """What the event log says about a start."""
 
     at: float
@@ -82,33 +82,33 @@ def traces(root: Path, since: float) -> Traces:
     )
 
 
-def start(root: Path, since: float) -> Start | None:
+def start(root: Path, since: float) -> RecordedStart | None:
     """The last start since then; None if none has been recorded yet."""
     found = None
     for event in _events(root, since):
         at = _number(event.get("at"))
         if event.get("kind") == "start" and at is not None:
             name = event.get("resumed")
-            found = Start(at, name if isinstance(name, str) else None, _number(event.get("seconds")))
+            found = RecordedStart(at, name if isinstance(name, str) else None, _number(event.get("seconds")))
     return found
 
 
-def newest(root: Path) -> tuple[Checkpoint, Record] | None:
+def newest(root: Path) -> tuple[CommittedCheckpoint, Record] | None:
     """The checkpoint that was committed last."""
     entries = catalogs.Catalog(root, storage.Files()).entries()
     return (described(entries[0].path.name, entries[0].record), entries[0].record) if entries else None
 
 
-def named(root: Path, name: str, step: int) -> Checkpoint:
+def named(root: Path, name: str, step: int) -> CommittedCheckpoint:
     """A checkpoint by its name; only name and step if a later save has already replaced it."""
     try:
         return described(name, records.read(root / Path(name).name))
     except errors.CheckpointError:
-        return Checkpoint(name, step)
+        return CommittedCheckpoint(name, step)
 
 
-def described(name: str, record: Record) -> Checkpoint:
-    return Checkpoint(
+def described(name: str, record: Record) -> CommittedCheckpoint:
+    return CommittedCheckpoint(
         name, record.step, record.kind.value, record.exact, record.because, record.complete, record.size
     )
 

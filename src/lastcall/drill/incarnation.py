@@ -19,9 +19,9 @@ from pathlib import Path
 from lastcall import errors
 from lastcall.core.process import registry
 from lastcall.core.process.registry import Member
-from lastcall.drill.options import Options
+from lastcall.drill.options import DrillOptions
 from lastcall.launch import environment, processes
-from lastcall.launch.processes import Process
+from lastcall.launch.processes import LiveProcess
 
 _SEARCH = 0.5  # seconds between two searches for the registry of a `lastcall run` in the command
 _DYING = 10.0  # seconds for the kernel to remove killed processes
@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None)
 
 class Incarnation:
     def __init__(
-        self, options: Options, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None
+        self, options: DrillOptions, path: str, folder: Path, log: Path, more: Mapping[str, str] | None = None
     ) -> None:
         """OSError if the command cannot start. `folder` belongs to this incarnation; `more` is added to its
         environment."""
@@ -131,14 +131,14 @@ class Incarnation:
         except OSError:
             return []
 
-    def tree(self) -> dict[int, Process]:
+    def tree(self) -> dict[int, LiveProcess]:
         """All processes of the command; orphans are adopted by the drill, which is a subreaper."""
         below = processes.below(os.getpid())
         return {pid: process for pid, process in below.items() if not self._is_strange(process, below)}
 
-    def _is_strange(self, process: Process, below: Mapping[int, Process]) -> bool:
+    def _is_strange(self, process: LiveProcess, below: Mapping[int, LiveProcess]) -> bool:
         """Whether it, or an ancestor of it, existed before this incarnation."""
-        one: Process | None = process
+        one: LiveProcess | None = process
         while one is not None:
             if (one.pid, one.started) in self._strangers:
                 return True

@@ -9,7 +9,7 @@ from typing import Any
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
+class DrillInterrupted(Exception):
     """The user wants the drill to end."""
 
     def __init__(self, signum: int) -> None:
@@ -27,7 +27,7 @@ class Interruptions:
 
     def check(self) -> None:
         if self.heard:
-            raise Interrupted(self.heard[0])
+            raise DrillInterrupted(self.heard[0])
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.heard.append(signum)

@@ -11,7 +11,7 @@ EARLIEST, LATEST = 2.0, 10.0  # the default range for a notice, in seconds after
 
 
 @dataclass(frozen=True)
-class Options:
+class DrillOptions:
     command: tuple[str, ...]
     at: int | None = None
     """Preempt round n when the run is at n times this step."""

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastcall import settings
+from lastcall.core import timing
 from lastcall.core.proof import witness
-from lastcall.core.proof.witness import Plan, Statement
+from lastcall.core.proof.witness import ProofPlan, Statement
 from lastcall.drill import causes, evidence, sentences
 from lastcall.drill.incarnation import Incarnation
-from lastcall.drill.interruption import Interrupted, Interruptions
-from lastcall.drill.options import Options
+from lastcall.drill.interruption import DrillInterrupted, Interruptions
+from lastcall.drill.options import DrillOptions
 from lastcall.launch import command as launching
 from lastcall.launch import processes
 
 _TICK = 0.05
-_LOOK = 0.25  # seconds between two reads of what the ranks have written
 Boundary = tuple[int, int]
 
 
@@ -41,14 +41,16 @@ class Difference:
 
 
 @dataclass
-class Verdict:
+class ProofVerdict:
     """What the proof found."""
 
-    options: Options
+    options: DrillOptions
     steps: int = 0
     problem: str | None = None  # why nothing was proved
     interrupted: int | None = None
-    resumed: list[evidence.Checkpoint] = field(default_factory=list)  # in the order of the preemptions
+    resumed: list[evidence.CommittedCheckpoint] = field(
+        default_factory=list
+    )  # in the order of the preemptions
     compared: int = 0  # boundaries after a resume
     names: int = 0
     # names that vary from run to run and were not compared
@@ -69,16 +71,16 @@ class Verdict:
 
 
 class Proof:
-    def __init__(self, options: Options, steps: int, say: Callable[[str], None]) -> None:
+    def __init__(self, options: DrillOptions, steps: int, say: Callable[[str], None]) -> None:
         self._options = options
         self._steps = steps
         self._say = say
         self._interruptions = Interruptions()
-        self._verdict = Verdict(options, steps)
+        self._verdict = ProofVerdict(options, steps)
         self._life: Incarnation | None = None
         self._lives = 0
 
-    def run(self) -> Verdict:
+    def run(self) -> ProofVerdict:
         """ConfigError if the command cannot start. When this returns or raises, no process of it is left."""
         verdict = self._verdict
         try:
@@ -93,7 +95,7 @@ class Proof:
                 self._prove()
         except _Unproved as problem:
             verdict.problem = str(problem)
-        except Interrupted as interrupted:
+        except DrillInterrupted as interrupted:
             verdict.interrupted, verdict.problem = interrupted.signum, f"interrupted by {interrupted}"
         finally:
             if self._life is not None:
@@ -141,7 +143,7 @@ class Proof:
 
     def _begin(self, folder: Path, notices: tuple[int, ...]) -> None:
         folder.mkdir()
-        Plan(self._steps, notices, os.getpid()).write(folder)
+        ProofPlan(self._steps, notices, os.getpid()).write(folder)
 
     # ---- one incarnation
     # --------------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ class Proof:
             self._interruptions.check()
             life.look()
             ended = life.process.poll() is not None
-            if ended or time.monotonic() >= looked + _LOOK:
+            if ended or time.monotonic() >= looked + timing.LOOK:
                 looked = time.monotonic()
                 now = sum(path.stat().st_size for path in folder.glob("witness-*.jsonl"))
                 if now != size:
@@ -240,7 +242,7 @@ class _Unproved(Exception):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def compare(alone: list[Statement], preempted: list[Statement], verdict: Verdict) -> None:
+def compare(alone: list[Statement], preempted: list[Statement], verdict: ProofVerdict) -> None:
     """What the two runs recorded at the same boundaries."""
     reference: dict[tuple[int, Boundary], list[Statement]] = {}  # a Trainer passes several times at one step
     for said in alone:

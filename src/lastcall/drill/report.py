@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lastcall.drill.evidence import Checkpoint, Start, Traces
-from lastcall.drill.options import Options
+from lastcall.drill.evidence import CommittedCheckpoint, RecordedStart, Traces
+from lastcall.drill.options import DrillOptions
 
 _TOLERANCE = 1.0  # seconds by which a run may overestimate its grace before it is reported
 _EXEC = (
@@ -55,7 +55,7 @@ class Back:
 
 
 @dataclass(frozen=True)
-class Part:
+class DirectoryRound:
     """One directory in a round: a run has one, unless each of its ranks has its own."""
 
     directory: Path
@@ -63,11 +63,11 @@ class Part:
     reached: int  # the last step known to be completed before the end
     at_least: bool  # it died without a last report: up to a second of steps may have to be added to `reached`
     traces: Traces
-    saved: Checkpoint | None  # committed after the notice
+    saved: CommittedCheckpoint | None  # committed after the notice
     returned: bool  # the next incarnation has started
     elsewhere: bool = False  # ... but in another directory
-    resumed: Checkpoint | None = None  # None: from scratch
-    start: Start | None = None
+    resumed: CommittedCheckpoint | None = None  # None: from scratch
+    start: RecordedStart | None = None
 
     @property
     def rescued(self) -> bool:
@@ -87,27 +87,27 @@ def part(
     last: int,
     sent: float,
     traces: Traces,
-    newest: tuple[Checkpoint, float] | None,
-) -> Part:
+    newest: tuple[CommittedCheckpoint, float] | None,
+) -> DirectoryRound:
     """What is known about a directory before the run restarts. `step` is what the process reported before the
     notice, `last` its last report; `newest` the newest checkpoint and when it was made."""
     saved = newest[0] if newest is not None and newest[1] >= sent else None
     step = step if traces.notice_step is None else traces.notice_step
     # what was done after the copy was taken (half a pass that a rescue interrupts) does not count
     if saved is not None:
-        return Part(directory, step, max(step, saved.step), False, traces, saved, False)
+        return DirectoryRound(directory, step, max(step, saved.step), False, traces, saved, False)
     reached = max(step, last, traces.save_step or 0, traces.stop_step or 0)
-    return Part(directory, step, reached, traces.stop_step is None, traces, None, False)
+    return DirectoryRound(directory, step, reached, traces.stop_step is None, traces, None, False)
 
 
 @dataclass(frozen=True)
-class Round:
+class DrillRound:
     number: int
     waited: float  # seconds from the first step of the incarnation to the signal
     gone: Gone
     back: Back
     restarted: float  # seconds from the signal to the next start
-    parts: tuple[Part, ...]
+    parts: tuple[DirectoryRound, ...]
     reasons: tuple[str, ...] = ()  # why it does not count as a success
     notes: tuple[str, ...] = ()
 
@@ -163,7 +163,7 @@ class Round:
         return {name: None if value is None else round(max(value, 0.0), 3) for name, value in phases.items()}
 
 
-def judged(round: Round, options: Options) -> Round:
+def judged(round: DrillRound, options: DrillOptions) -> DrillRound:
     """The round with its reasons and notes."""
     reasons = []
     if not round.back.came:
@@ -189,7 +189,7 @@ def judged(round: Round, options: Options) -> Round:
     return dataclasses.replace(round, reasons=tuple(reasons), notes=tuple(_notes(round, options)))
 
 
-def _why_lost(item: Part, gone: Gone, options: Options) -> str:
+def _why_lost(item: DirectoryRound, gone: Gone, options: DrillOptions) -> str:
     if item.saved is not None:
         origin = item.resumed.name if item.resumed else "scratch"
         return (
@@ -228,7 +228,7 @@ def _why_lost(item: Part, gone: Gone, options: Options) -> str:
     return f"it ended with exit code {gone.exit} before a checkpoint was committed"
 
 
-def _notes(round: Round, options: Options) -> list[str]:
+def _notes(round: DrillRound, options: DrillOptions) -> list[str]:
     notes = []
     believed = max(
         (item.traces.believed for item in round.parts if item.traces.believed is not None), default=None
@@ -246,7 +246,7 @@ def _notes(round: Round, options: Options) -> list[str]:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """How the run ended after the last round."""
 
     # "finished" | "stopped": by the drill | "killed": by the drill, when the grace ended | "left": it exited
@@ -257,11 +257,11 @@ class End:
 
 
 @dataclass
-class Report:
-    options: Options
+class DrillReport:
+    options: DrillOptions
     directories: list[Path] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    end: End | None = None
+    rounds: list[DrillRound] = field(default_factory=list)
+    end: RunEnd | None = None
     problem: str | None = None  # why the drill could not complete
     interrupted: int | None = None  # the signal that ended the drill
     log: Path | None = None  # where the command's output was kept
@@ -290,7 +290,7 @@ class Report:
         }
 
 
-def _round_json(round: Round) -> dict[str, object]:
+def _round_json(round: DrillRound) -> dict[str, object]:
     return {
         "round": round.number,
         "ok": round.ok,
@@ -310,13 +310,13 @@ def _round_json(round: Round) -> dict[str, object]:
     }
 
 
-def _exact(round: Round) -> bool | None:
+def _exact(round: DrillRound) -> bool | None:
     """Whether it resumed from exact checkpoints; None if it resumed from none, or if that is unknown."""
     known = [item.resumed.exact if item.resumed is not None else None for item in round.parts]
     return False if False in known else None if None in known else True
 
 
-def _part_json(item: Part) -> dict[str, object]:
+def _part_json(item: DirectoryRound) -> dict[str, object]:
     return {
         "directory": str(item.directory),
         "step": item.step,

@@ -18,9 +18,9 @@ from pathlib import Path
 from lastcall import settings
 from lastcall.drill import evidence, report, sentences
 from lastcall.drill.incarnation import Incarnation
-from lastcall.drill.interruption import Interrupted, Interruptions
-from lastcall.drill.options import EARLIEST, LATEST, Options
-from lastcall.drill.report import Back, End, Gone, Part, Report, Round
+from lastcall.drill.interruption import DrillInterrupted, Interruptions
+from lastcall.drill.options import EARLIEST, LATEST, DrillOptions
+from lastcall.drill.report import Back, DirectoryRound, DrillReport, DrillRound, Gone, RunEnd
 from lastcall.launch import command as launching
 from lastcall.launch import processes
 
@@ -29,23 +29,23 @@ _QUICK = 0.01  # ... while measuring how fast the run ends
 _LATE = 5.0  # seconds for further ranks to join after the first one's first step
 
 
-class Problem(Exception):
+class DrillProblem(Exception):
     """The drill cannot continue; the message says why."""
 
 
 class Drill:
     def __init__(
-        self, options: Options, say: Callable[[str], None], dice: random.Random | None = None
+        self, options: DrillOptions, say: Callable[[str], None], dice: random.Random | None = None
     ) -> None:
         self._options = options
         self._say = say
         self._dice = dice or random.Random()
-        self._report = Report(options)
+        self._report = DrillReport(options)
         self._interruptions = Interruptions()
         self._life: Incarnation | None = None
         self._lives = 0
 
-    def run(self) -> Report:
+    def run(self) -> DrillReport:
         """ConfigError if the command cannot start. When this returns or raises, no process of the run is
         left."""
         try:
@@ -74,10 +74,10 @@ class Drill:
     def _guarded(self) -> None:
         try:
             self._rounds()
-        except Problem as problem:
+        except DrillProblem as problem:
             self._report.problem = str(problem)
             self._stop("The drill ends here")
-        except Interrupted as interrupted:
+        except DrillInterrupted as interrupted:
             self._report.interrupted = interrupted.signum
             self._report.problem = f"interrupted by {interrupted}"
             self._stop(f"{interrupted}: the drill ends here (once more: kill the run at once)")
@@ -98,17 +98,17 @@ class Drill:
         life = self._start()
         first = self._first_step(life)
         if not first.came:
-            raise Problem(first.because)
+            raise DrillProblem(first.because)
         if life.finished:
-            raise Problem(sentences.finished_early(1))
+            raise DrillProblem(sentences.finished_early(1))
         self._report.directories = life.roots
         for number in range(1, self._options.times + 1):
             life = self._round(number, life)
             done = self._report.rounds[-1]
             if not done.back.came:
-                raise Problem(f"the run did not resume in round {number}: {done.back.because}")
+                raise DrillProblem(f"the run did not resume in round {number}: {done.back.because}")
             if life.finished and number < self._options.times:
-                raise Problem(sentences.finished_early(number + 1))
+                raise DrillProblem(sentences.finished_early(number + 1))
         self._finish(life)
 
     def _round(self, number: int, life: Incarnation) -> Incarnation:
@@ -117,7 +117,7 @@ class Drill:
         steps = {root: life.step(root) or 0 for root in life.roots}
         gone = self._preempt(life, f"{name}: at step {min(steps.values())}, ")
         if life.finished:
-            raise Problem(sentences.finished_early(number))
+            raise DrillProblem(sentences.finished_early(number))
         parts = [self._part(root, step, life, gone) for root, step in steps.items()]
         self._say(f"{name}: {sentences.ending(gone, parts)}")
         again = self._start()
@@ -125,7 +125,7 @@ class Drill:
         back = self._first_step(again, wanted=tuple(steps))
         parts = [_returned(item, again) if back.came else item for item in parts]
         self._report.rounds.append(
-            report.judged(Round(number, waited, gone, back, restarted, tuple(parts)), self._options)
+            report.judged(DrillRound(number, waited, gone, back, restarted, tuple(parts)), self._options)
         )
         self._say(f"{name}: {sentences.back(self._report.rounds[-1])}")
         return again
@@ -139,7 +139,7 @@ class Drill:
             code = life.process.wait()
             self._report.end = _left(life)
             if code != 0:
-                raise Problem(
+                raise DrillProblem(
                     "the run was allowed to finish, and exited with "
                     f"{processes.described(code)}{sentences.last_words(life)}"
                 )
@@ -163,7 +163,7 @@ class Drill:
         saved = bool(parts) and all(
             item.saved is not None or item.traces.outcome == "saved" for item in parts
         )
-        self._report.end = End(how, gone.exit, saved or how == "finished")
+        self._report.end = RunEnd(how, gone.exit, saved or how == "finished")
         self._say(f"The end: {sentences.ending(gone, parts)}")
 
     # ---- phases --------------------------------------------------------------------------------------------
@@ -228,9 +228,9 @@ class Drill:
             self._say(f"Round {number} of {self._options.times}: the notice comes in {after:.1f} s")
             self._until(life, lambda: life.finished, after)
         if life.finished:
-            raise Problem(sentences.finished_early(number))
+            raise DrillProblem(sentences.finished_early(number))
         if life.process.poll() is not None:
-            raise Problem(sentences.left_early(number, life))
+            raise DrillProblem(sentences.left_early(number, life))
         return time.monotonic() - began
 
     def _reach(self, life: Incarnation, number: int, step: int) -> None:
@@ -239,7 +239,7 @@ class Drill:
             if life.process.poll() is not None:
                 return
             if not moved:
-                raise Problem(
+                raise DrillProblem(
                     f"no step was completed in {self._options.patience:g} s: the run stands at step {at}, "
                     f"and round {number} waits"
                 )
@@ -276,7 +276,7 @@ class Drill:
         self._life = None
         return Gone(sent, seconds, life.process.returncode, killed, orphans)
 
-    def _part(self, root: Path, step: int, life: Incarnation, gone: Gone) -> Part:
+    def _part(self, root: Path, step: int, life: Incarnation, gone: Gone) -> DirectoryRound:
         newest = evidence.newest(root)
         last = max((member.step for member in life.members if Path(member.root) == root), default=0)
         made = None if newest is None else (newest[0], newest[1].created)
@@ -298,7 +298,7 @@ class Drill:
             time.sleep(_TICK)
 
 
-def _returned(item: Part, life: Incarnation) -> Part:
+def _returned(item: DirectoryRound, life: Incarnation) -> DirectoryRound:
     """The part, now that the next incarnation has started."""
     members = [member for member in life.members if Path(member.root) == item.directory]
     if not members:
@@ -314,7 +314,7 @@ def _returned(item: Part, life: Incarnation) -> Part:
     return dataclasses.replace(item, returned=True, resumed=resumed, start=start, reached=reached)
 
 
-def _left(life: Incarnation) -> End:
+def _left(life: Incarnation) -> RunEnd:
     """The end of a run that exited on its own."""
     code = life.process.returncode
-    return End("finished" if life.finished else "left", code if code >= 0 else 128 - code, life.finished)
+    return RunEnd("finished" if life.finished else "left", code if code >= 0 else 128 - code, life.finished)

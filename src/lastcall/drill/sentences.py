@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lastcall.drill.incarnation import Incarnation
-from lastcall.drill.report import Gone, Part, Round
+from lastcall.drill.report import DirectoryRound, DrillRound, Gone
 from lastcall.launch import processes
 
 _NOT_PROTECTED = "this run is not protected: it would lose everything since the last checkpoint of its own"
@@ -16,7 +16,7 @@ _REMEDY = (
 )
 
 
-def ending(gone: Gone, parts: Sequence[Part]) -> str:
+def ending(gone: Gone, parts: Sequence[DirectoryRound]) -> str:
     """How an incarnation ended."""
     said = []
     for item in parts:
@@ -37,7 +37,7 @@ def ending(gone: Gone, parts: Sequence[Part]) -> str:
     return f"{', '.join(said)}; {how}, {gone.died_of or f'exit code {gone.exit}'}"
 
 
-def back(round: Round) -> str:
+def back(round: DrillRound) -> str:
     """How the next incarnation started."""
     if not round.back.came:
         return f"did not resume: {round.back.because}"

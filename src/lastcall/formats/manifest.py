@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Tensor(NamedTuple):
+class ShardedTensor(NamedTuple):
     """A tensor whose pieces are in several files."""
 
     dtype: str
@@ -59,7 +59,7 @@ class Tensor(NamedTuple):
         return math.prod(self.shape) * safetensors.DTYPES[self.dtype]
 
 
-Manifest = Mapping[str, Mapping[str, Tensor]]
+Manifest = Mapping[str, Mapping[str, ShardedTensor]]
 
 
 def file_name(group: str, rank: int) -> str:
@@ -102,7 +102,7 @@ def merge(descriptions: Iterable[Description]) -> bytes:
     description is checked as it arrives, so little is left to do after the last one: pass an iterator that
     waits for them."""
     merged: Description = {}
-    wholes: dict[tuple[str, str], Tensor] = {}
+    wholes: dict[tuple[str, str], ShardedTensor] = {}
     pieces: dict[tuple[str, str], list[Piece]] = {}
     group = name = ""
     try:
@@ -142,13 +142,13 @@ def parse(data: bytes) -> Manifest:
         or document["format"] != FORMAT
     ):
         raise CheckpointError(f"{NAME} is not an object of format and tensors")
-    manifest: dict[str, dict[str, Tensor]] = {}
+    manifest: dict[str, dict[str, ShardedTensor]] = {}
     for group, name, tensor in _tensors(document["tensors"]):
         manifest.setdefault(group, {})[name] = tensor
     return manifest
 
 
-def _tensors(groups: object) -> Iterator[tuple[str, str, Tensor]]:
+def _tensors(groups: object) -> Iterator[tuple[str, str, ShardedTensor]]:
     for group, tensors in _object(groups, "tensors").items():
         for name, found in _object(tensors, _show(group)).items():
             try:
@@ -165,7 +165,7 @@ def _object(found: object, what: str) -> dict[str, Any]:
     return found
 
 
-def _tensor(found: object, known: Tensor | None = None) -> Tensor:
+def _tensor(found: object, known: ShardedTensor | None = None) -> ShardedTensor:
     """`known`: what another rank wrote of the same tensor."""
     if not isinstance(found, dict) or found.keys() != _TENSOR or not isinstance(found["pieces"], list):
         raise CheckpointError(
@@ -183,7 +183,7 @@ def _tensor(found: object, known: Tensor | None = None) -> Tensor:
             "another. "
             "Build the same model on every rank"
         )
-    return Tensor(dtype, shape, tuple([_piece(piece, shape) for piece in found["pieces"]]))
+    return ShardedTensor(dtype, shape, tuple([_piece(piece, shape) for piece in found["pieces"]]))
 
 
 def _piece(found: object, whole: tuple[int, ...]) -> Piece:
@@ -220,7 +220,7 @@ def _numbers(found: object, what: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _check_cover(tensor: Tensor, found: Sequence[Piece]) -> None:
+def _check_cover(tensor: ShardedTensor, found: Sequence[Piece]) -> None:
     """Pieces that do not overlap and have the volume of the whole cover it."""
     there, whole = sum([math.prod(piece.shape) for piece in found]), math.prod(tensor.shape)
     if there != whole:

@@ -26,7 +26,7 @@ def loads(data: bytes) -> object:
     return value
 
 
-class _End(Exception):
+class _EndOfDict(Exception):
     """The end of a dict."""
 
 
@@ -59,7 +59,7 @@ class _Reader:
             case "{":
                 return self._dict(depth)
             case "0":
-                raise _End
+                raise _EndOfDict
         raise ValueError(f"byte {kind} is no kind of value")
 
     def _dict(self, depth: int) -> dict[object, object]:
@@ -67,7 +67,7 @@ class _Reader:
         while True:
             try:
                 key = self.value(depth + 1)
-            except _End:
+            except _EndOfDict:
                 return found
             found[key] = self.value(depth + 1)
 

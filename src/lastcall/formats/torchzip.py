@@ -68,7 +68,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class ZippedTensor:
     """A tensor over a storage. Tensors with the same Source object share it, in the file and after loading.
 
     Strides and offset are counted in elements; without strides the tensor is contiguous.
@@ -91,7 +91,7 @@ def layout(name: str, tree: object, *, crc: bool = True) -> FileLayout:
     With `crc` every source is read once now, and must not change until the file is written; torch.load does
     not look at the checksums, zip tools do. weights_only refuses integers of more than 255 bytes.
     """
-    pickled = _Pickler()
+    pickled = _ProtocolTwo()
     try:
         pickled.save(tree, "")
     except RecursionError:
@@ -113,7 +113,7 @@ def archive(name: str, pickled: bytes, storages: Iterable[Source], *, crc: bool 
     return records.layout(name)
 
 
-class _Pickler:
+class _ProtocolTwo:
     """Protocol 2, opcode for opcode as torch.save's."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _Pickler:
                 self.save(item, where)
             self.out += pickle.SETITEMS if len(value) > 1 else pickle.SETITEM
 
-    def _tensor(self, tensor: Tensor, path: str) -> None:
+    def _tensor(self, tensor: ZippedTensor, path: str) -> None:
         _check_bounds(tensor, path)
         if tensor.parameter:
             self._global("torch._utils _rebuild_parameter")
@@ -223,7 +223,7 @@ class _Pickler:
             self._rebuild(tensor, tensor.requires_grad)
         self._remember(tensor, path)
 
-    def _rebuild(self, tensor: Tensor, requires_grad: bool) -> None:
+    def _rebuild(self, tensor: ZippedTensor, requires_grad: bool) -> None:
         storage = self._storage_class(tensor)
         typed = storage != _UNTYPED
         self._global("torch._utils _rebuild_tensor_v2" if typed else "torch._utils _rebuild_tensor_v3")
@@ -240,7 +240,7 @@ class _Pickler:
         self._slot()
         self.out += pickle.REDUCE
 
-    def _storage_class(self, tensor: Tensor) -> str:
+    def _storage_class(self, tensor: ZippedTensor) -> str:
         """Untyped where the dtype has no class, and for a second dtype over one storage (torch.save refuses
         those): the reader keeps the storage it made first, and a tensor over an untyped one names its own
         dtype."""
@@ -331,15 +331,15 @@ _ATOMS: dict[type, Callable[[Any], bytes]] = {
     int: _integer,
     float: lambda value: pickle.BINFLOAT + struct.pack(">d", value),
 }
-_SAVERS: dict[type, Callable[[_Pickler, Any, str], None]] = {
-    str: _Pickler._text,
-    bytes: _Pickler._bytes,
-    tuple: _Pickler._tuple,
-    list: _Pickler._list,
-    set: _Pickler._set,
-    dict: _Pickler._dict,
-    OrderedDict: _Pickler._ordered,
-    Tensor: _Pickler._tensor,
+_SAVERS: dict[type, Callable[[_ProtocolTwo, Any, str], None]] = {
+    str: _ProtocolTwo._text,
+    bytes: _ProtocolTwo._bytes,
+    tuple: _ProtocolTwo._tuple,
+    list: _ProtocolTwo._list,
+    set: _ProtocolTwo._set,
+    dict: _ProtocolTwo._dict,
+    OrderedDict: _ProtocolTwo._ordered,
+    ZippedTensor: _ProtocolTwo._tensor,
 }
 
 
@@ -350,7 +350,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def _check_bounds(tensor: Tensor, path: str) -> None:
+def _check_bounds(tensor: ZippedTensor, path: str) -> None:
     if tensor.dtype not in DTYPES:
         raise StateError(
             f"{path or 'the root'} has dtype {tensor.dtype!r}, a .pt file holds one of {', '.join(DTYPES)}"

@@ -47,7 +47,7 @@ def encode(value: object, path: str, foreign: Foreign) -> object:
     """The JSON document of a value. Errors call it `path`; `foreign` encodes or refuses what is not
     native."""
     try:
-        return _Encoder(foreign).value(value, path)
+        return _TreeEncoder(foreign).value(value, path)
     except RecursionError:
         raise errors.StateError(_too_deep(path)) from None
 
@@ -124,7 +124,7 @@ def _too_deep(path: str) -> str:
     )
 
 
-class _Encoder:
+class _TreeEncoder:
     def __init__(self, foreign: Foreign) -> None:
         self.foreign = foreign
         self.ancestors: set[int] = set()  # ids of the containers around the current value
@@ -273,18 +273,18 @@ _LEAF_ENCODERS: dict[type, Callable[[Any], object]] = {
     datetime.timedelta: _encode_timedelta,
     **{kind: lambda value: {TAG: _PATHS[type(value)], "v": _encode_text(str(value))} for kind in _PATHS},
 }
-_BRANCH_ENCODERS: dict[type, Callable[[_Encoder, Any, str], object]] = {
-    list: _Encoder.items,
+_BRANCH_ENCODERS: dict[type, Callable[[_TreeEncoder, Any, str], object]] = {
+    list: _TreeEncoder.items,
     tuple: lambda encoder, value, path: {TAG: "tuple", "items": encoder.items(value, path)},
     set: lambda encoder, value, path: {TAG: "set", "items": encoder.members(value, path)},
     frozenset: lambda encoder, value, path: {TAG: "frozenset", "items": encoder.members(value, path)},
-    dict: _Encoder.mapping,
-    collections.OrderedDict: _Encoder.attributed,
-    collections.Counter: _Encoder.attributed,
-    collections.defaultdict: _Encoder.defaulting,
-    collections.deque: _Encoder.deque,
-    slice: _Encoder.slice,
-    datetime.datetime: _Encoder.moment,
+    dict: _TreeEncoder.mapping,
+    collections.OrderedDict: _TreeEncoder.attributed,
+    collections.Counter: _TreeEncoder.attributed,
+    collections.defaultdict: _TreeEncoder.defaulting,
+    collections.deque: _TreeEncoder.deque,
+    slice: _TreeEncoder.slice,
+    datetime.datetime: _TreeEncoder.moment,
 }
 
 

@@ -15,29 +15,24 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lastcall import settings
 from lastcall.core.checkpoint import handover
 from lastcall.core.process import identity, logs, registry
 from lastcall.launch import environment, machines, outcome, platforms, processes, restarts, store
-from lastcall.launch.options import Options
-from lastcall.launch.outcome import Result, Verdict
+from lastcall.launch.options import LaunchOptions
+from lastcall.launch.outcome import ExitVerdict, Result
 from lastcall.launch.signal_inbox import SignalInbox
 from lastcall.launch.supervisor import Ending, Supervisor, as_notice
 from lastcall.types import Notice
 
+if TYPE_CHECKING:
+    from lastcall.notices.sources import NoticeSource
+
 log = logging.getLogger("lastcall")
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as every shell says it
 _PAUSE_TICK = 0.5  # seconds between two checks for the end of a pause
-
-
-class Source(Protocol):
-    """Where notices other than signals come from."""
-
-    def start(self, notify: Callable[[Notice], None]) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 class CannotStart(Exception):
@@ -48,7 +43,9 @@ class CannotStart(Exception):
         self.code = code
 
 
-def launch(options: Options, environ: Mapping[str, str], sources: Sequence[Source] | None = None) -> int:
+def launch(
+    options: LaunchOptions, environ: Mapping[str, str], sources: Sequence[NoticeSource] | None = None
+) -> int:
     """The exit code. Signals stay blocked in this process afterwards: it is about to exit."""
     platform, why = platforms.choose(options.platform, environ)
     exit_code = options.exit_code or platform.exit_code
@@ -90,7 +87,7 @@ class Launcher:
 
     def __init__(
         self,
-        options: Options,
+        options: LaunchOptions,
         exit_code: int,
         book: registry.Registry,
         inbox: SignalInbox,
@@ -115,7 +112,7 @@ class Launcher:
             (process.pid, process.started) for process in processes.below(os.getpid()).values()
         ]
 
-    def run(self, path: str, environ: Mapping[str, str]) -> Verdict:
+    def run(self, path: str, environ: Mapping[str, str]) -> ExitVerdict:
         policy = restarts.Policy(self._options)
         while True:
             ending = self._incarnation(path, environ)
@@ -135,14 +132,16 @@ class Launcher:
             self._book.clear()
             self._forget()
 
-    def _no_more(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict:
+    def _no_more(
+        self, decision: restarts.RestartDecision, ending: Ending, verdict: ExitVerdict
+    ) -> ExitVerdict:
         if verdict.result is Result.ENDED:
             return verdict
         log.log(logging.ERROR if decision.hopeless else logging.INFO, "No restart: %s", decision.because)
         own = outcome.shell_code(ending.status)
         if decision.hopeless and verdict.result is Result.SAVED and own != 0:
             # the code of a saved run would make the platform retry forever
-            return Verdict(Result.FAILED, own, decision.because)
+            return ExitVerdict(Result.FAILED, own, decision.because)
         return verdict
 
     def _incarnation(self, path: str, environ: Mapping[str, str]) -> Ending:
@@ -173,7 +172,7 @@ class Launcher:
         log.info("--resume-args: resuming with %s", shlex.join(more))
         return more
 
-    def _judge(self, ending: Ending) -> Verdict:
+    def _judge(self, ending: Ending) -> ExitVerdict:
         rescued = (
             self._recover(ending)
             if self._options.guard or any(member.area for member in ending.members)
@@ -201,7 +200,9 @@ class Launcher:
         roots = {member.root for member in lost}
         return [f"{rescued.root.name}/{rescued.path.name}" for rescued in found if str(rescued.root) in roots]
 
-    def _rest(self, decision: restarts.Decision, ending: Ending, verdict: Verdict) -> Verdict | None:
+    def _rest(
+        self, decision: restarts.RestartDecision, ending: Ending, verdict: ExitVerdict
+    ) -> ExitVerdict | None:
         """Between two incarnations: the back-off, or a pause. Returns the verdict that applies if the
         launcher is asked to stop."""
         until = time.monotonic() + decision.delay
@@ -210,7 +211,7 @@ class Launcher:
             if heard is None:
                 continue
             if not isinstance(heard, Notice) and heard.signum == signal.SIGINT:
-                return Verdict(Result.STOPPED, 128 + signal.SIGINT, "interrupted by a person")
+                return ExitVerdict(Result.STOPPED, 128 + signal.SIGINT, "interrupted by a person")
             notice = as_notice(heard, self._signals, self._options.grace)
             if notice is None:
                 continue
@@ -218,7 +219,7 @@ class Launcher:
             if verdict.result is Result.SAVED:
                 return verdict
             code = 128 + (notice.signum or signal.SIGTERM)
-            return Verdict(Result.STOPPED, code, f"{notice.reason} came before the restart")
+            return ExitVerdict(Result.STOPPED, code, f"{notice.reason} came before the restart")
         return None
 
     def linger(self) -> None:
@@ -253,14 +254,14 @@ def locate(command: str, environ: Mapping[str, str]) -> str:
     raise CannotStart(f"{command}: command not found. Is it installed, and is it in PATH?", NOT_FOUND)
 
 
-def _sources(options: Options, platform: str) -> Sequence[Source]:
+def _sources(options: LaunchOptions, platform: str) -> Sequence[NoticeSource]:
     from lastcall.notices import sources
 
     return sources.build(options.stop_file, options.cloud, platform == "slurm")
 
 
 @contextlib.contextmanager
-def _listening(sources: Sequence[Source], notify: Callable[[Notice], None]) -> Iterator[None]:
+def _listening(sources: Sequence[NoticeSource], notify: Callable[[Notice], None]) -> Iterator[None]:
     started = []
     try:
         for source in sources:

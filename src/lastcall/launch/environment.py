@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lastcall.launch import store
-from lastcall.launch.options import Options
+from lastcall.launch.options import LaunchOptions
 
 _AGENT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _AGENT_MARGIN = 60.0  # seconds: torchrun must not kill a save that takes slightly too long
@@ -16,7 +16,7 @@ _SWITCHES = ("LASTCALL_ENABLED", "RAY_TRAIN_JIT_CHECKPOINT_ENABLED")  # the boot
 
 
 def build(
-    options: Options, exit_code: int, folder: Path, environ: Mapping[str, str], told: str | None = None
+    options: LaunchOptions, exit_code: int, folder: Path, environ: Mapping[str, str], told: str | None = None
 ) -> dict[str, str]:
     """`told`: how the store of this launcher is reached, if it has one."""
     built = {**environ, "LASTCALL_REGISTRY": str(folder)}

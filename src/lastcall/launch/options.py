@@ -10,7 +10,7 @@ CLOUDS = ("aws", "gcp", "azure", "auto", "none")
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     command: tuple[str, ...]
     grace: float = 30.0
     """Seconds between a notice and the kill, unless the notice itself says."""

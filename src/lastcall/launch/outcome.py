@@ -36,26 +36,28 @@ class Result(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExitVerdict:
     result: Result
     code: int
     because: str
     crashed: bool = False  # nothing asked it to stop
 
 
-def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdict:
+def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> ExitVerdict:
     """`exit_code` is the platform's code of a saved run; `rescued` are the checkpoints that the guardian has
     committed since."""
     ending = dataclasses.replace(ending, members=tuple(last_word(ending.members)))
     own = shell_code(ending.status)
     said = processes.described(ending.status)
     if own == errors.EXIT_CONFIG:
-        return Verdict(Result.STOPPED, own, _refused(ending) or "a setting is wrong; the message is above")
+        return ExitVerdict(
+            Result.STOPPED, own, _refused(ending) or "a setting is wrong; the message is above"
+        )
     if own == _PERSON or (ending.interrupted and ending.members and own != 0):
-        return Verdict(Result.STOPPED, _PERSON, "interrupted by a person")
+        return ExitVerdict(Result.STOPPED, _PERSON, "interrupted by a person")
     if rescued:
         because = f"the guardian saved {', '.join(rescued)} (command: {said})"
-        return Verdict(Result.SAVED, exit_code, because, crashed=ending.notice is None)
+        return ExitVerdict(Result.SAVED, exit_code, because, crashed=ending.notice is None)
     saved = [member for member in ending.members if member.outcome == Outcome.SAVED.value]
     lost = unsaved(ending.members)
     taken = [member for member in lost if member.outcome in (None, Outcome.NOT_SAVED.value)]
@@ -63,25 +65,27 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
     if saved and failed and ending.notice is None and own != 0:
         # A rank raised, and all saved: still an error, which would happen again.
         who = processes.names([member.pid for member in failed])
-        return Verdict(
+        return ExitVerdict(
             Result.FAILED, own, f"training {who} failed; the run is saved (command: {said})", crashed=True
         )
     if saved and not taken:
         if ending.interrupted:
-            return Verdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")
+            return ExitVerdict(Result.STOPPED, _PERSON, "interrupted by a person; the run is saved")
         if stays := next((member.stays for member in saved if member.stays), ""):
             notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
-            return Verdict(Result.STOPPED, exits.code(notice, False, 0), f"stopped and saved, but {stays}")
+            return ExitVerdict(
+                Result.STOPPED, exits.code(notice, False, 0), f"stopped and saved, but {stays}"
+            )
         what = ", ".join(
             sorted({f"{os.path.basename(m.root)}/{m.checkpoint}" if m.checkpoint else m.root for m in saved})
         )
-        return Verdict(Result.SAVED, exit_code, f"stopped and saved in {what} (command: {said})")
+        return ExitVerdict(Result.SAVED, exit_code, f"stopped and saved in {what} (command: {said})")
     if taken and (ending.notice is not None or any(member.outcome is not None for member in taken)):
         return _not_saved(ending, taken)
     if own != 0 and ending.notice is not None and ending.members and not lost:
         # The notice came after training had finished and ended the rest of the command: everything is
         # committed.
-        return Verdict(
+        return ExitVerdict(
             Result.SAVED,
             exit_code,
             f"training had finished, but {ending.notice.reason} ended the command ({said})",
@@ -90,12 +94,12 @@ def decide(ending: Ending, exit_code: int, rescued: Sequence[str] = ()) -> Verdi
         # No training process responded. A 0 would mean that training finished, and torchrun always returns 1.
         code = 128 + (ending.notice.signum or signal.SIGTERM)
         because = f"got {ending.notice.reason}, but no process of the command was protected"
-        return Verdict(Result.STOPPED, code, f"{because} (command: {said})")
+        return ExitVerdict(Result.STOPPED, code, f"{because} (command: {said})")
     if own != 0 and ending.notice is None and _refused(ending):
-        return Verdict(Result.STOPPED, errors.EXIT_CONFIG, f"{_refused(ending)} (command: {said})")
+        return ExitVerdict(Result.STOPPED, errors.EXIT_CONFIG, f"{_refused(ending)} (command: {said})")
     if own != 0:
         crashed = ending.notice is None and not ending.interrupted
-        return Verdict(
+        return ExitVerdict(
             Result.FAILED if crashed else Result.STOPPED, own, f"the command ended with {said}", crashed
         )
     return _masked(ending, lost)
@@ -111,14 +115,14 @@ def _refused(ending: Ending) -> str:
     )
 
 
-def _not_saved(ending: Ending, lost: Sequence[Member]) -> Verdict:
+def _not_saved(ending: Ending, lost: Sequence[Member]) -> ExitVerdict:
     notice = ending.notice or Notice("signal", "SIGTERM", 0.0, None, _signal_of(ending))
     code = exits.code(notice, False, 0)
     who = processes.names([member.pid for member in lost])
-    return Verdict(Result.STOPPED, code, f"got {notice.reason}, and {who} saved no checkpoint")
+    return ExitVerdict(Result.STOPPED, code, f"got {notice.reason}, and {who} saved no checkpoint")
 
 
-def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
+def _masked(ending: Ending, lost: Sequence[Member]) -> ExitVerdict:
     """The command exited with 0. A failed training process overrides that: exit code 0 means that training
     finished."""
     masked = [member for member in lost if member.pid != ending.pid and member.outcome != Outcome.LEFT.value]
@@ -126,23 +130,23 @@ def _masked(ending: Ending, lost: Sequence[Member]) -> Verdict:
     if unjoined and not ending.members:
         who, code = processes.names(unjoined), next(iter(unjoined.values()))
         because = f"the command ended with exit code 0, but {who} below it with {processes.described(code)}"
-        return Verdict(Result.FAILED, shell_code(code), because, True)
+        return ExitVerdict(Result.FAILED, shell_code(code), because, True)
     left = [member for member in ending.members if member.outcome == Outcome.LEFT.value]
     if left and not masked:
         steps = ", ".join(sorted({str(member.step) for member in left}))
-        return Verdict(
+        return ExitVerdict(
             Result.ENDED,
             0,
             f"the script exited on its own at step {steps}; training is not known to have finished",
         )
     if not masked:
-        return Verdict(
+        return ExitVerdict(
             Result.ENDED, 0, "training finished" if ending.members else "the command ended with exit code 0"
         )
     codes = [shell_code(code) for member in masked if (code := ending.statuses.get(member.pid, 0)) != 0]
     who = processes.names([member.pid for member in masked])
     how = "failed" if all(member.outcome for member in masked) else "was killed"
-    return Verdict(
+    return ExitVerdict(
         Result.FAILED,
         codes[0] if codes else 1,
         f"the command ended with exit code 0, but training {who} {how}",

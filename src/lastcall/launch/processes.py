@@ -24,7 +24,7 @@ _VALUED = ("-W", "-X", "--check-hash-based-pycs")
 
 
 @dataclass(frozen=True)
-class Process:
+class LiveProcess:
     pid: int
     parent: int
     started: int  # with the pid, what tells it from a later process of the same number
@@ -53,14 +53,14 @@ def become_subreaper() -> bool:
         return False
 
 
-def below(pid: int) -> dict[int, Process]:
+def below(pid: int) -> dict[int, LiveProcess]:
     """The living descendants of a process, zombies left out. A zombie has no children: they were reparented
     when it died."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (known := _family(int(entry.name))) is not None:
             parents[int(entry.name)] = known
-    found: dict[int, Process] = {}
+    found: dict[int, LiveProcess] = {}
     generation = {pid}
     while generation:
         children = {
@@ -70,12 +70,12 @@ def below(pid: int) -> dict[int, Process]:
         }
         for child in children:
             parent, started = parents[child]
-            found[child] = Process(child, parent, started, _argv(child))
+            found[child] = LiveProcess(child, parent, started, _argv(child))
         generation = children
     return found
 
 
-def is_servant(process: Process, tree: Mapping[int, Process]) -> bool:
+def is_servant(process: LiveProcess, tree: Mapping[int, LiveProcess]) -> bool:
     """Whether a Python process works for another one: a DataLoader worker, a multiprocessing helper. A signal
     of ours would take it away from a parent that still needs it; when the parent goes, it goes too.
 
@@ -87,7 +87,7 @@ def is_servant(process: Process, tree: Mapping[int, Process]) -> bool:
     return parent is not None and process.is_python and process.argv == parent.argv
 
 
-def has_agent_above(pid: int, tree: Mapping[int, Process]) -> bool:
+def has_agent_above(pid: int, tree: Mapping[int, LiveProcess]) -> bool:
     process = tree.get(pid)
     while process is not None and (process := tree.get(process.parent)) is not None:
         if process.is_agent:
@@ -95,7 +95,7 @@ def has_agent_above(pid: int, tree: Mapping[int, Process]) -> bool:
     return False
 
 
-def is_elsewhere(process: Process) -> bool:
+def is_elsewhere(process: LiveProcess) -> bool:
     """Whether what it runs is out of sight: on other machines, in other containers, in a Ray cluster, below a
     launcher of its own."""
     return program_of(process.argv)[0] in _ELSEWHERE or (
@@ -114,7 +114,7 @@ def has_loaded(pid: int, library: str) -> bool:
         return False
 
 
-def carries(process: Process, name: str, value: str) -> bool:
+def carries(process: LiveProcess, name: str, value: str) -> bool:
     """Whether this was in its environment when it started."""
     try:
         return f"{name}={value}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
@@ -132,7 +132,7 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
-def send(processes: Iterable[Process], signum: int) -> list[int]:
+def send(processes: Iterable[LiveProcess], signum: int) -> list[int]:
     """Signal these, the oldest first: a shell whose child gets the signal before it would continue with the
     next command of its script. Returns the processes that got it; one that has ended meanwhile is not an
     error."""
@@ -174,7 +174,7 @@ def program_of(argv: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 def names(processes: Collection[int]) -> str:
     """For the log: "process 7", "processes 7, 8"."""
     if not processes:
-        return "nobody"
+        return "no process"
     return ("process " if len(processes) == 1 else "processes ") + ", ".join(map(str, sorted(processes)))
 
 

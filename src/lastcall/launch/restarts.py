@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall.core.process.registry import Member
-from lastcall.launch.options import Options
-from lastcall.launch.outcome import Result, Verdict
+from lastcall.launch.options import LaunchOptions
+from lastcall.launch.outcome import ExitVerdict, Result
 from lastcall.types import Notice
 
 PAUSED = "paused"
@@ -18,7 +18,7 @@ _SAME = 3  # failures at one place that are enough
 
 
 @dataclass(frozen=True)
-class Decision:
+class RestartDecision:
     again: bool
     because: str
     delay: float = 0.0
@@ -28,24 +28,26 @@ class Decision:
 class Policy:
     """Tracks the progress of the run across incarnations."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._restarts = 0
         self._furthest: tuple[int, frozenset[str]] | None = None
         self._without_progress = 0  # consecutive incarnations without progress
 
-    def after(self, verdict: Verdict, members: Sequence[Member], notice: Notice | None) -> Decision:
+    def after(
+        self, verdict: ExitVerdict, members: Sequence[Member], notice: Notice | None
+    ) -> RestartDecision:
         """An incarnation has ended. `notice` is what the launcher itself got: this machine is going away, or
         a person stopped it."""
         progress = self._progress(members)
         self._without_progress = 0 if progress else self._without_progress + 1
         if notice is not None:
-            return Decision(False, f"{notice.reason} was for this machine, not for one process")
+            return RestartDecision(False, f"{notice.reason} was for this machine, not for one process")
         if not self._wanted(verdict.result):
-            return Decision(False, f"--restart {self._options.restart}")
+            return RestartDecision(False, f"--restart {self._options.restart}")
         if verdict.crashed and members and self._without_progress >= _SAME - 1:
             steps = sorted({member.step for member in members})
-            return Decision(
+            return RestartDecision(
                 False,
                 f"{_SAME} incarnations have failed at step {', '.join(map(str, steps))} without any progress "
                 "in "
@@ -53,12 +55,12 @@ class Policy:
                 hopeless=True,
             )
         if verdict.result is Result.SAVED and paused(members):
-            return Decision(True, PAUSED)  # asked for by a person: not counted as a failure
+            return RestartDecision(True, PAUSED)  # asked for by a person: not counted as a failure
         if self._restarts >= self._options.max_restarts:
-            return Decision(False, f"--max-restarts {self._options.max_restarts} is used up")
+            return RestartDecision(False, f"--max-restarts {self._options.max_restarts} is used up")
         self._restarts += 1
         delay = min(_LONGEST, self._options.backoff * 2.0 ** min(self._without_progress, 16))
-        return Decision(
+        return RestartDecision(
             True, f"restart {self._restarts} of at most {self._options.max_restarts}, in {delay:g} s", delay
         )
 

@@ -25,8 +25,8 @@ from collections.abc import Collection
 
 from lastcall.core.process import registry
 from lastcall.launch import processes
-from lastcall.launch.options import Options
-from lastcall.launch.processes import Process
+from lastcall.launch.options import LaunchOptions
+from lastcall.launch.processes import LiveProcess
 from lastcall.types import Notice, Outcome
 
 log = logging.getLogger("lastcall")
@@ -44,7 +44,7 @@ class Shutdown:
     """The end of one incarnation. Used by the main thread only."""
 
     def __init__(
-        self, options: Options, book: registry.Registry, strangers: Collection[tuple[int, int]] = ()
+        self, options: LaunchOptions, book: registry.Registry, strangers: Collection[tuple[int, int]] = ()
     ) -> None:
         self._options = options
         self._book = book
@@ -65,7 +65,7 @@ class Shutdown:
         """Whether torchrun or the like got the signal: its exit code is then always 1."""
         return bool(self._agents_told)
 
-    def tree(self) -> dict[int, Process]:
+    def tree(self) -> dict[int, LiveProcess]:
         found = processes.below(os.getpid())
         return {
             pid: process for pid, process in found.items() if (pid, process.started) not in self._strangers
@@ -120,7 +120,9 @@ class Shutdown:
             return False
         return True
 
-    def _tell_members(self, notice: Notice, tree: dict[int, Process], pids: list[int], posted: bool) -> None:
+    def _tell_members(
+        self, notice: Notice, tree: dict[int, LiveProcess], pids: list[int], posted: bool
+    ) -> None:
         if notice.signum is None and posted:
             # Without a signal there is no hurry: the registry has it, and the agents get it when the first
             # member has saved. Only a process that has finished training and runs the rest of its script no
@@ -131,14 +133,14 @@ class Shutdown:
         processes.send([tree[pid] for pid in pids if pid in tree], notice.signum or signal.SIGTERM)
         self._tell_agents(tree)
 
-    def _tell_agents(self, tree: dict[int, Process]) -> None:
+    def _tell_agents(self, tree: dict[int, LiveProcess]) -> None:
         """Once each: a second signal would make torchrun stop waiting for its workers."""
         agents = [
             process for process in tree.values() if process.is_agent and process.pid not in self._agents_told
         ]
         self._agents_told.update(processes.send(agents, signal.SIGTERM))
 
-    def _tell_all(self, tree: dict[int, Process], signum: int) -> list[int]:
+    def _tell_all(self, tree: dict[int, LiveProcess], signum: int) -> list[int]:
         targets = [process for process in tree.values() if not processes.is_servant(process, tree)]
         told = processes.send(
             [process for process in targets if process.pid not in self._agents_told], signum

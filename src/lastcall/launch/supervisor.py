@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from lastcall.core.process import registry
 from lastcall.launch import processes
-from lastcall.launch.options import Options
+from lastcall.launch.options import LaunchOptions
 from lastcall.launch.shutdown import UNPROTECTED, Shutdown
 from lastcall.launch.signal_inbox import RESET, Heard, SignalInbox
 from lastcall.types import Notice
@@ -52,7 +52,7 @@ class Ending:
 class Supervisor:
     def __init__(
         self,
-        options: Options,
+        options: LaunchOptions,
         book: registry.Registry,
         inbox: SignalInbox,
         signals: Collection[int] = (signal.SIGTERM,),

@@ -44,7 +44,7 @@ _SETTLE_SECONDS = 0.01
 _FIRST_PAUSE, _LAST_PAUSE = 0.002, 0.1
 
 # taking a task out means running or dropping it: the other side then finds it gone
-_tasks: deque[_Task] = deque()
+_tasks: deque[_MainThreadTask] = deque()
 _waking = threading.Lock()
 _last_hook: _Hook | None = None
 
@@ -63,7 +63,7 @@ class Unreachable(RuntimeError):
     """The main thread did not run it in time, and never will."""
 
 
-class _Task:
+class _MainThreadTask:
     def __init__(self, work: Callable[[], object]) -> None:
         self.done = threading.Event()
         self.error: Exception | None = None
@@ -117,9 +117,9 @@ def call(work: Callable[[], object], seconds: float) -> None:
         raise task.error
 
 
-def post(work: Callable[[], object]) -> _Task:
+def post(work: Callable[[], object]) -> _MainThreadTask:
     """Run `work` when the main thread next runs Python, without waiting. From any thread."""
-    task = _Task(work)
+    task = _MainThreadTask(work)
     _tasks.append(task)
     # refused if 32 are waiting: then one of ours may be among them, or _wake retries
     _api.Py_AddPendingCall(_serve, None)
@@ -140,7 +140,7 @@ def _serve_all(_: object) -> int:
 _serve = _PendingCall(_serve_all)
 
 
-def _wake(task: _Task, deadline: float) -> None:
+def _wake(task: _MainThreadTask, deadline: float) -> None:
     """Interrupt the main thread's wait until the task is done, then undo the changes to the process."""
     signum = next(
         (one for one in _QUIET if signal.getsignal(one) == signal.SIG_DFL and not _api.PyOS_getsig(one)), None
@@ -170,7 +170,7 @@ class _Hook:
     """Suppresses reports about our own signals; everything else goes to the previous hook."""
 
     def __init__(self) -> None:
-        self.removal: _Task | None = None
+        self.removal: _MainThreadTask | None = None
         self._words = {f"Signal {int(signum)} ignored due to race condition" for signum in _QUIET}
         self._former = sys.unraisablehook
         self._ours = self._hear  # one object, so that it can be compared
@@ -209,7 +209,7 @@ def _quiet() -> _Hook:
     return _last_hook
 
 
-class _Place(ctypes.Structure):
+class _DlInfo(ctypes.Structure):
     """Dl_info of dladdr(3)."""
 
     _fields_ = (
@@ -240,6 +240,6 @@ def _harmless() -> int | None:
 
 
 def _library_of(address: int | None) -> int | None:
-    place = _Place()
+    place = _DlInfo()
     found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(place))
     return place.base if found else None

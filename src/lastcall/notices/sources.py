@@ -24,7 +24,7 @@ _ENDPOINTS = {
 }
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A source of notices on a thread of its own. Nothing here raises, and stop() returns within a second or
     so."""
 
@@ -47,7 +47,7 @@ def build(
     environ: Mapping[str, str] | None = None,
     clock: clocks.Clock | None = None,
     firmware: Path = detect.DMI,
-) -> list[Source]:
+) -> list[NoticeSource]:
     """The sources that apply here, none of them started. No network access; ConfigError for a wrong
     setting."""
     environ = os.environ if environ is None else environ
@@ -57,7 +57,7 @@ def build(
             f"cloud={cloud!r} is not one of the choices. Set it to one of {', '.join(CLOUDS)}, for "
             "example: --cloud auto"
         )
-    found: list[Source] = []
+    found: list[NoticeSource] = []
     if stop_file is not None:
         found.append(files.StopFile(stop_file, clock))
     elif named := settings.stop_file(environ):
@@ -73,7 +73,9 @@ def build(
     return found
 
 
-def _cloud(cloud: str, environ: Mapping[str, str], clock: clocks.Clock, firmware: Path) -> Source | None:
+def _cloud(
+    cloud: str, environ: Mapping[str, str], clock: clocks.Clock, firmware: Path
+) -> NoticeSource | None:
     if cloud == "none":
         return None
     if cloud != "auto":

@@ -103,20 +103,20 @@ class Script:
         found = self.look(frame)
         return self._replay.run(frame, found, self._saves) if found.points else self.because
 
-    def look(self, frame: FrameType | None) -> search.Found:
+    def look(self, frame: FrameType | None) -> search.FoundSaves:
         """Search again, from a step: there may be new values, and the script may be in another loop. enter()
         and replay() do so themselves. Takes some 30 ms."""
         try:
             found = search.look(frame, self._saves, self._learned)
         except Exception as error:
             log.debug("looking for the script's own save failed", exc_info=True)
-            found = search.Found([], [], f"looking for it failed: {error!r}")
+            found = search.FoundSaves([], [], f"looking for it failed: {error!r}")
         self._stops = search.stops(found.chain)
         self.looped = found.looped
         self._say(found, frame)
         return found
 
-    def _say(self, found: search.Found, frame: FrameType | None) -> None:
+    def _say(self, found: search.FoundSaves, frame: FrameType | None) -> None:
         self.points = [
             Spot(point.place, point.near, reachability.kept_from(point, frame)) for point in found.points
         ]

@@ -44,7 +44,9 @@ _original: Any = process.BaseProcess.start
 _above: Any = None
 _active: frozenset[int] = frozenset()  # what is shielded now
 _server_mask: frozenset[int] = frozenset()  # what a fork server of ours blocks, and so do all its children
-_hook: Request | None = None  # multiprocessing keeps its after-fork hooks for as long as the object lives
+_hook: ShieldRequest | None = (
+    None  # multiprocessing keeps its after-fork hooks for as long as the object lives
+)
 _dismissal_pid = -1
 
 
@@ -72,7 +74,7 @@ class WorkerShield:
             _uninstall()
 
 
-class Request:
+class ShieldRequest:
     """Travels to the child with its Process object. Unpickled there, it is the child's shield at work."""
 
     def __init__(self, signals: frozenset[int], inherited: frozenset[int], quiet: bool) -> None:
@@ -80,7 +82,7 @@ class Request:
         self.inherited = inherited
         self.quiet = quiet
 
-    def __reduce__(self) -> tuple[Callable[..., Request], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., ShieldRequest], tuple[Any, ...]]:
         return _arrive, (self.signals, self.inherited, self.quiet, os.getpid())
 
 
@@ -92,7 +94,7 @@ def _install(signals: frozenset[int]) -> None:
     if present is not _start and present is not _above:
         _original = present
         process.BaseProcess.start = _start  # type: ignore[method-assign]
-    _hook = Request(signals, frozenset(), False)
+    _hook = ShieldRequest(signals, frozenset(), False)
     util.register_after_fork(_hook, _after_fork)
     _register_dismissal()
 
@@ -129,7 +131,7 @@ def _start(self: process.BaseProcess) -> None:
         _original(self)
         return
     quiet = getattr(getattr(self, "_target", None), "__name__", "") == "_worker_loop"  # torch's, torchdata's
-    setattr(self, _REQUEST, Request(_active, inherited | _active, quiet))
+    setattr(self, _REQUEST, ShieldRequest(_active, inherited | _active, quiet))
     held_back = _active | {child_side.OWNERS_WORD} if _active else _active
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
     try:
@@ -147,22 +149,27 @@ def _start(self: process.BaseProcess) -> None:
         popen.terminate = functools.partial(_terminate, weakref.proxy(popen))
 
 
-def _after_fork(hook: Request) -> None:
+def _after_fork(hook: ShieldRequest) -> None:
     """In a child that multiprocessing forked."""
     request = getattr(process.current_process(), _REQUEST, None)
     parent = process.parent_process()
-    if isinstance(request, Request) and request.signals and parent is not None and parent.pid is not None:
+    if (
+        isinstance(request, ShieldRequest)
+        and request.signals
+        and parent is not None
+        and parent.pid is not None
+    ):
         child_side.Shield(request.signals, request.quiet, parent.pid).begin()
         _register_dismissal()
 
 
-def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, owner: int) -> Request:
+def _arrive(signals: frozenset[int], inherited: frozenset[int], quiet: bool, owner: int) -> ShieldRequest:
     """In a child that was spawned, or comes from a fork server."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, inherited - signals)
     if signals:
         child_side.Shield(signals, quiet, owner).begin()
         _install(signals)  # its own children inherit what it blocks
-    return Request(signals, inherited, quiet)
+    return ShieldRequest(signals, inherited, quiet)
 
 
 def _terminate(popen: Any) -> None:

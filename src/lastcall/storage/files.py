@@ -14,12 +14,13 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 RWF_DONTCACHE = 0x80  # Linux 6.14: buffered, but the pages are dropped once written
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+Moved = Callable[[int], None]  # called with the number of further bytes; what it raises ends the transfer
 _PROCESS = secrets.token_hex(8)
 _numbers = itertools.count()
 
@@ -28,6 +29,10 @@ def own_name() -> str:
     """A unique name in a directory: not taken by another thread, a fork, or a process with the same ID in
     another container or on another machine that shares the directory."""
     return f"{_PROCESS}-{os.getpid()}-{next(_numbers)}"
+
+
+def nothing(moved: int) -> None:
+    """A callback that ignores progress."""
 
 
 class Files:
@@ -125,6 +130,15 @@ def write_small(files: Files, path: Path, data: bytes) -> None:
     fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         write_all(files, fd, [memoryview(data)], 0)
+        files.fsync(fd)
+    finally:
+        files.close(fd)
+
+
+def make_durable(files: Files, path: Path) -> None:
+    """The bytes of a file that another library has written."""
+    fd = files.open(path, os.O_RDONLY)
+    try:
         files.fsync(fd)
     finally:
         files.close(fd)

@@ -8,7 +8,6 @@ import errno
 import os
 from pathlib import Path
 
-from lastcall.storage import files as storage
 from lastcall.storage.files import Files
 
 
@@ -33,19 +32,3 @@ def move(files: Files, old: Path, new: Path) -> None:
         else:
             files.rename(Path(entry.path), new / entry.name)
     files.rmdir(old)
-
-
-def remove_in_place(files: Files, folder: Path, sentinel: str, record: str) -> None:
-    """Remove a checkpoint where it is. The sentinel comes first and the record goes first: a kill in the
-    middle leaves a folder that the next start recognizes as incomplete."""
-    storage.write_small(files, folder / sentinel, b"lastcall is removing this checkpoint\n")
-    files.unlink(folder / record)
-    files.sync_directory(folder)
-    for entry in list(os.scandir(folder)):
-        if entry.name != sentinel:
-            if entry.is_dir(follow_symlinks=False):
-                storage.remove_tree(files, Path(entry.path))
-            else:
-                files.unlink(Path(entry.path))
-    files.unlink(folder / sentinel)
-    files.rmdir(folder)

@@ -18,15 +18,11 @@ from typing import Protocol
 from lastcall import errors, parsing
 from lastcall.storage import files as storage
 from lastcall.storage import mounts
+from lastcall.storage.files import Moved, nothing
 
-Moved = Callable[[int], None]  # called with the number of further bytes; what it raises ends the transfer
 _PIECE = 8 * 1024 * 1024
 _TEMPORARY = ".lastcall-part-"
 _FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)  # what a retry does not fix
-
-
-def nothing(moved: int) -> None:
-    """A callback that ignores progress."""
 
 
 class Objects(Protocol):
@@ -60,14 +56,14 @@ def opened(url: str, keys: str | None = None) -> Objects:
     """`keys`: a folder with the credentials, if they are not found otherwise."""
     scheme, place = parsing.split_place(url)
     if scheme == "file":
-        return Folder(Path("/", place))
+        return FolderStore(Path("/", place))
     from lastcall.storage import s3
 
     bucket, _, prefix = place.partition("/")
     return s3.Bucket(bucket, prefix, keys)
 
 
-class Folder:
+class FolderStore:
     """A folder of another file system: the network disk that outlives the machine."""
 
     def __init__(self, root: Path) -> None:

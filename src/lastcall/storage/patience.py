@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lastcall import clock as clocks
-from lastcall.storage.objects import Moved, Objects, nothing
+from lastcall.storage.files import Moved, nothing
+from lastcall.storage.objects import Objects
 
 log = logging.getLogger("lastcall")
 SILENT = 5.0  # seconds without an answer before the first log line, and between two lines

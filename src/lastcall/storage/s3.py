@@ -19,7 +19,7 @@ from typing import Any
 
 from lastcall import errors, installing, settings
 from lastcall.storage.daemons import Daemons
-from lastcall.storage.objects import Moved, nothing
+from lastcall.storage.files import Moved, nothing
 
 _PART = 16 * 1024 * 1024
 _MOST_PARTS = 9_000  # S3 allows 10,000

@@ -30,7 +30,7 @@ def test_a_step_that_is_saved_periodically_is_not_saved_again_for_a_notice(stage
     assert not result.complaints, result.story()
     for rank in range(2):
         assert result.lives[0].steps("on_save", rank) == [4], result.story()
-    assert "Notice answered: step 4 is already committed" in result.lives[0].log, result.story()
+    assert ": step 4 is already committed" in result.lives[0].log, result.story()
 
 
 def test_a_notice_is_served_although_training_raises_before_its_save(stage: Stage) -> None:

@@ -9,13 +9,12 @@ from helpers.core import mirrors
 from helpers.core.bare_core import World
 from helpers.core.mirrors import Watched
 from lastcall.core.engine import writer
-from lastcall.core.save import saver
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CHUNK", 8192)
-    monkeypatch.setattr(saver, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
+    monkeypatch.setattr(writer, "_DIRECT_FROM", 4096)  # small files are written as large ones are
 
 
 @pytest.fixture

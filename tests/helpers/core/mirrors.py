@@ -20,7 +20,7 @@ from lastcall.core.mirror.mirror import Mirror
 from lastcall.core.save import saver
 from lastcall.events import EventLog
 from lastcall.storage import objects
-from lastcall.storage.objects import Folder, Moved, nothing
+from lastcall.storage.objects import FolderStore, Moved, nothing
 from lastcall.types import Kind
 
 PATIENCE = 30.0  # of the tests; nothing is expected to take anywhere near it
@@ -31,7 +31,7 @@ def copies(place: Path) -> dict[str, str]:
     return {"LASTCALL_MIRROR": f"file://{place}"}
 
 
-class Watched(Folder):
+class Watched(FolderStore):
     """`calls` says what was asked of it; `hook` is called before each of them, and may wait or raise."""
 
     def __init__(self, root: Path) -> None:
@@ -133,7 +133,7 @@ class Life:
     def __init__(
         self,
         root: Path,
-        place: Folder,
+        place: FolderStore,
         *,
         clock: clocks.Clock | None = None,
         limit: int | None = None,

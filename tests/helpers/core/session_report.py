@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lastcall import events, testing
-from lastcall.core.progress.report import Report
+from lastcall.core.progress.report import ProgressReport
 
 
 class Reported:
@@ -14,7 +14,7 @@ class Reported:
         self.clock = testing.FakeClock()
         self.log = events.EventLog(folder / "events-0.jsonl", self.clock)
         self.progress = events.Progress(folder / "progress.json", self.clock, total=200)
-        self.report = Report(self.progress, self.log, self.clock)
+        self.report = ProgressReport(self.progress, self.log, self.clock)
 
     def at(self, step: int, *more: Any, seconds: float = 1.0) -> Self:
         self.clock.advance(seconds)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from lastcall.kube.inject import draft, inject
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 
 ON = {"lastcall.dev/enabled": "true"}
 Object = dict[str, Any]
@@ -80,7 +80,7 @@ def trainjob(annotations: Object | None = None, **spec: Any) -> Object:
 
 def protected(obj: Object, *, image: str | None = "lastcall:1", namespace: Object | None = None) -> Object:
     """The object as the API server has it after the patch."""
-    return draft.applied(obj, inject.patch(obj, options=Options(image=image), namespace=namespace))
+    return draft.applied(obj, inject.patch(obj, options=InjectOptions(image=image), namespace=namespace))
 
 
 def variables(container: Object) -> dict[str, Any]:

@@ -322,7 +322,7 @@ def test_d5_a_mailbox_that_others_can_write_to_is_not_read(
     ],
 )
 def test_d5_crafted_letters_are_refused_and_do_not_crash_the_interpreter(data: bytes) -> None:
-    with pytest.raises((ValueError, marshalled._End)):
+    with pytest.raises((ValueError, marshalled._EndOfDict)):
         marshalled.loads(data)
 
 
@@ -353,7 +353,7 @@ def test_d7_a_hostile_mirror_neither_hangs_a_start_nor_fills_the_disk(tmp_path: 
     (place / "zero").symlink_to("/dev/zero")
     os.mkfifo(place / "pipe")
     (place / "plain").write_bytes(b"x")
-    folder = objects.Folder(place)
+    folder = objects.FolderStore(place)
     assert set(folder.names()) == {"plain"}
     for name in ("zero", "pipe"):
         with pytest.raises(errors.StorageError):

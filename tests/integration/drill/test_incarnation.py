@@ -13,7 +13,7 @@ import pytest
 from helpers.processes import scripts as processes
 from helpers.processes.forkserver import until
 from lastcall.drill.incarnation import Incarnation
-from lastcall.drill.options import Options
+from lastcall.drill.options import DrillOptions
 
 JOIN = """
 import os, sys, time
@@ -39,7 +39,9 @@ def start(lives: list[Incarnation], folder: Path, *command: str) -> Incarnation:
     book = folder / f"life-{len(lives)}"
     book.mkdir()
     lives.append(
-        Incarnation(Options(command), "/bin/sh" if command[0] == "sh" else command[0], book, folder / "log")
+        Incarnation(
+            DrillOptions(command), "/bin/sh" if command[0] == "sh" else command[0], book, folder / "log"
+        )
     )
     return lives[-1]
 

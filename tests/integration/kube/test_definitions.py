@@ -126,7 +126,7 @@ def test_nothing_that_the_webhook_writes_is_dropped_or_refused(name: str) -> Non
     item = objects.make(name, "it")
     assert faults(item) == []
     item["metadata"]["annotations"] = {**WISHES}
-    operations = inject.patch(item, options=inject.Options(image="lastcall:1"))
+    operations = inject.patch(item, options=inject.InjectOptions(image="lastcall:1"))
     assert len(operations) > 2
     assert faults(draft.applied(item, operations)) == []
 

@@ -12,11 +12,11 @@ import pytest
 
 from helpers.processes.forkserver import until
 from lastcall.launch import processes
-from lastcall.launch.processes import Process
+from lastcall.launch.processes import LiveProcess
 
 
-def process(pid: int, parent: int, *argv: str) -> Process:
-    return Process(pid, parent, pid, argv)
+def process(pid: int, parent: int, *argv: str) -> LiveProcess:
+    return LiveProcess(pid, parent, pid, argv)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_process_that_is_gone_or_another_one_by_now_is_not_signalled() -> None
     child = subprocess.Popen(["sleep", "1000"])
     try:
         (real,) = (one for one in processes.below(os.getpid()).values() if one.pid == child.pid)
-        other = Process(real.pid, real.parent, real.started + 1, real.argv)
-        assert processes.send([other, Process(2**22 + 1, 1, 5, ())], signal.SIGKILL) == []
+        other = LiveProcess(real.pid, real.parent, real.started + 1, real.argv)
+        assert processes.send([other, LiveProcess(2**22 + 1, 1, 5, ())], signal.SIGKILL) == []
         assert processes.send([real], signal.SIGKILL) == [child.pid]
     finally:
         child.kill()
@@ -133,7 +133,7 @@ def test_who_catches_a_signal_is_seen_from_outside(tmp_path: Path) -> None:
         one = processes.below(os.getpid())[child.pid]
         assert processes.carries(one, "LASTCALL_REGISTRY", "/here")
         assert not processes.carries(one, "LASTCALL_REGISTRY", "/her")
-        assert not processes.carries(Process(2**22 + 1, 1, 5, ()), "LASTCALL_REGISTRY", "/here")
+        assert not processes.carries(LiveProcess(2**22 + 1, 1, 5, ()), "LASTCALL_REGISTRY", "/here")
     finally:
         child.kill()
         child.communicate()
@@ -146,4 +146,8 @@ def test_return_codes_and_crowds_in_words() -> None:
         "SIGKILL",
         "signal 99",
     ]
-    assert [processes.names(pids) for pids in ([], [7], [8, 7])] == ["nobody", "process 7", "processes 7, 8"]
+    assert [processes.names(pids) for pids in ([], [7], [8, 7])] == [
+        "no process",
+        "process 7",
+        "processes 7, 8",
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lastcall.core.process import registry
 from lastcall.core.process.registry import Member
-from lastcall.launch.options import Options
+from lastcall.launch.options import LaunchOptions
 from lastcall.launch.shutdown import Shutdown
 from lastcall.types import Notice
 
@@ -30,7 +30,7 @@ def test_h6_a_frozen_rank_is_not_waited_for_once_the_others_have_saved(tmp_path:
         os.kill(child.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         join(tmp_path, child.pid, None)
-        shutdown = Shutdown(Options(("x",)), registry.Registry(tmp_path))
+        shutdown = Shutdown(LaunchOptions(("x",)), registry.Registry(tmp_path))
         now = time.monotonic()
         shutdown.notice = Notice("signal", "SIGTERM", now, now + 600.0, signal.SIGTERM)
         shutdown.tick()

@@ -256,7 +256,7 @@ def test_many_side_threads_ask_at_once():
 
 
 def test_what_a_child_inherits_of_its_parents_work_it_does_not_do():
-    task = mainthread._Task(lambda: os._exit(9))
+    task = mainthread._MainThreadTask(lambda: os._exit(9))
     pid = os.fork()
     if pid == 0:
         task.run()

@@ -12,21 +12,21 @@ from helpers.drill import harness
 from lastcall import errors
 from lastcall.cli import drill as command
 from lastcall.cli import main
-from lastcall.drill.options import Options
+from lastcall.drill.options import DrillOptions
 
 
-def parsed(*words: str) -> Options:
+def parsed(*words: str) -> DrillOptions:
     parser = argparse.ArgumentParser()
     command.add(parser.add_subparsers())
     return command.parsed(parser.parse_args(["drill", *words]))
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:
-    assert parsed("--", "python", "x.py") == Options(("python", "x.py"))
+    assert parsed("--", "python", "x.py") == DrillOptions(("python", "x.py"))
     assert (
-        Options(("x",)).grace == 30.0
-        and Options(("x",)).signal_name == "SIGTERM"
-        and Options(("x",)).patience == 300.0
+        DrillOptions(("x",)).grace == 30.0
+        and DrillOptions(("x",)).signal_name == "SIGTERM"
+        and DrillOptions(("x",)).patience == 300.0
     )
 
 
@@ -45,7 +45,7 @@ def test_every_option_arrives() -> None:
         "--to-the-end",
     ]
     words += ["--patience", "7", "--log", "log"]
-    assert parsed(*words, "--", "x") == Options(
+    assert parsed(*words, "--", "x") == DrillOptions(
         ("x",), None, 1.5, 9.0, signal.SIGUSR1, "group", 3, 7.0, True, Path("log")
     )  # fmt: skip
     assert parsed("--at", "40", "x").at == 40

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.ranks.sessions import CLOCK, Crew
 from lastcall import memory
+from lastcall.core import session as sessions
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.joint.save import JointSave
 from lastcall.storage.files import Files
@@ -68,3 +69,19 @@ def test_what_is_committed_after_the_identity_was_lost_is_the_newest_all_the_sam
         {"rank": rank, "step": 7} for rank in range(size)
     ]
     assert [entry.record.incarnation for entry in last.contexts[0].catalog.entries()][:2] == [4, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("part", ["Warmup", "Agent"])
+def test_a_session_that_cannot_be_built_gives_the_directory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, size: int
+) -> None:
+    def fails(*given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, part, fails)
+        crew = Crew(tmp_path, size)
+        assert [str(raised) for raised in crew.train(3)] == ["can't start new thread"] * size
+        assert not any(context.catalog.held for context in crew.contexts)
+    assert Crew(tmp_path, size).train(3) == [3] * size

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers.core.bare_core import State, World
 from lastcall.drill import evidence
-from lastcall.drill.evidence import Checkpoint, Start, Traces
+from lastcall.drill.evidence import CommittedCheckpoint, RecordedStart, Traces
 from lastcall.events import EventLog
 from lastcall.testing import FakeClock
 from lastcall.types import Kind
@@ -53,7 +53,7 @@ def test_a_start_is_the_last_one_since_then(tmp_path: Path) -> None:
     clock.advance(10)
     log.emit("start", incarnation=2, resumed="checkpoint-4", seconds=0.2)
     log.flush()
-    assert evidence.start(tmp_path, 100.0) == Start(110.0, "checkpoint-4", 0.2)
+    assert evidence.start(tmp_path, 100.0) == RecordedStart(110.0, "checkpoint-4", 0.2)
     assert evidence.start(tmp_path, 111.0) is None
 
 
@@ -90,11 +90,11 @@ def test_the_newest_checkpoint_is_the_one_that_was_committed_last(tmp_path: Path
         world.save(state, 4, Kind.RESCUE)
     found = evidence.newest(tmp_path)
     assert found is not None
-    assert found[0] == Checkpoint("checkpoint-4", 4, "rescue", True, "", True, found[1].size)
+    assert found[0] == CommittedCheckpoint("checkpoint-4", 4, "rescue", True, "", True, found[1].size)
 
 
 def test_a_checkpoint_that_was_pruned_meanwhile_keeps_its_name_and_step(tmp_path: Path) -> None:
-    assert evidence.named(tmp_path, "checkpoint-3", 3) == Checkpoint("checkpoint-3", 3)
+    assert evidence.named(tmp_path, "checkpoint-3", 3) == CommittedCheckpoint("checkpoint-3", 3)
 
 
 def test_a_name_from_the_log_leads_nowhere_else(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from lastcall.cli import proof_report
 from lastcall.core.proof.witness import Statement
 from lastcall.drill import causes, proof
-from lastcall.drill.evidence import Checkpoint
-from lastcall.drill.options import Options
+from lastcall.drill.evidence import CommittedCheckpoint
+from lastcall.drill.options import DrillOptions
 
 
 def said(incarnation: int, step: int, *, rank: int = 0, **names: str) -> Statement:
@@ -17,9 +17,9 @@ def said(incarnation: int, step: int, *, rank: int = 0, **names: str) -> Stateme
     )
 
 
-def verdict(because: str = "") -> proof.Verdict:
-    return proof.Verdict(
-        Options(("x",)), 4, resumed=[Checkpoint("checkpoint-2", 2, "jit", not because, because)]
+def verdict(because: str = "") -> proof.ProofVerdict:
+    return proof.ProofVerdict(
+        DrillOptions(("x",)), 4, resumed=[CommittedCheckpoint("checkpoint-2", 2, "jit", not because, because)]
     )
 
 

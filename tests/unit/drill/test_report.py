@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from lastcall.drill import report
-from lastcall.drill.evidence import Checkpoint, Start, Traces
-from lastcall.drill.options import Options
-from lastcall.drill.report import Back, End, Gone, Part, Report, Round
+from lastcall.drill.evidence import CommittedCheckpoint, RecordedStart, Traces
+from lastcall.drill.options import DrillOptions
+from lastcall.drill.report import Back, DirectoryRound, DrillReport, DrillRound, Gone, RunEnd
 
 RUN = Path("/runs/a")
-OPTIONS = Options(("python", "train.py"), grace=30.0)
-SAVED = Checkpoint("checkpoint-12", 12, "jit", True, "", True, 1000)
+OPTIONS = DrillOptions(("python", "train.py"), grace=30.0)
+SAVED = CommittedCheckpoint("checkpoint-12", 12, "jit", True, "", True, 1000)
 HEARD = Traces(
     noticed=100.01,
     believed=30.0,
@@ -28,14 +28,18 @@ HEARD = Traces(
 )
 GONE = Gone(sent=100.0, seconds=4.0, status=75)
 BACK = Back(True, spoke=0.5, joined=2.0, first_step=3.0)
-PART = Part(RUN, 10, 12, False, HEARD, SAVED, True, resumed=SAVED, start=Start(106.0, "checkpoint-12", 0.2))
+PART = DirectoryRound(
+    RUN, 10, 12, False, HEARD, SAVED, True, resumed=SAVED, start=RecordedStart(106.0, "checkpoint-12", 0.2)
+)
 
 
-def judged(part: Part = PART, gone: Gone = GONE, back: Back = BACK, options: Options = OPTIONS) -> Round:
-    return report.judged(Round(1, 2.0, gone, back, 4.1, (part,)), options)
+def judged(
+    part: DirectoryRound = PART, gone: Gone = GONE, back: Back = BACK, options: DrillOptions = OPTIONS
+) -> DrillRound:
+    return report.judged(DrillRound(1, 2.0, gone, back, 4.1, (part,)), options)
 
 
-def changed(part: Part = PART, **traces: object) -> Part:
+def changed(part: DirectoryRound = PART, **traces: object) -> DirectoryRound:
     """The part of a run that came back from the beginning, with other traces."""
     return dataclasses.replace(
         part, saved=None, resumed=None, traces=dataclasses.replace(part.traces, committed=None, **traces)
@@ -137,7 +141,9 @@ def test_phases_that_nobody_saw_are_null() -> None:
         ),
     ],
 )
-def test_every_loss_has_its_reason(part: Part, gone: Gone, options: Options, said: str) -> None:
+def test_every_loss_has_its_reason(
+    part: DirectoryRound, gone: Gone, options: DrillOptions, said: str
+) -> None:
     round = judged(part, gone, options=options)
     assert not round.ok and round.lost == 12
     assert round.reasons[0].startswith("12 steps lost: ") and said in round.reasons[0]
@@ -164,7 +170,7 @@ def test_a_run_that_does_not_come_back_has_lost_nobody_knows_how_much() -> None:
 
 def test_a_run_in_two_directories_has_lost_what_the_worse_of_them_has() -> None:
     other = dataclasses.replace(changed(), directory=Path("/runs/b"))
-    round = report.judged(Round(1, 2.0, GONE, BACK, 4.1, (PART, other)), OPTIONS)
+    round = report.judged(DrillRound(1, 2.0, GONE, BACK, 4.1, (PART, other)), OPTIONS)
     assert round.lost == 12 and round.step == 10
     assert round.reasons[0].startswith("12 steps lost in /runs/b: ")
 
@@ -185,16 +191,16 @@ def test_an_exit_is_told_as_a_shell_would(status: int, exit: int, name: str | No
 
 
 def test_a_report_is_a_success_only_when_every_round_is_there() -> None:
-    whole = Report(OPTIONS, rounds=[judged()])
+    whole = DrillReport(OPTIONS, rounds=[judged()])
     assert whole.ok
-    assert not Report(dataclasses.replace(OPTIONS, times=2), rounds=[judged()]).ok
+    assert not DrillReport(dataclasses.replace(OPTIONS, times=2), rounds=[judged()]).ok
     assert not dataclasses.replace(whole, problem="it stands").ok
     assert not dataclasses.replace(whole, interrupted=signal.SIGINT).ok
-    assert not Report(OPTIONS, rounds=[judged(changed())]).ok
+    assert not DrillReport(OPTIONS, rounds=[judged(changed())]).ok
 
 
 def test_the_json_is_what_the_documentation_lists() -> None:
-    whole = Report(OPTIONS, [RUN], [judged()], End("stopped", 75, True))
+    whole = DrillReport(OPTIONS, [RUN], [judged()], RunEnd("stopped", 75, True))
     body = json.loads(json.dumps(whole.to_json()))
     text = (Path(__file__).resolve().parents[3] / "docs" / "drill.md").read_text()
 

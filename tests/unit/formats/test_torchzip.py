@@ -69,10 +69,10 @@ class Converter:
             return [self(item) for item in value]
         return value
 
-    def tensor(self, value: torch.Tensor) -> torchzip.Tensor:
+    def tensor(self, value: torch.Tensor) -> torchzip.ZippedTensor:
         storage = value.untyped_storage()
         source = HostMemory(storage.data_ptr(), storage.nbytes(), storage)
-        return torchzip.Tensor(
+        return torchzip.ZippedTensor(
             dtype=CODES[value.dtype],
             shape=tuple(value.shape),
             strides=value.stride(),
@@ -331,8 +331,8 @@ class Unreadable:
         raise AssertionError("this source must not be read")
 
 
-def unreadable(*sizes: int) -> list[torchzip.Tensor]:
-    return [torchzip.Tensor("F32", (size // 4,), None, Unreadable(size)) for size in sizes]
+def unreadable(*sizes: int) -> list[torchzip.ZippedTensor]:
+    return [torchzip.ZippedTensor("F32", (size // 4,), None, Unreadable(size)) for size in sizes]
 
 
 def write_sparse(path: Path, layout: FileLayout) -> Path:
@@ -384,7 +384,7 @@ def read_at(path: Path, offset: int, nbytes: int) -> bytes:
 
 def test_torch_maps_a_file_of_more_than_four_gigabytes(tmp_path: Path) -> None:
     huge = unreadable(2**32 + 64)
-    small = torchzip.Tensor("I64", (2,), None, BytesSource(struct.pack("<2q", 7, -8)))
+    small = torchzip.ZippedTensor("I64", (2,), None, BytesSource(struct.pack("<2q", 7, -8)))
     path = write_sparse(
         tmp_path / "a.pt", torchzip.layout("a.pt", {"huge": huge[0], "small": small}, crc=False)
     )
@@ -439,16 +439,16 @@ def test_what_is_not_plain_is_refused_with_its_path(value: object) -> None:
 
 def test_an_unknown_dtype_is_refused_with_its_path() -> None:
     with pytest.raises(StateError, match=r"\['x'\] has dtype 'F4'"):
-        torchzip.layout("a.pt", {"x": torchzip.Tensor("F4", (2,), None, BytesSource(b"1"))})
+        torchzip.layout("a.pt", {"x": torchzip.ZippedTensor("F4", (2,), None, BytesSource(b"1"))})
 
 
 def test_a_tensor_that_leaves_its_storage_is_caught() -> None:
     source = BytesSource(bytes(16))
     for shape, strides, offset in [((5,), None, 0), ((2, 2), (2, 2), 0), ((4,), None, 1)]:
         with pytest.raises(AssertionError, match="16 bytes, the tensor reaches to 20"):
-            torchzip.layout("a.pt", [torchzip.Tensor("F32", shape, strides, source, offset=offset)])
+            torchzip.layout("a.pt", [torchzip.ZippedTensor("F32", shape, strides, source, offset=offset)])
     with pytest.raises(AssertionError, match="with strides"):
-        torchzip.layout("a.pt", [torchzip.Tensor("F32", (2, 2), (1,), source)])
+        torchzip.layout("a.pt", [torchzip.ZippedTensor("F32", (2, 2), (1,), source)])
 
 
 def test_a_list_that_contains_itself_comes_back_as_one() -> None:

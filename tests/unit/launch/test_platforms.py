@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lastcall.launch import command, environment, platforms
-from lastcall.launch.options import Options
+from lastcall.launch.options import LaunchOptions
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_request_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest
 
 
 def build(environ: dict[str, str], **more: object) -> dict[str, str]:
-    options = Options(("true",), auto=False, **more)  # type: ignore[arg-type]
+    options = LaunchOptions(("true",), auto=False, **more)  # type: ignore[arg-type]
     return environment.build(options, 85, Path("/registry"), environ)
 
 
@@ -95,7 +95,7 @@ def test_options_become_variables() -> None:
 
 
 def test_the_bootstrap_goes_before_what_is_there() -> None:
-    options = Options(("true",))
+    options = LaunchOptions(("true",))
     path = environment.build(options, 75, Path("/registry"), {"PYTHONPATH": "/mine"})["PYTHONPATH"].split(":")
     assert path[-1] == "/mine" and len(path) == 2
 

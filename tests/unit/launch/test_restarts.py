@@ -8,17 +8,17 @@ import pytest
 
 from lastcall.core.process.registry import Member
 from lastcall.launch import restarts
-from lastcall.launch.options import Options
-from lastcall.launch.outcome import Result, Verdict
+from lastcall.launch.options import LaunchOptions
+from lastcall.launch.outcome import ExitVerdict, Result
 from lastcall.types import Notice
 
-FAILED = Verdict(Result.FAILED, 9, "", crashed=True)
-SAVED = Verdict(Result.SAVED, 75, "")
-RESCUED = Verdict(Result.SAVED, 75, "", crashed=True)
+FAILED = ExitVerdict(Result.FAILED, 9, "", crashed=True)
+SAVED = ExitVerdict(Result.SAVED, 75, "")
+RESCUED = ExitVerdict(Result.SAVED, 75, "", crashed=True)
 
 
 def policy(restart: str = "on-failure", **more: float) -> restarts.Policy:
-    return restarts.Policy(Options(("true",), restart=restart, **more))  # type: ignore[arg-type]
+    return restarts.Policy(LaunchOptions(("true",), restart=restart, **more))  # type: ignore[arg-type]
 
 
 def at(step: int, checkpoint: str | None = None, root: str = "/runs/a") -> list[Member]:
@@ -39,7 +39,7 @@ def at(step: int, checkpoint: str | None = None, root: str = "/runs/a") -> list[
     ],
 )
 def test_what_is_started_again(restart: str, result: Result, again: bool) -> None:
-    assert policy(restart).after(Verdict(result, 1, ""), at(1), None).again is again
+    assert policy(restart).after(ExitVerdict(result, 1, ""), at(1), None).again is again
 
 
 def test_a_notice_to_the_launcher_ends_it() -> None:
@@ -48,7 +48,7 @@ def test_a_notice_to_the_launcher_ends_it() -> None:
 
 
 @pytest.mark.parametrize("verdict", [FAILED, RESCUED])
-def test_three_crashes_at_one_step_are_enough(verdict: Verdict) -> None:
+def test_three_crashes_at_one_step_are_enough(verdict: ExitVerdict) -> None:
     judge = policy()
     assert [judge.after(verdict, at(5), None).again for _ in range(3)] == [True, True, False]
 

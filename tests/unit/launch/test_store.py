@@ -8,7 +8,7 @@ import pytest
 
 from lastcall.core.store import client, server
 from lastcall.launch import environment, store
-from lastcall.launch.options import Options
+from lastcall.launch.options import LaunchOptions
 
 
 def reached(told: str) -> client.StoreClient:
@@ -54,6 +54,6 @@ def test_the_command_is_told_of_this_launchers_store_and_never_of_another(
     told: str | None, expected: str | None
 ) -> None:
     built = environment.build(
-        Options(("true",), auto=False), 75, Path("/registry"), {"LASTCALL_STORE": "1:outer"}, told
+        LaunchOptions(("true",), auto=False), 75, Path("/registry"), {"LASTCALL_STORE": "1:outer"}, told
     )
     assert built.get("LASTCALL_STORE") == expected

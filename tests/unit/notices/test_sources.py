@@ -48,7 +48,7 @@ def silent(tmp_path: Path) -> Path:
     return tmp_path / "no" / "dmi"
 
 
-def kinds(found: Sequence[sources.Source]) -> list[type]:
+def kinds(found: Sequence[sources.NoticeSource]) -> list[type]:
     return [type(source) for source in found]
 
 

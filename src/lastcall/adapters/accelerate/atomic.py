@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from lastcall.adapters.accelerate.company import Company
-from lastcall.core.checkpoint import handover
+from lastcall.core.checkpoint import commit, handover
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import SENTINEL, Record
-from lastcall.core.engine import digest
-from lastcall.core.engine.writer import CHUNK
+from lastcall.core.engine import writer
 from lastcall.core.process import job_identity
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord, Kind, Notice
@@ -79,8 +78,7 @@ def _beside(target: Path, token: str) -> Path:
 
 
 def _write(original: Callable[[str], Any], staging: Path) -> None:
-    staging.mkdir(exist_ok=True)
-    storage.write_small(storage.Files(), staging / SENTINEL, b"being written\n")
+    commit.stage(storage.Files(), staging, shared=True)
     original(str(staging))
 
 
@@ -89,23 +87,19 @@ def _publish(staging: Path, target: Path, occasion: Occasion | None, world: int)
     files = storage.Files()
     for folder, _, names in os.walk(staging):
         for name in names:
-            _make_durable(files, Path(folder, name))
+            storage.make_durable(files, Path(folder, name))
         files.sync_directory(Path(folder))
-    if occasion is not None:
-        _put_on_record(files, staging, target, occasion, world)
-    files.unlink(staging / SENTINEL)
-    files.sync_directory(staging)
+    commit.seal(files, staging, None if occasion is None else _record(staging, target, occasion, world))
     _put(files, staging, target)
-    files.sync_directory(target.parent)
 
 
-def _put_on_record(files: storage.Files, staging: Path, target: Path, occasion: Occasion, world: int) -> None:
+def _record(staging: Path, target: Path, occasion: Occasion, world: int) -> Record | None:
     paths = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != SENTINEL)
-    found = [_file_record(path, path.relative_to(staging).as_posix()) for path in paths]
+    found = [_recorded(path, path.relative_to(staging).as_posix()) for path in paths]
     if not all(records.is_plain(file.name) for file in found):
-        return  # a hook of the script's has names that no record may have
+        return None  # a hook of the script's has names that no record may have
     number = re.search(r"(\d+)\D*$", target.name)
-    record = Record(
+    return Record(
         sequence=int(time.time()),
         step=int(number[1]) if number else 0,
         kind=Kind.JIT,
@@ -120,35 +114,21 @@ def _put_on_record(files: storage.Files, staging: Path, target: Path, occasion: 
         seconds=round(time.monotonic() - occasion.notice.at, 4),
         written=sum(file.size for file in found),
     )
-    storage.write_small(files, staging / records.NAME, record.to_json())
 
 
-def _file_record(path: Path, name: str) -> FileRecord:
+def _recorded(path: Path, name: str) -> FileRecord:
     with open(path, "rb") as file:
-        chunks = tuple(digest.of(piece) for piece in iter(lambda: file.read(CHUNK), b""))
-    return FileRecord(name, path.stat().st_size, digest.over(chunks), CHUNK, chunks)
-
-
-def _make_durable(files: storage.Files, path: Path) -> None:
-    fd = files.open(path, os.O_RDONLY)
-    try:
-        files.fsync(fd)
-    finally:
-        files.close(fd)
+        return writer.recorded(name, file)
 
 
 def _put(files: storage.Files, staging: Path, target: Path) -> None:
     """Give the folder its name. What else the script has put into a folder of that name stays in it."""
     if not target.is_dir() or not any(target.iterdir()):
-        files.rename(staging, target)
+        commit.publish(files, staging, target)
         return
     old = staging.with_name(f"{staging.name}-old")
-    try:
-        files.exchange(staging, target)
-        files.rename(staging, old)
-    except OSError:  # this file system cannot swap names
-        files.rename(target, old)
-        files.rename(staging, target)
+    if commit.publish(files, staging, target, old) == staging:
+        files.rename(staging, old)  # a rank that finds the staging folder takes it for one to be published
     for path in list(old.iterdir()):
         if not (target / path.name).exists():
             files.rename(path, target / path.name)

@@ -17,21 +17,16 @@ from kubeflow.trainer.backends.localprocess.backend import LocalProcessBackend
 
 from lastcall.adapters.kubeflow import locations, submission
 from lastcall.adapters.kubeflow.trainer import TransformersTrainer
-
-_MARK = "_lastcall_original"
+from lastcall.core.process import patching
 
 
 def apply() -> None:
     """Once in a process. Every other trainer goes through as before."""
     for backend in (KubernetesBackend, LocalProcessBackend, ContainerBackend):
-        original = backend.train
-        if not hasattr(original, _MARK):
-            wrapper = functools.wraps(original)(_train(original, backend))
-            setattr(wrapper, _MARK, original)
-            backend.train = wrapper
+        patching.wrap(backend, "train", functools.partial(_train, backend))
 
 
-def _train(original: Any, kind: type) -> Any:
+def _train(kind: type, original: Any) -> Any:
     signature = inspect.signature(original)
 
     def train(*args: Any, **kwargs: Any) -> Any:

@@ -12,9 +12,11 @@ import json
 import logging
 import os
 import zlib
+from pathlib import Path
 from typing import Any
 
 from lastcall.adapters.transformers import listeners
+from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 
@@ -56,11 +58,8 @@ def _written(script: str, name: str, source: str) -> str:
     """The source as a file beside the script, for tracebacks and `inspect`. Ranks write the same, each with
     one rename."""
     path = os.path.join(os.path.dirname(script), f"kubeflow_{name}.py")
-    temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(source)
-        os.replace(temporary, path)
+        storage.replace_small(Path(path), source.encode())
     except OSError as error:
         log.debug(
             "Could not write the training function to a file (%s): tracebacks will not show its lines", error

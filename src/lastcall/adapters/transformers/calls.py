@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lastcall.core import timing
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import PRIVATE
 from lastcall.core.engine import digest
 from lastcall.core.process import job_identity
+from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 _FILE = "calls.json"
 _LARGEST = 1024 * 1024
-_JUST = 3600.0  # seconds in which a restart follows an exit with the code for it
 # how an incarnation ended; anything else: it was lost, or failed
 FINISHED, SAVED, INTERRUPTED = "finished", "saved", "interrupted"
 _SAME = (
@@ -101,7 +102,7 @@ class Call:
     def just_left(self, job: str, now: float) -> bool:
         """Whether somebody was asked to run it again a moment ago, and this may be what came of it."""
         elsewhere = bool(job and self.job and job != self.job)
-        return self.ended == SAVED and not elsewhere and 0 <= now - self.at < _JUST
+        return self.ended == SAVED and not elsewhere and 0 <= now - self.at < timing.RESTART
 
 
 def script() -> str:
@@ -127,10 +128,9 @@ class Calls:
     def note(self, number: int, call: Call) -> None:
         """Rank 0. A full disk must not keep a run from training."""
         self._calls = {**_read(self._path), str(number): call}
-        under = self._path.with_suffix(".tmp")
+        body = {name: dataclasses.asdict(one) for name, one in self._calls.items()}
         try:
-            under.write_text(json.dumps({name: dataclasses.asdict(one) for name, one in self._calls.items()}))
-            os.replace(under, self._path)
+            storage.replace_small(self._path, json.dumps(body).encode())
         except OSError as error:
             log.warning("Could not write %s: %s", self._path, error)
 

@@ -7,7 +7,6 @@ made of it.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import threading
@@ -18,12 +17,11 @@ from lastcall import errors, settings
 from lastcall.adapters.transformers.arguments import redirect
 from lastcall.adapters.transformers.callback import JITCheckpointCallback
 from lastcall.adapters.transformers.run import TrainerRun
-from lastcall.core.process import exits
+from lastcall.core.process import exits, patching
 from lastcall.settings import JITCheckpointConfig
 from lastcall.shield import listening
 
 log = logging.getLogger("lastcall")
-_MARK = "_lastcall_original"
 _NOTHING: Any = object()
 _everywhere = False  # every Trainer is protected, and not only one with our callback
 
@@ -37,13 +35,8 @@ def apply(trainer: type, *, everywhere: bool) -> None:
     """Patch the class `Trainer`. With `everywhere`, each of its train() calls is protected."""
     global _everywhere
     _everywhere = _everywhere or everywhere
-    if hasattr(trainer.train, _MARK):  # type: ignore[attr-defined]
-        return
-    for name, wrap in (("train", _train), ("__init__", _init)):
-        original = getattr(trainer, name)
-        wrapper = functools.wraps(original)(wrap(original))
-        setattr(wrapper, _MARK, original)
-        setattr(trainer, name, wrapper)
+    patching.wrap(trainer, "train", _train)
+    patching.wrap(trainer, "__init__", _init)
 
 
 def _init(original: Any) -> Any:

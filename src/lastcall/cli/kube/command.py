@@ -104,7 +104,7 @@ def webhook(args: argparse.Namespace) -> int:
         from lastcall.kube.webhook import logs, server, tls
     except ImportError as error:
         raise errors.LastcallError(installing.missing("the webhook", str(error.name), "kube")) from None
-    from lastcall.kube.inject.inject import Options
+    from lastcall.kube.inject.inject import InjectOptions
 
     source = _source(args, tls)
     try:
@@ -112,7 +112,7 @@ def webhook(args: argparse.Namespace) -> int:
     except ValueError as error:  # ssl.SSLError is an OSError
         settings.fail(f"{source.certificate} and {source.key} cannot be served: {error}")
     logs.start(args.log_level)
-    server.run(Options(image=args.image), holder, _api(args), server.Address(args.host, args.port))
+    server.run(InjectOptions(image=args.image), holder, _api(args), server.Address(args.host, args.port))
     return 0
 
 

@@ -127,7 +127,7 @@ def inject(args: argparse.Namespace) -> int:
     if args.image is not None:
         _check_image(args.image)
     documents = _documents(args.filename, formats)
-    options = injecting.Options(image=args.image)
+    options = injecting.InjectOptions(image=args.image)
     found = _objects(documents)
     defaults = _namespaces([obj for _, obj in found])
     made = [
@@ -190,7 +190,9 @@ def _check_image(image: str) -> None:
         )
 
 
-def _injected(obj: Any, place: str, options: injecting.Options, namespace: Any) -> tuple[str, Any, Injection]:
+def _injected(
+    obj: Any, place: str, options: injecting.InjectOptions, namespace: Any
+) -> tuple[str, Any, Injection]:
     try:
         injection = injecting.inject(obj, options=options, namespace=namespace)
     except AnnotationError as error:

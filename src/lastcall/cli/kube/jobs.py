@@ -11,7 +11,7 @@ from typing import Any
 from lastcall import parsing
 from lastcall.cli import output
 from lastcall.kube.jobs import jobs, progress, suspension
-from lastcall.kube.jobs.jobs import PodStatus, Status, Target
+from lastcall.kube.jobs.jobs import ClusterJob, JobStatus, PodStatus
 from lastcall.kube.jobs.kubectl import Kubectl
 
 _JOB = "a TrainJob, RayJob or Job: trainjob/NAME, rayjob/NAME, job/NAME, or NAME if unambiguous"
@@ -126,11 +126,11 @@ def _kubectl(args: argparse.Namespace) -> Kubectl:
     return Kubectl(args.kubectl, args.context, args.namespace)
 
 
-def _identity(target: Target) -> dict[str, object]:
+def _identity(target: ClusterJob) -> dict[str, object]:
     return {"kind": target.kind.title, "name": target.name, "namespace": target.namespace}
 
 
-def _where(target: Target) -> str:
+def _where(target: ClusterJob) -> str:
     return f" -n {target.namespace}" if target.namespace else ""
 
 
@@ -166,7 +166,7 @@ def _pod_line(item: PodStatus) -> str:
     return f"  {output.printable(pod.name)}: {output.printable(', '.join(parts))}"
 
 
-def _facts(run: progress.Run, now: float) -> Iterator[tuple[str, str]]:
+def _facts(run: progress.PodRun, now: float) -> Iterator[tuple[str, str]]:
     yield "directory", run.directory
     step, total = run.progress.get("step"), run.progress.get("total")
     if isinstance(step, int):
@@ -190,7 +190,7 @@ def _facts(run: progress.Run, now: float) -> Iterator[tuple[str, str]]:
         yield "notice", str(run.notice.get("reason"))
 
 
-def _hint(found: Status) -> str:
+def _hint(found: JobStatus) -> str:
     if found.state == "paused":
         return f"To resume: lastcall kube resume {found.target}{_where(found.target)}"
     return ""
@@ -213,10 +213,13 @@ def _sentence(done: suspension.Paused) -> str:
         return f"{target} is paused: {output.printable('; '.join(saved))}. {again}"
     if any(item.outcome == "finished" for item in done.endings):
         return f"{target} finished before it could be paused."
-    failed = sorted({item.words for item in done.endings if item.outcome == "not saved"})
-    if not failed:
-        return (
-            f"{target} is paused. Its log does not say whether it saved: the log goes elsewhere, or the job "
-            f"is not protected. {again}"
-        )
-    return f"{target} is paused, but exited WITHOUT saving: {output.printable('; '.join(failed))}. {again}"
+    if failed := sorted({item.words for item in done.endings if item.outcome == "not saved"}):
+        words = output.printable("; ".join(failed))
+        return f"{target} is paused, but exited WITHOUT saving: {words}. {again}"
+    if ended := sorted({item.words for item in done.endings if item.outcome is not None}):
+        words = output.printable("; ".join(ended))
+        return f"{target} is paused; its training ended on its own: {words}. {again}"
+    return (
+        f"{target} is paused. It is unknown whether it saved: no pod left an exit message of lastcall. "
+        f"Is the job protected? {again}"
+    )

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
-from lastcall.core.checkpoint import filenames, retention, run_directory
+from lastcall.core.checkpoint import commit, filenames, retention, run_directory
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.checkpoint.retention import Keep
@@ -336,37 +336,23 @@ class Catalog:
                     final.name,
                     aside.name,
                 )
-                return self._named(built, aside)
+                commit.publish(self.files, built, aside)
+                return aside
             log.warning("%s is not a checkpoint of this run: it is kept as %s", final.name, aside.name)
-        if not os.path.lexists(final):
-            return self._named(built, final)
+        aside = self._beside(step)  # a name that is still a checkpoint's: so there is one at any time
         try:
-            self.files.exchange(built, final)
-        except OSError:
-            return self._replace(built, final, step)
-        self.files.sync_directory(self.root)
-        self._discard(built)
-        return final
-
-    def _named(self, built: Path, name: Path) -> Path:
-        self.files.rename(built, name)
-        self.files.sync_directory(self.root)
-        return name
-
-    def _replace(self, built: Path, final: Path, step: int) -> Path:
-        """No atomic swap here: one of the two is renamed to a name that is still a checkpoint's, so there is
-        one at any time."""
-        aside = self._beside(step)
-        try:
-            self.files.rename(final, aside)
+            replaced = commit.publish(self.files, built, final, aside)
         except OSError as error:
-            if not folders.stuck(error):
+            if not folders.stuck(error) or not os.path.lexists(final):
                 raise
-            self._named(built, aside)
+            commit.publish(self.files, built, aside)
             self._discard(final)
-            return aside if os.path.lexists(final) else self._named(aside, final)
-        self._named(built, final)
-        self._discard(aside)
+            if os.path.lexists(final):
+                return aside
+            commit.publish(self.files, aside, final)
+            return final
+        if replaced is not None:
+            self._discard(replaced)
         return final
 
     def _ours(self, path: Path) -> bool:
@@ -436,7 +422,7 @@ class Catalog:
             except OSError as error:
                 if not folders.stuck(error):
                     raise
-                folders.remove_in_place(self.files, path, records.SENTINEL, records.NAME)
+                commit.withdraw(self.files, path)
                 return
             self.files.sync_directory(self.root)
             self._recycle(gone)

@@ -26,7 +26,6 @@ from lastcall.core.process.identity import Process
 from lastcall.storage import files as storage
 
 LONGEST = 24 * 3600.0  # seconds of grace at most: a note that claims more is ignored
-AFTERWARDS = 10.0  # seconds after its deadline at which a process that should be dead counts as dead
 _NAME = "leaving"  # leaving-0.json, one a rank
 
 
@@ -68,10 +67,8 @@ class DepartureNote:
 
     def say(self, reason: str, seconds: float) -> None:
         leaver = Departure(self._rank, reason, seconds, Process.own(), os.uname().nodename)
-        under = self._path.with_suffix(f".{storage.own_name()}.tmp")
         with contextlib.suppress(OSError):
-            under.write_text(json.dumps(asdict(leaver)))
-            os.replace(under, self._path)
+            storage.replace_small(self._path, json.dumps(asdict(leaver)).encode())
             self._said = True
 
     def unsay(self) -> None:

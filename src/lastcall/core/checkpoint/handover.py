@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import errors
+from lastcall.core import timing
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Record
 from lastcall.storage import files as storage
@@ -25,7 +26,6 @@ from lastcall.storage import files as storage
 EXPECTED, TAKEN = "expected", "taken"
 _STATE = "random_states_0.pkl"  # in everything that save_state() writes
 _MOST = 1000  # entries of a folder that are looked at: one with more holds data
-_JUST = 3600.0  # seconds in which a restart follows an exit with the code for it
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Saved:
             return False
         elsewhere = bool(job and record.run and job != record.run)
         return (bool(job) and record.run == job) or (
-            record.save == EXPECTED and not elsewhere and 0 <= now - self.created < _JUST
+            record.save == EXPECTED and not elsewhere and 0 <= now - self.created < timing.RESTART
         )
 
 
@@ -69,9 +69,7 @@ def taken(folder: Path) -> None:
         if saved.record is not None and saved.record.save != TAKEN:
             with contextlib.suppress(OSError):  # it may be read-only: then the next start asks again
                 body = dataclasses.replace(saved.record, save=TAKEN).to_json()
-                under = saved.path / f".{records.NAME}.{storage.own_name()}"
-                under.write_bytes(body)
-                os.replace(under, saved.path / records.NAME)
+                storage.replace_small(saved.path / records.NAME, body)
 
 
 def _saved(folders: Iterable[Path]) -> list[Saved]:

@@ -24,7 +24,7 @@ FORMAT = 1
 # adapter has the name that its user gave it.
 _SAFE_NAME = re.compile(r"\.?\w(?:[\w .+,=@#%&'()\[\]\-]*[\w.+,=@#%&'()\[\]\-])?")
 _LONGEST_NAME = 200  # bytes, of 255 that file systems have
-_LARGEST = 512 * 1024 * 1024
+LARGEST = 512 * 1024 * 1024  # bytes of a text that a checkpoint may have: a record, a receipt, a document
 _MOST = 2**63  # of any count: more does not fit where it is used
 
 
@@ -95,7 +95,7 @@ class Record:
 
 def read(folder: Path) -> Record:
     """The record of a checkpoint, with every field checked. CheckpointError says what is wrong."""
-    return parse(read_regular(folder / NAME, _LARGEST))
+    return parse(read_regular(folder / NAME, LARGEST))
 
 
 def parse(data: bytes) -> Record:

@@ -15,12 +15,15 @@ from __future__ import annotations
 import bisect
 import errno
 import functools
+import io
 import itertools
 import os
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
 
 from lastcall import errors, memory
 from lastcall.core.engine import digest, segments
@@ -29,6 +32,7 @@ from lastcall.storage import files as storage
 from lastcall.types import FileLayout, FileRecord, Target
 
 CHUNK = 4 * 1024 * 1024
+_DIRECT_FROM = 1024 * 1024  # smaller files gain nothing from O_DIRECT
 
 
 @dataclass
@@ -49,11 +53,22 @@ class Output:
         chunks = [chunk for chunk in self.chunks if chunk is not None]
         if len(chunks) < len(self.chunks):
             return None
-        return FileRecord(self.layout.name, self.layout.size, digest.over(chunks), CHUNK, tuple(chunks))
+        return _recorded(self.layout.name, self.layout.size, chunks)
+
+
+def recorded(name: str, data: BinaryIO | bytes) -> FileRecord:
+    """What the commit record says of bytes that no engine has written."""
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    chunks = [digest.of(chunk) for chunk in iter(lambda: file.read(CHUNK), b"")]
+    return _recorded(name, file.tell(), chunks)
+
+
+def _recorded(name: str, size: int, chunks: Sequence[str]) -> FileRecord:
+    return FileRecord(name, size, digest.over(chunks), CHUNK, tuple(chunks))
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """The destination of bytes of a file on restore."""
 
     offset: int
@@ -67,7 +82,7 @@ class Input:
 
     fd: int
     record: FileRecord
-    pieces: Sequence[Piece]
+    pieces: Sequence[FilePiece]
     direct: bool
     digest: digest.Digest = digest.of
     chunks: Collection[int] | None = None  # the numbers of those to be read; None: all of them
@@ -251,7 +266,7 @@ def _round_up(count: int) -> int:
     return -(-count // memory.ALIGNMENT) * memory.ALIGNMENT
 
 
-def _scatter(pieces: Sequence[Piece], starts: list[int], begin: int, count: int, address: int) -> None:
+def _scatter(pieces: Sequence[FilePiece], starts: list[int], begin: int, count: int, address: int) -> None:
     end = begin + count
     index = max(bisect.bisect_right(starts, begin) - 1, 0)
     for piece in itertools.islice(pieces, index, None):
@@ -263,12 +278,33 @@ def _scatter(pieces: Sequence[Piece], starts: list[int], begin: int, count: int,
             piece.target.write_from(address + first - begin, first - piece.offset, last - first)
 
 
-def open_direct(files: storage.Files, path: object, flags: int) -> tuple[int, bool]:
+def is_large(layout: FileLayout) -> bool:
+    return layout.size >= _DIRECT_FROM
+
+
+def opened(
+    files: storage.Files, path: Path, layout: FileLayout, *, direct: bool = True, allocate: bool = True
+) -> Output:
+    """A file to be written, a large one with O_DIRECT and with space for all of it. The caller closes it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    large = is_large(layout)
+    fd, direct = open_direct(files, path, flags) if large and direct else (files.open(path, flags), False)
+    if large and allocate:
+        try:
+            files.allocate(fd, layout.size)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL):
+                files.close(fd)
+                raise
+    return Output(layout, fd, direct)
+
+
+def open_direct(files: storage.Files, path: Path, flags: int) -> tuple[int, bool]:
     """Open with O_DIRECT where the file system takes it (tmpfs, NFS and overlays may not), otherwise
     without."""
     try:
-        return files.open(path, flags | os.O_DIRECT), True  # type: ignore[arg-type]
+        return files.open(path, flags | os.O_DIRECT), True
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-        return files.open(path, flags), False  # type: ignore[arg-type]
+        return files.open(path, flags), False

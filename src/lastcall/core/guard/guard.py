@@ -1,5 +1,4 @@
-"""The state of the last guarded boundary in shared memory, so that it outlives the process: two slots with a
-commit word each.
+"""The state of the last guarded boundary in shared memory, so that it outlives the process: two `slots`.
 
 The training thread stands at a boundary, shuts the gate and hands its capture over; a thread copies it into
 the older slot while forward and backward continue, sets the slot's commit word, and opens the gate. The
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import re
 import stat
@@ -29,6 +27,7 @@ from lastcall import errors, memory
 from lastcall.core.checkpoint import record as records
 from lastcall.core.engine import digest
 from lastcall.core.engine.snapshot import available_memory
+from lastcall.core.guard.slots import PAGE, Slots, whole_pages
 from lastcall.core.process import throughput
 from lastcall.core.sync.gate import Gate
 from lastcall.formats import safetensors
@@ -40,8 +39,6 @@ MAGIC = b"lastcall guard 1"
 POINTER = "guard.json"  # in the run's private folder: where the area is
 NAME = re.compile(r"lastcall-\d+-\d+-[0-9a-f]+", re.ASCII)  # of an area: user, process, moment
 _LARGEST = 64 * 1024  # bytes of a pointer
-_PAGE = 4096
-_SLOTS = 2
 _SHARE = 100.0  # a copy may cost one part in so many of the time
 _OFTEN = 2  # copies that were changed while being made: after that training waits for them
 _SLACK = 1024 * 1024  # room for a document that grows
@@ -51,56 +48,30 @@ class TooSmall(errors.SaveError):
     """The state has outgrown its area."""
 
 
-class Area:
-    """A file in shared memory: a page of words (magic, slot size, data size, a commit word and a length for
-    each slot), then the slots. A slot is the tensors' bytes and, behind them, a JSON text that says which is
-    which. Commit word 0: nothing usable here."""
+class Area(Slots):
+    """A slot is the tensors' bytes and, behind them, a JSON text that says which is which. The owner's word:
+    the bytes of tensors that a slot holds; of each slot: the length of its text."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            self._map = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
-        self.path = path
-        self._words = memoryview(self._map)[:_PAGE].cast("Q")
-        self._view = memoryview(self._map)
-        self._base = memory.address_of(self._map)
+    WHAT, MAGIC, COUNT, WORDS = "a guarded state", MAGIC, 2, 2
 
     @classmethod
     def create(cls, path: Path, data: int, text: int) -> Area:
-        """Every page is allocated now: a full /dev/shm is ENOSPC here, and SIGBUS later."""
-        slot = _whole(data) + _whole(text)
-        size = _PAGE + _SLOTS * slot
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)
+            return cls.made(path, fd, whole_pages(data) + whole_pages(text), whole_pages(data))
         except OSError:
             os.unlink(path)
             raise
         finally:
             os.close(fd)
-        area = cls(path, size)
-        area._words[2], area._words[3] = slot, _whole(data)
-        area._map[: len(MAGIC)] = MAGIC
-        return area
 
     @classmethod
     def attach(cls, path: Path) -> Area:
-        """Another process's area. CheckpointError where it is none."""
-        try:
-            if not is_area(path):
-                raise ValueError("it is no file of ours")
-            size = os.stat(path, follow_symlinks=False).st_size
-            area = cls(path, size)
-        except (OSError, ValueError, OverflowError) as error:
-            raise errors.CheckpointError(f"{path} cannot be mapped: {error}") from error
-        if (
-            area._map[: len(MAGIC)] != MAGIC
-            or _PAGE + _SLOTS * area._words[2] > size
-            or area.data > area._words[2]
-        ):
-            raise errors.CheckpointError(f"{path} is not a guarded state")
+        if not is_area(path):
+            raise errors.CheckpointError(f"{path} cannot be mapped: it is no file of ours")
+        area = super().attach(path)
+        if area.data > area.room:
+            raise errors.CheckpointError(f"{path} is not {cls.WHAT}")
         return area
 
     @property
@@ -113,20 +84,14 @@ class Area:
         that the state changed meanwhile, the slot stays empty, and the other one remains valid."""
         commits = self.commits()
         slot, newest = commits.index(min(commits)), max(commits)
-        begin = _PAGE + slot * int(self._words[2])
-        if self.data + len(text) > self._words[2]:
+        if self.data + len(text) > self.room:
             raise TooSmall(f"the guarded state's description has grown to {len(text)} bytes")
-        self._words[4 + 2 * slot] = 0
+        begin = self.unmark(slot)
         if not copies(self._base + begin):
             return False
         self._view[begin + self.data : begin + self.data + len(text)] = text
-        self._words[5 + 2 * slot] = len(text)
-        self._words[4 + 2 * slot] = newest + 1  # the commit: one aligned store
+        self.mark(slot, newest + 1, len(text))
         return True
-
-    def commits(self) -> list[int]:
-        """The commit word of each slot: 0, or the number of its snapshot."""
-        return [int(self._words[4 + 2 * slot]) for slot in range(_SLOTS)]
 
     def newest(self) -> tuple[int, bytes] | None:
         """Address and text of the newest snapshot, if there is one."""
@@ -134,17 +99,13 @@ class Area:
         slot = commits.index(max(commits))
         if commits[slot] == 0:
             return None
-        begin, length = _PAGE + slot * int(self._words[2]), int(self._words[5 + 2 * slot])
-        if self.data + length > self._words[2]:
+        begin, (_, length) = self.begin(slot), self.marked(slot)
+        if self.data + length > self.room:
             raise errors.CheckpointError(f"{self.path} says {length} bytes of text, more than a slot holds")
         return self._base + begin, bytes(self._view[begin + self.data : begin + self.data + length])
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
-
-
-def _whole(nbytes: int) -> int:
-    return -(-nbytes // _PAGE) * _PAGE
 
 
 class Guard:
@@ -186,7 +147,7 @@ class Guard:
         start."""
         groups, data, _ = lay_out(capture)
         text = 2 * len(json.dumps(describe(capture, groups))) + _SLACK
-        needed = _PAGE + _SLOTS * (_whole(data) + _whole(text))
+        needed = Area.size(whole_pages(data) + whole_pages(text))
         path = self._folder / f"lastcall-{os.getuid()}-{os.getpid()}-{time.time_ns():x}"
         try:
             free = os.statvfs(self._folder)
@@ -383,7 +344,7 @@ def is_area(path: Path) -> bool:
     try:
         info = os.fstat(fd)
         mine = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and info.st_nlink == 1
-        return mine and info.st_size >= _PAGE and os.pread(fd, len(MAGIC), 0) in (MAGIC, bytes(len(MAGIC)))
+        return mine and info.st_size >= PAGE and os.pread(fd, len(MAGIC), 0) in (MAGIC, bytes(len(MAGIC)))
     except OSError:
         return False
     finally:

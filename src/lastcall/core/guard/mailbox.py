@@ -1,11 +1,9 @@
 """What a rank leaves behind when it is killed: its own small state, in shared memory, where the survivors on
 that host find it.
 
-A mailbox is a file of four slots, each with a commit word, as in `guard.Area`: a slot is unmarked, filled,
-and marked with one aligned store, so SIGKILL at any instant leaves the other three whole. Four, because a
-rank may be ahead of the survivors by a step and into the next one: then the record they need is the fourth
-newest. A record that a later one of the same step and phase has replaced (gradient accumulation writes one
-for each backward) is the first to be overwritten.
+A mailbox is a file of four `slots`. Four, because a rank may be ahead of the survivors by a step and into the
+next one: then the record they need is the fourth newest. A record that a later one of the same step and phase
+has replaced (gradient accumulation writes one for each backward) is the first to be overwritten.
 
 The writer holds a lock on its file, which the kernel drops when the process dies: that is how a sweep
 distinguishes leftovers from mail in use, also where containers share /dev/shm but not their process numbers.
@@ -18,28 +16,22 @@ import ctypes
 import fcntl
 import hashlib
 import logging
-import mmap
 import os
 import re
-import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lastcall import errors, memory
+from lastcall import errors
+from lastcall.core.guard.slots import Slots, whole_pages
 
 log = logging.getLogger("lastcall")
 MAGIC = b"lastcall mail 1\0"
 # at the boundary of the step | after its forward, when the first gradient of its backward was there
 Phase = Literal["B", "F"]
 Piece = bytes | memoryview | tuple[int, int]  # a tuple: address and number of bytes
-_PAGE = 4096
-_SLOTS = 4
 _SMALLEST = 64 * 1024
-_WORDS = 8  # of a slot: commit, step, phase, length, checksum
-_COMMIT, _STEP, _PHASE, _LENGTH, _SUM = range(5)
-_FIRST = 4  # word of the first slot in the page: behind the magic and the slot size
 _PHASES: tuple[Phase, Phase] = ("B", "F")
 
 
@@ -155,55 +147,20 @@ def sweep(folder: Path, run: str, incarnation: int) -> None:
                     path.unlink()
 
 
-class _Ring:
-    """The mapped file: a page of words, then the slots."""
+class _Ring(Slots):
+    """The words of a slot: step, phase, length, checksum of its record."""
+
+    WHAT, MAGIC, COUNT, WORDS = "a mailbox", MAGIC, 4, 8
 
     def __init__(self, path: Path, fd: int, size: int) -> None:
-        self.path = path
-        self._map = mmap.mmap(fd, size)
-        self._view = memoryview(self._map)
-        self._words = self._view[:_PAGE].cast("Q")
-        self._base = memory.address_of(self._map)
+        super().__init__(path, fd, size)
         self._sequence = 0
         # what the writer has committed: number, step, phase
-        self._heads: list[tuple[int, int, Phase]] = [(0, 0, "B")] * _SLOTS
-        self.room = 0
-
-    @classmethod
-    def attach(cls, path: Path) -> _Ring:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                info = os.fstat(fd)
-                size = info.st_size
-                if (
-                    not stat.S_ISREG(info.st_mode)
-                    or info.st_uid != os.geteuid()
-                    or stat.S_IMODE(info.st_mode) & 0o077
-                ):
-                    # any user may make a file of that name in /dev/shm
-                    raise ValueError("it does not belong to this user alone")
-                if size < _PAGE:
-                    raise ValueError(f"it has {size} bytes")
-                ring = cls(path, fd, size)
-            finally:
-                os.close(fd)
-        except (OSError, ValueError) as error:
-            raise errors.CheckpointError(f"{path} cannot be mapped: {error}") from error
-        ring.room = int(ring._words[2])
-        if ring._map[: len(MAGIC)] != MAGIC or _PAGE + _SLOTS * ring.room > size:
-            raise errors.CheckpointError(f"{path} is not a mailbox")
-        return ring
-
-    def format(self, room: int) -> None:
-        self.room = self._words[2] = room
-        self._map[: len(MAGIC)] = MAGIC
+        self._heads: list[tuple[int, int, Phase]] = [(0, 0, "B")] * self.COUNT
 
     def write(self, step: int, phase: Phase, pieces: Sequence[Piece], length: int) -> None:
         slot = self._victim()
-        words, at = self._words, _FIRST + slot * _WORDS
-        words[at + _COMMIT] = 0
-        begin = place = _PAGE + slot * self.room
+        begin = place = self.unmark(slot)
         view = self._view
         for piece in pieces:
             if isinstance(piece, tuple):
@@ -212,10 +169,8 @@ class _Ring:
             else:
                 view[place : place + len(piece)] = piece
                 place += len(piece)
-        words[at + _STEP], words[at + _PHASE], words[at + _LENGTH] = step, _PHASES.index(phase), length
-        words[at + _SUM] = zlib.crc32(view[begin:place])
         self._sequence += 1
-        words[at + _COMMIT] = self._sequence  # the commit: one aligned store
+        self.mark(slot, self._sequence, step, _PHASES.index(phase), length, zlib.crc32(view[begin:place]))
         self._heads[slot] = (self._sequence, step, phase)
 
     def _victim(self) -> int:
@@ -231,42 +186,34 @@ class _Ring:
         return ages.index(min(ages))
 
     def records(self) -> list[Record]:
-        found = [record for slot in range(_SLOTS) if (record := self._record(slot)) is not None]
+        found = [record for slot in range(self.COUNT) if (record := self._record(slot)) is not None]
         return sorted(found, key=lambda record: record.sequence)
 
     def _record(self, slot: int) -> Record | None:
-        at = _FIRST + slot * _WORDS
-        commit, step, phase, length, checksum = (int(word) for word in self._words[at : at + _SUM + 1])
+        commit, step, phase, length, checksum = self.marked(slot)[:5]
         if commit == 0 or length > self.room or phase >= len(_PHASES):
             return None
-        begin = _PAGE + slot * self.room
-        data = bytes(self._view[begin : begin + length])
+        data = bytes(self._view[self.begin(slot) : self.begin(slot) + length])
         # Of a rank that is frozen, not dead, the slot may be in the middle of a write; the word says so, the
         # sum proves it.
-        if zlib.crc32(data) != checksum or self._words[at] != commit:
+        if zlib.crc32(data) != checksum or self.marked(slot)[0] != commit:
             return None
         return Record(step, _PHASES[phase], commit, data)
 
 
 def _made(path: Path, size: int) -> tuple[_Ring, int]:
-    """A new ring under another name, and the descriptor that holds its lock. Every page is allocated now: a
-    full /dev/shm is ENOSPC here, and SIGBUS later."""
-    room = -(-max(size, _SMALLEST) // _PAGE) * _PAGE
-    total = _PAGE + _SLOTS * room
+    """A new ring under another name, and the descriptor that holds its lock."""
     under = path.with_name(f"{path.name}.tmp")
     # EPERM where it is another user's: then there is no mailbox, with a warning
     under.unlink(missing_ok=True)
     fd = os.open(under, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(fd, 0, total)
-        ring = _Ring(under, fd, total)
+        return _Ring.made(under, fd, whole_pages(max(size, _SMALLEST))), fd
     except OSError:
         os.unlink(under)
         os.close(fd)
         raise
-    ring.format(room)
-    return ring, fd
 
 
 def _held(path: Path) -> bool:

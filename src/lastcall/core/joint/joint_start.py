@@ -1,5 +1,5 @@
 """How the ranks of a run begin together: which store they use, which directory it is, which checkpoint they
-continue from.
+continue from (`load_vote`).
 
     meet     rank 0 opens the directory, writes its token there, and tells the others; all of them switch to
              the store of
@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
 
 from lastcall import clock as clocks
 from lastcall import errors, settings
@@ -29,15 +28,15 @@ from lastcall.core.checkpoint.ownership import Fence
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine import digest
 from lastcall.core.engine.writer import Engine
+from lastcall.core.joint.load_vote import Bring, LoadVote
 from lastcall.core.mirror.mirror import Mirror
 from lastcall.core.process.identity import Process
 from lastcall.core.ranks import keys as keyring
 from lastcall.core.ranks import rendezvous
-from lastcall.core.ranks.agreement import Agreement, Verdict
+from lastcall.core.ranks.agreement import Agreement
 from lastcall.core.ranks.heartbeat import Peers
 from lastcall.core.ranks.keys import Keys
 from lastcall.core.ranks.world import World
-from lastcall.core.restore import restore
 from lastcall.core.store import Scoped, Store
 from lastcall.core.store.anchored import Anchored
 from lastcall.core.store.folder import FolderStore
@@ -50,19 +49,7 @@ from lastcall.storage import files as storage
 
 log = logging.getLogger("lastcall")
 _SEEN = 30.0  # seconds in which a file that rank 0 wrote must be seen by the others
-STOPPED = "asked to stop"
-# how the objection of a rank that found a damaged checkpoint begins
-_DAMAGE = ("CheckpointError", "PartlyLoaded")
-_SPOILED = (
-    "all checkpoints were damaged and have been set aside; the state in memory is partly overwritten. Start "
-    "the run again to begin "
-    "from scratch."
-)
 AGREEMENT = "agreement"  # in the run's private folder: what the ranks have decided
-
-
-class _Objection(Exception):
-    """Another rank has found, before anything was loaded, that this checkpoint cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +79,6 @@ class Joined:
     over: threading.Event = field(default_factory=threading.Event)  # all ranks have finished
 
 
-# has a checkpoint, known by the fingerprint of its record, in this rank's directory
-Bring = Callable[[str], None]
-
-
 def _nowhere(record: str) -> None:
     """Where all ranks share one directory, nothing has to be transferred."""
 
@@ -119,10 +102,6 @@ class JointStart:
         self.mine = Process.own()
         self._store: Store | None = None
         self._directories = Directories(world.rank)
-        self._bring: Bring = _nowhere
-        # why the chosen checkpoint is not in this directory
-        self._unbrought: errors.LastcallError | None = None
-        self._spoiled = False  # damage was found after live tensors had been written to, on some rank
 
     # ---- meet ----------------------------------------------------------------------------------------------
 
@@ -319,168 +298,16 @@ class JointStart:
         self, agreement: Agreement, engine: Engine, subject: Restorable, bring: Bring = _nowhere
     ) -> Entry | None:
         """The checkpoint that all ranks continue from. Returns when all of them have it."""
-        self._bring = bring
-        entries = self._catalog.entries() if self._world.rank == 0 else []
-        order = [entry for entry in entries if entry.record.complete] + [
-            entry for entry in entries if not entry.record.complete
-        ]
-        for number in range(len(order) + 1 if self._world.rank == 0 else 1_000_000):
-            chosen, has_fallback = self._choose(agreement, order, number)
-            error, verdict = self._attempt(agreement, number, chosen, engine, subject, has_fallback)
-            if verdict.ok:
-                return chosen
-            self._judge(verdict, error)
-            if chosen is None:
-                raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
-            if self._world.rank == 0:
-                log.warning("%s", self._catalog.set_aside(chosen.path, verdict.because))
-        raise errors.RanksError("no checkpoint could be loaded by all ranks")
-
-    def _choose(self, agreement: Agreement, order: list[Entry], number: int) -> tuple[Entry | None, bool]:
-        """The next one to try, and whether another would overwrite what it may leave half loaded."""
-        if self._world.rank == 0:
-            chosen = order[number] if number < len(order) else None
-            has_fallback = number + 1 < sum(entry.record.complete for entry in order)
-            spoiled = self._spoiled and (chosen is None or not chosen.record.complete)
-            agreement.tell(
-                f"load/{number}",
-                {
-                    "name": None if chosen is None else chosen.path.name,
-                    "record": chosen.record.fingerprint
-                    if chosen is not None and self._directories.spread
-                    else "",
-                    "has_fallback": has_fallback,
-                    "spoiled": spoiled,
-                },
-            )
-            if spoiled:
-                raise errors.CheckpointError(_SPOILED)
-            return chosen, has_fallback
-        word = self._word(agreement, f"load/{number}", number, 0)
-        if word.get("spoiled"):
-            raise errors.CheckpointError(_SPOILED)
-        name = word.get("name")
-        if name is None:
-            return None, False
-        if self._directories.elsewhere:
-            return self._brought(agreement, number, str(name), str(word.get("record"))), word.get(
-                "has_fallback"
-            ) is True
-        path = self._catalog.root / Path(str(name)).name
-        entry = next((entry for entry in self._catalog.entries() if entry.path == path), None)
-        return entry or _unseen(path), word.get("has_fallback") is True
-
-    def _word(self, agreement: Agreement, key: str, number: int, rank: int) -> dict[str, Any]:
-        """What a rank says about the attempt of this number."""
-        until = self._clock.now() + rendezvous.TOGETHER
-        while (word := agreement.wait_for(key, 1.0)) is None:
-            if self._stop_requested():
-                self._veto(agreement, number)
-            self.check(rank)
-            if self._clock.now() >= until:
-                raise errors.RanksError(
-                    f"rank {rank} has not reported within {rendezvous.TOGETHER:.0f} s what it loaded"
-                )
-        return word
+        return LoadVote(
+            self._world, self._catalog, self._clock, self._stop_requested, self._rendezvous,
+            self._directories, agreement, engine, subject, bring, self.check, self._dead,
+        ).load()  # fmt: skip
 
     def check(self, rank: int) -> None:
         """Stopped or RanksError where waiting for this rank is useless."""
         self._rendezvous.check()
         if rank in self._dead():
             raise errors.RanksError(f"rank {rank} died before the ranks had begun")
-
-    def _veto(self, agreement: Agreement, number: int) -> NoReturn:
-        self.leave()  # ranks that wait for this one to fetch a checkpoint do not vote yet
-        for vote in ("ready", "load"):  # the others may already wait in the first of them
-            agreement.veto(f"{vote}/{number}", STOPPED)
-        raise Stopped
-
-    def _brought(self, agreement: Agreement, number: int, name: str, record: str) -> Entry:
-        """The checkpoint in a directory that is not that of rank 0. One rank of each machine fetches it."""
-        key = f"brought/{number}/{self._directories.name}"
-        if self._directories.opens_it:
-            why = ""
-            try:
-                self._bring(record)
-            except Stopped:
-                self._veto(agreement, number)
-            except (errors.LastcallError, OSError) as error:
-                why = f"{type(error).__name__}: {error}"
-            agreement.tell(key, {"why": why})
-        else:
-            why = str(self._word(agreement, key, number, self._directories.leader).get("why"))
-        if why:
-            kind = errors.CheckpointError if why.startswith(_DAMAGE) else errors.RanksError
-            self._unbrought = kind(f"{name} could not be copied to {self._catalog.root}: {why}")
-        return self._here(record) or _unseen(self._catalog.root / name)
-
-    def _here(self, record: str) -> Entry | None:
-        return next((entry for entry in self._catalog.entries() if entry.record.fingerprint == record), None)
-
-    def _attempt(
-        self,
-        agreement: Agreement,
-        number: int,
-        chosen: Entry | None,
-        engine: Engine,
-        subject: Restorable,
-        has_fallback: bool,
-    ) -> tuple[errors.LastcallError | None, Verdict]:
-        """Load this rank's part, and learn whether all could. Where no older checkpoint would overwrite a
-        half loaded state, no rank begins before all have checked: an objection then ends this attempt on all
-        ranks, for the reason that the objector gave."""
-        checked: Verdict | None = None
-
-        def ready() -> None:
-            nonlocal checked
-            checked = self._vote(agreement, f"ready/{number}", None)
-            if not checked.ok:
-                raise _Objection
-
-        error: errors.LastcallError | None = None
-        try:
-            if chosen is not None:
-                self._load_part(
-                    chosen, engine, subject, has_fallback, (lambda: None) if has_fallback else ready
-                )
-        except _Objection:
-            pass
-        except (errors.CheckpointError, errors.MismatchError, errors.RanksError) as caught:
-            error = caught
-            if not has_fallback and checked is None:
-                checked = self._vote(agreement, f"ready/{number}", error)
-        if checked is not None and not checked.ok:
-            return error, checked
-        return error, self._vote(agreement, f"load/{number}", error)
-
-    def _load_part(
-        self,
-        chosen: Entry,
-        engine: Engine,
-        subject: Restorable,
-        has_fallback: bool,
-        ready: Callable[[], None],
-    ) -> None:
-        if self._unbrought is not None:
-            found, self._unbrought = self._unbrought, None
-            raise found
-        if not chosen.record.files:
-            raise errors.CheckpointError(f"{chosen.path.name} cannot be seen on this machine")
-        restore.attempt(
-            chosen, engine, subject, has_fallback, self._world.rank, self._world.size, ready=ready
-        )
-
-    def _vote(self, agreement: Agreement, name: str, error: errors.LastcallError | None) -> Verdict:
-        why = "" if error is None else f"{type(error).__name__}: {error}"
-        if self._stop_requested():
-            agreement.veto(name, STOPPED)
-
-        def stopped() -> str:
-            return STOPPED if self._stop_requested() or self._rendezvous.left() else self._rendezvous.failed()
-
-        return agreement.vote(
-            name, error is None, why, self._clock.now() + rendezvous.TOGETHER, self._dead, stopped
-        )
 
     def _dead(self) -> set[int]:
         """The ranks of this host that have come and are gone."""
@@ -490,26 +317,6 @@ class JointStart:
             return Peers.of_host(self._store, self.mine, all_of_them=True).gone()
         except errors.StoreLost:
             return set()
-
-    def _judge(self, verdict: Verdict, mine: errors.LastcallError | None) -> None:
-        """Why not all could: a notice ends it, a state that does not fit is an error on every rank, damage is
-        not."""
-        if STOPPED in verdict.reasons.values():
-            raise Stopped
-        if isinstance(mine, errors.MismatchError):
-            raise mine
-        self._spoiled = self._spoiled or any(
-            reason.startswith("PartlyLoaded") for reason in verdict.reasons.values()
-        )
-        if verdict.lost or not any(reason.startswith(_DAMAGE) for reason in verdict.reasons.values()):
-            raise errors.RanksError(f"not all ranks could begin: {verdict.because}")
-
-
-def _unseen(path: Path) -> Entry:
-    from lastcall.core.checkpoint.record import Record
-    from lastcall.types import Kind
-
-    return Entry(path, Record(0, 0, Kind.MANUAL, "", True, ()))
 
 
 def sweep(catalog: Catalog) -> None:

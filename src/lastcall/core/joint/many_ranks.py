@@ -412,8 +412,9 @@ class ManyRanks(OneProcess):
                 entry = self._save_together(capture, self._order(decision, Kind.JIT, deadline))
             log.info("JIT checkpoint completed in %.1fs", context.clock.now() - began)
             answer.saved(f"saved {entry.path.name} together")
-        except (errors.LastcallError, OSError) as error:
-            log.error("The save at the agreed boundary failed: %s", error)
+        except Exception as error:  # of any kind: the other ranks wait for this one
+            ours = isinstance(error, errors.LastcallError | OSError)
+            log.error("The save at the agreed boundary failed: %s", error, exc_info=not ours)
             answer.not_saved(Kind.JIT.value, str(error))
             # This thread stands at its boundary until the agents have saved, or have not.
             because = f"the save at the agreed boundary failed ({error})"

@@ -26,12 +26,12 @@ from typing import Protocol
 from lastcall import clock as clocks
 from lastcall import errors, messages
 from lastcall.core import timing
+from lastcall.core.checkpoint import commit
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
 from lastcall.core.checkpoint.record import Entry, Record
-from lastcall.core.engine import digest
-from lastcall.core.engine.writer import CHUNK
+from lastcall.core.engine import writer
 from lastcall.core.ranks import partition, receipts
 from lastcall.core.ranks.receipts import Part
 from lastcall.core.save.saver import Request, Saver
@@ -393,7 +393,7 @@ class JointSave:
             exact=not (because or doubt),
             because="; ".join(because) or doubt,
             doubt=doubt,
-            files=(_file(manifest.NAME, data), *(file for part in parts for file in part.files)),
+            files=(writer.recorded(manifest.NAME, data), *(file for part in parts for file in part.files)),
             run=self._saver.run,
             incarnation=self._saver.incarnation,
             world=self._others.size,
@@ -403,10 +403,7 @@ class JointSave:
             written=sum(part.written for part in parts),
             metrics=writing[0].metrics,
         )
-        storage.write_small(self._files, folder / records.NAME, record.to_json())
-        for path in folder.glob("part-*.json*"):
-            self._files.unlink(path)
-        self._files.sync_directory(folder)
+        commit.seal(self._files, folder, record, scaffold=folder.glob("part-*.json*"))
         return record
 
     def _own(self) -> None:
@@ -483,11 +480,6 @@ class JointSave:
             )
         except errors.CheckpointError:
             return None
-
-
-def _file(name: str, data: bytes) -> FileRecord:
-    chunks = tuple(digest.of(data[begin : begin + CHUNK]) for begin in range(0, len(data), CHUNK))
-    return FileRecord(name, len(data), digest.over(chunks), CHUNK, chunks)
 
 
 def _doubt(parts: list[Part]) -> str:

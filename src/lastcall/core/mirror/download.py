@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from lastcall import clock as clocks
 from lastcall import errors
-from lastcall.core.checkpoint import record as records
+from lastcall.core.checkpoint import commit
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.engine.writer import Engine
@@ -22,7 +22,6 @@ from lastcall.core.restore import restore
 from lastcall.core.sync.stopped import Stopped
 from lastcall.events import EventLog
 from lastcall.storage import daemons
-from lastcall.storage import files as storage
 from lastcall.types import FileRecord
 
 log = logging.getLogger("lastcall")
@@ -175,11 +174,11 @@ class Downloader:
     def _check(self, fetched: Entry) -> None:
         """Its digests, and that it is durable."""
         files = self._catalog.files
-        storage.write_small(files, fetched.path / records.NAME, fetched.record.to_json())
         engine = Engine(files=files)
         try:
             restore.verify(fetched, engine)
         finally:
             engine.close()
-        for path in {(fetched.path / file.name).parent for file in fetched.record.files} | {fetched.path}:
+        for path in {(fetched.path / file.name).parent for file in fetched.record.files} - {fetched.path}:
             files.sync_directory(path)
+        commit.seal(files, fetched.path, fetched.record)

@@ -1,10 +1,6 @@
 """What is known to be in the mirror: whole checkpoints, by their records, and uploads that were never
-finished.
-
-An upload begins with the sentinel and ends with the record, which is its commit; the sentinel is removed just
-before. So an upload that was interrupted or abandoned can be recognised, and is removed after the next one.
-Folders that have neither are not ours.
-"""
+finished (`checkpoint.commit`): those are removed after the next one. Folders that have neither a record nor a
+sentinel are not ours."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from pathlib import Path
 
 from lastcall import clock as clocks
 from lastcall import errors
+from lastcall.core.checkpoint import commit, retention
 from lastcall.core.checkpoint import record as records
-from lastcall.core.checkpoint import retention
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.record import Entry, Record
 from lastcall.core.checkpoint.retention import Keep
@@ -27,7 +23,6 @@ log = logging.getLogger("lastcall")
 _FOLDER = re.compile(
     rf"(checkpoint-\d+(?:\.replaced-\d+)?)/({re.escape(records.NAME)}|{re.escape(records.SENTINEL)})"
 )
-_LARGEST = 512 * 1024 * 1024  # of a record
 _SMALL = 64 * 1024
 
 
@@ -72,7 +67,7 @@ class RemoteCatalog:
             self.look()
 
     def _read(self, folder: str) -> None:
-        data = self.place.read(f"{folder}/{records.NAME}", _LARGEST)
+        data = self.place.read(f"{folder}/{records.NAME}", records.LARGEST)
         try:
             if data is not None:
                 self.records[folder] = records.parse(data)
@@ -110,12 +105,11 @@ class RemoteCatalog:
         if name in self.records and self.records[name] != entry.record:
             name = next(other for n in range(10_000) if (other := f"{name}.replaced-{n}") not in self.records)
         self._unfinished.add(name)
-        self.place.write(f"{name}/{records.SENTINEL}", entry.record.run.encode())
+        commit.stage_upload(self.place, name, entry.record.run)
         return name
 
     def commit(self, name: str, record: Record) -> None:
-        self.place.remove([f"{name}/{records.SENTINEL}"])
-        self.place.write(f"{name}/{records.NAME}", record.to_json())
+        commit.commit_upload(self.place, name, record)
         self.records[name] = record
         self._unfinished.discard(name)
 
@@ -130,9 +124,7 @@ class RemoteCatalog:
                     self._remove(name)
             for name in self._superfluous(keep) if keep is not None else ():
                 if not enough():
-                    # Interrupted halfway, it leaves a folder that the next upload recognises as unfinished.
-                    self.place.write(f"{name}/{records.SENTINEL}", self.records[name].run.encode())
-                    self.place.remove([f"{name}/{records.NAME}"])
+                    commit.withdraw_upload(self.place, name, self.records[name].run)
                     del self.records[name]
                     self._unfinished.add(name)
                     self._remove(name)
@@ -145,7 +137,5 @@ class RemoteCatalog:
         return [entry.path.name for entry in retention.superfluous(entries, keep)]
 
     def _remove(self, name: str) -> None:
-        sentinel = f"{name}/{records.SENTINEL}"
-        self.place.remove(sorted(self.place.names(f"{name}/").keys() - {sentinel}))
-        self.place.remove([sentinel])  # last: while it exists, the rest is known to be unfinished
+        commit.remove_upload(self.place, name)
         self._unfinished.discard(name)

@@ -13,9 +13,10 @@ from dataclasses import asdict
 
 from lastcall import clock as clocks
 from lastcall import errors
+from lastcall.core import timing
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import PRIVATE
-from lastcall.core.checkpoint.departure import AFTERWARDS, Departure
+from lastcall.core.checkpoint.departure import Departure
 from lastcall.core.mirror.remote_catalog import RemoteCatalog
 from lastcall.core.process.identity import Process
 
@@ -91,7 +92,7 @@ class RemoteDepartureNote:
 
     def _until(self, leaver: Departure) -> float:
         """Computed once: our own clock counts from then on."""
-        left = leaver.seconds - (self._remote.place.age(NAME) or 0.0) + AFTERWARDS
+        left = leaver.seconds - (self._remote.place.age(NAME) or 0.0) + timing.AFTERWARDS
         if left > 0:
             log.warning(
                 "Waiting for %s, which was asked to stop (%s) and may still be uploading to %s: for at most "

@@ -10,6 +10,7 @@ import atexit
 import math
 from collections.abc import Callable
 
+from lastcall.core import timing
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.context import RunContext
 from lastcall.core.mirror.mirror import Mirror
@@ -20,7 +21,6 @@ from lastcall.types import Capture, Outcome
 # seconds kept back before the deadline for the exit: the process is gone a second before it (exits.py)
 _LAST = 1.5
 _COPIED = "copied"  # the message of the rank that uploads
-_LOOK = 0.25
 
 
 class UploadDuty:
@@ -91,7 +91,7 @@ class UploadDuty:
             if (
                 ranks is None
                 or self._holder_of_newest() in ranks.gone()
-                or ranks.hear(_COPIED, _LOOK) is not None
+                or ranks.hear(_COPIED, timing.LOOK) is not None
             ):
                 return
-            clock.sleep(_LOOK / 10)  # a store that is lost answers at once
+            clock.sleep(timing.LOOK / 10)  # a store that is lost answers at once

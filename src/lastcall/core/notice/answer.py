@@ -33,8 +33,8 @@ class Answer:
         self.phases = phases
         self.whole = False  # an exact checkpoint is committed: nothing may change the state any more
         self.committed = False  # some checkpoint is committed for this notice
-        self.passing = False  # a hang: training continues after the save, and nobody leaves
-        # the training thread stands at a boundary, or has left its loop: it leaves by itself
+        self.passing = False  # a hang: training continues after the save, and no rank leaves
+        # the training thread stands at a boundary, or has left its loop: it leaves on its own
         self.arrived = False
         # it has left in the middle of its step, and may still hang in a `finally` of the script
         self.at_gate = False
@@ -83,7 +83,10 @@ class Answer:
         # first: the training thread leaves with its code once this is `whole`
         self._context.outcome.decide(Outcome.SAVED)
         self.whole = self.committed = True
-        log.info("Notice answered: %s", how)
+        if self.passing:
+            log.info("After %s: %s; training continues", self.notice.reason, how)
+        else:
+            log.info("Stopping after %s: %s", self.notice.reason, how)
         # Both threads may come here, where the ranks gave up on a boundary that was committed all the same.
         self.phases.try_enter(Phase.COMMITTED, how)
 

@@ -20,6 +20,8 @@ class Inbox:
         self.phases = Phases(context.events.emit)
         self._context = context
         self._rank_loss: Notice | None = None
+        self._next_loss: Notice | None = None  # came while another notice was being answered
+        self._losing = threading.Lock()
         self._wake = threading.Event()
 
     def notify(self, notice: Notice) -> None:
@@ -40,9 +42,15 @@ class Inbox:
         self._wake.set()
 
     def lose_rank(self, notice: Notice) -> None:
-        """A rank was lost, or hangs: save at once, unless a notice is being answered already."""
-        if self._rank_loss is None and self.phases.phase is Phase.QUIET:
-            self._rank_loss = notice
+        """A rank was lost, or hangs: save at once, unless a notice is being answered already. If training
+        continues after that answer, a rank that is gone is still gone."""
+        with self._losing:
+            news = self._rank_loss is None and self.phases.phase is Phase.QUIET
+            if news:
+                self._rank_loss = notice
+            elif notice.source == LOST:
+                self._next_loss = notice
+        if news:
             self._context.events.emit(
                 "notice", source=notice.source, reason=notice.reason, step=self._context.subject.step
             )  # fmt: skip
@@ -54,8 +62,9 @@ class Inbox:
 
     def forget_rank_loss(self) -> None:
         """It was answered, and training continues."""
-        self._rank_loss = None
-        if self._context.latch.raised:
+        with self._losing:
+            self._rank_loss, self._next_loss = self._next_loss, None
+        if self.pending:
             self._wake.set()
 
     @property

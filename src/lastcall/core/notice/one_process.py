@@ -165,7 +165,7 @@ class OneProcess:
         phase = self._phases.wait_while({Phase.HOLDING, Phase.SAVING_ASIDE}, timing.LOOK)
         if phase in (Phase.FAILED, Phase.LEAVING) or self._answer.whole:
             return True
-        if phase is Phase.SAVING:  # by this very thread, whose save raised something that nobody expects
+        if phase is Phase.SAVING:  # by this very thread, whose save raised an unexpected error
             return True
         # Not from a phase that came since: a whole checkpoint may be committed in this moment.
         return self._phases.try_enter(Phase.SAVING, only_from={phase})
@@ -195,7 +195,7 @@ class OneProcess:
         log.info("JIT checkpoint completed in %.1fs", context.clock.now() - began)
         if entry.record.missing:
             log.warning("%s is partial: %s", entry.path.name, entry.record.because)
-        answer.saved(f"saved {entry.path.name}")
+        answer.saved(f"saved {entry.path.name} ({'exact' if entry.record.exact else 'not exact'})")
 
     def step_without_optimizer(self) -> None:
         """A pass in which no optimizer stepped: with one process that needs no answer."""

@@ -111,7 +111,7 @@ class Responder:
         if self._comes_to_nothing(where):
             strategy.aside(self._phases.because)
         elif answer.arrived:
-            return  # the training thread has taken over, and leaves by itself however late it is
+            return  # the training thread has taken over, and leaves on its own however late it is
         if not (answer.passing and not self._phases.closed and strategy.continues()):
             self._stay_until_the_end()
 
@@ -193,7 +193,7 @@ class Responder:
             answer.leave_by_force("The training thread does not return")
 
     def _gone(self) -> bool:
-        """Whether the training thread leaves by itself."""
+        """Whether the training thread leaves on its own."""
         phases = self._phases
         return (
             phases.closed

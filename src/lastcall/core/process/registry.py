@@ -169,6 +169,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _replace(path: Path, body: Mapping[str, Any]) -> None:
-    under = path.with_suffix(f".{storage.own_name()}.tmp")
-    under.write_text(json.dumps(body))
-    os.replace(under, path)
+    storage.replace_small(path, json.dumps(body).encode())

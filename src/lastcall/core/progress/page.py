@@ -16,25 +16,21 @@ import logging
 import os
 import socket
 import socketserver
-import stat
 import threading
 import weakref
-from pathlib import Path
 
-from lastcall.core.progress.report import Report
+from lastcall.core.progress.report import ProgressReport
 
 log = logging.getLogger("lastcall")
-TERMINATION_LOG = Path("/dev/termination-log")  # of a pod; the controller believes it more than the page
-_LONGEST_MESSAGE = 4096  # bytes; Kubernetes cuts off the rest
 _AT_ONCE = 8  # answers; with one more, the oldest that is not done is cut off
 _REQUEST_SECONDS = 2.0  # for a request to arrive, as long as the controller waits for the answer
 _CLOSE_SECONDS = 1.0
 
 
 class MetricsPage:
-    """Of one session, on rank 0. `close()` says how it ended."""
+    """Of one session, on rank 0."""
 
-    def __init__(self, port: int, report: Report) -> None:
+    def __init__(self, port: int, report: ProgressReport) -> None:
         self.port = port  # once it is open: the one that was found for 0
         self.report = report
         self._server: _Server | None = None
@@ -59,7 +55,6 @@ class MetricsPage:
         log.info("Serving progress on port %d (/metrics)", self.port)
 
     def close(self) -> None:
-        """The session has ended: write the final status to the pod's termination log, if there is one."""
         if self._server is None:
             return
         self._server.leave()
@@ -67,32 +62,6 @@ class MetricsPage:
             self._thread.join(_CLOSE_SECONDS)
         self._server.server_close()
         self._server = None
-        with contextlib.suppress(Exception):
-            _last_words(self.report.document())
-
-
-def _last_words(document: dict[str, object]) -> None:
-    """The controller tells an early stop from the end by the step, and the last one that it polled is half a
-    minute old. What another program has written there stays; nothing is created outside a pod."""
-    global _said
-    with open(os.open(TERMINATION_LOG, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), "r+b", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(_LONGEST_MESSAGE) not in (
-            b"",
-            _said,
-        ):
-            return
-        message = json.dumps(document, allow_nan=False).encode()
-        if len(message) > _LONGEST_MESSAGE:
-            message = json.dumps(
-                {**document, "trainMetrics": {}, "evalMetrics": {}}, allow_nan=False
-            ).encode()
-        file.seek(0)
-        file.truncate()
-        file.write(message)
-        _said = message
-
-
-_said = b""  # by an earlier session of this process
 
 
 # ---- the server --------------------------------------------------------------------------------------------

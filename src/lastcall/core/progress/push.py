@@ -24,7 +24,7 @@ import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 
-from lastcall.core.progress.report import Report
+from lastcall.core.progress.report import ProgressReport
 from lastcall.settings import StatusServer
 
 log = logging.getLogger("lastcall")
@@ -38,7 +38,9 @@ _MOST_METRICS = 256  # more of them, and the controller refuses the whole
 class StatusPush:
     """Of one session, on rank 0. `close()` says how it ended."""
 
-    def __init__(self, server: StatusServer, report: Report, *, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(
+        self, server: StatusServer, report: ProgressReport, *, interval: float = INTERVAL_SECONDS
+    ) -> None:
         self._server = server
         self._report = report
         self._interval = interval

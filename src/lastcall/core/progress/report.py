@@ -1,9 +1,10 @@
-"""The run's progress in one document: what is served (`page`) and what is sent (`push`).
+"""The run's progress in one document: what is served (`page`), what is sent (`push`), and what stays in the
+status of a pod (`exit_message`).
 
 The fields with capitals in them are those of OpenShift AI's controller: it refuses the whole answer where a
 number that it takes for whole has a fraction, and takes 0 seconds left for the end of training. So 0 and 100
 % are reported only for a run that has finished. The other fields are ours. NaN and Infinity are not JSON and
-become null. Nothing here waits for training or for a disk: what is said was put into memory by others.
+become null. Nothing here waits for training or for a disk: everything in the report is in memory already.
 """
 
 from __future__ import annotations
@@ -12,24 +13,33 @@ import math
 from collections.abc import Mapping
 
 from lastcall.clock import Clock
+from lastcall.core.progress import exit_message
 from lastcall.core.ranks.heartbeat import HANG
 from lastcall.events import EventLog, Progress
 from lastcall.types import Kind, Outcome
 
 # saves that answer a notice
-_ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS))
+ANSWERS = frozenset(kind.value for kind in (Kind.JIT, Kind.RESCUE, Kind.SURVIVORS))
 # Transformers' name and the controller's
 _THROUGHPUT = ("train_samples_per_second", "throughput_samples_sec")
 
 
-class Report:
-    """Of one session, on rank 0."""
+class ProgressReport:
+    """Of one incarnation. What it says of the run comes from the events, and so does the exit message."""
 
     def __init__(self, progress: Progress, events: EventLog, clock: Clock) -> None:
         self._progress = progress
         self._clock = clock
         self._standing = RunState()
-        events.heard = self._standing.tell
+        events.heard = self._hear
+
+    def _hear(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
+        standing = self._standing
+        standing.tell(at, kind, fields)
+        if kind == "start":
+            exit_message.clear()
+        elif standing.over and (kind == "stop" or standing.answered):
+            exit_message.write(self.document())
 
     def document(self) -> dict[str, object]:
         progress, standing = self._progress, self._standing
@@ -76,11 +86,23 @@ class RunState:
         self.resumed_from: object = None
         self.notice: object = None
         self.checkpoint: dict[str, object] | None = None  # the last one that this incarnation has committed
+        self.because: object = None  # why the last attempt to save has failed
 
     @property
     def training(self) -> bool:
         """Whether it continues, as far as is known."""
         return self.state in ("running", "saving") and self.notice is None
+
+    @property
+    def answered(self) -> bool:
+        """A checkpoint is committed for the notice. The process may be killed before its last event."""
+        return self.state == Outcome.SAVED.value and self.notice is not None
+
+    @property
+    def over(self) -> bool:
+        """An end that the exit message reports. After an error of the script itself there is none: an empty
+        message lets `terminationMessagePolicy: FallbackToLogsOnError` show the end of the log."""
+        return self.notice is not None or self.state != Outcome.FAILED.value
 
     def tell(self, at: float, kind: str, fields: Mapping[str, object]) -> None:
         if kind == "start":
@@ -94,11 +116,11 @@ class RunState:
         elif kind == "save-begins":
             self.state = "saving"
         elif kind == "not-saved":
-            self.state = "running"
+            self.state, self.because = "running", fields.get("because")
         elif kind == "committed":
-            answered = self.notice is not None and fields.get("save") in _ANSWERS
+            answered = self.notice is not None and fields.get("save") in ANSWERS
             # a periodic save that was under way says nothing about the notice
-            self.state = "saved" if answered else "running"
+            self.state, self.because = "saved" if answered else "running", None
             named = {"path": "path", "step": "step", "kind": "save", "exact": "exact"}
             self.checkpoint = {ours: fields.get(theirs) for ours, theirs in named.items()} | {"at": at}
         elif kind == "stop":
@@ -111,6 +133,7 @@ class RunState:
             "resumed_from": self.resumed_from,
             "checkpoint": self.checkpoint,
             "notice": self.notice,
+            "because": self.because,
         }
 
 

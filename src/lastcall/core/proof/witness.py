@@ -31,7 +31,7 @@ _PATIENCE = 30.0  # seconds that a boundary waits for the notice to arrive
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProofPlan:
     steps: int  # the last recorded step; then the process waits until the drill ends it
     # the step at which each incarnation gets a notice; the one after the last gets none
     notices: tuple[int, ...]
@@ -178,9 +178,9 @@ class Witness:
             time.sleep(0.005)
 
 
-def _read(folder: Path) -> Plan:
+def _read(folder: Path) -> ProofPlan:
     body: dict[str, Any] = json.loads((folder / _PLAN).read_text())
-    return Plan(int(body["steps"]), tuple(int(step) for step in body["notices"]), int(body["drill"]))
+    return ProofPlan(int(body["steps"]), tuple(int(step) for step in body["notices"]), int(body["drill"]))
 
 
 def _alive(pid: int) -> bool:

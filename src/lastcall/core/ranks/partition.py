@@ -36,7 +36,8 @@ def portion(groups: Sequence[Group], rank: int, writers: Collection[int]) -> tup
     All ranks that hold the same tensors must have them in the same order. Parts that no writer holds are left
     out: ask `missing` before."""
     plans = {
-        holders: _Plan(holders, entries, rank, writers) for holders, entries in _by_holders(groups).items()
+        holders: _RowShares(holders, entries, rank, writers)
+        for holders, entries in _by_holders(groups).items()
     }
     portions = []
     for group in groups:
@@ -83,7 +84,7 @@ def _by_holders(groups: Iterable[Group]) -> dict[tuple[int, ...], list[TensorEnt
     return found
 
 
-class _Plan:
+class _RowShares:
     """Which rows of each entry this rank writes, of entries that the same ranks hold."""
 
     def __init__(

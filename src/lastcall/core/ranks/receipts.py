@@ -16,8 +16,6 @@ from lastcall.core.engine import digest
 from lastcall.storage import files as storage
 from lastcall.types import FileRecord
 
-_LARGEST = 512 * 1024 * 1024
-
 
 @dataclass(frozen=True)
 class Part:
@@ -65,6 +63,6 @@ def read(folder: Path, rank: int) -> Part | None:
     if not path.exists():
         return None
     try:
-        return unpacked(json.loads(records.read_regular(path, _LARGEST)), rank)
+        return unpacked(json.loads(records.read_regular(path, records.LARGEST)), rank)
     except ValueError as error:
         raise errors.SaveError(f"the receipt of rank {rank} cannot be read: {error}") from error

@@ -24,8 +24,6 @@ from lastcall.formats import manifest, safetensors
 from lastcall.storage import errnos
 from lastcall.types import FileRecord, Region, Target
 
-_LARGEST = 512 * 1024 * 1024  # of a document: tensors and arrays are not in it
-
 
 @dataclass
 class Wanted:
@@ -37,9 +35,9 @@ class Wanted:
     targets: dict[int, list[Target]] = field(default_factory=dict)
 
     @property
-    def pieces(self) -> list[writer.Piece]:
+    def pieces(self) -> list[writer.FilePiece]:
         return [
-            writer.Piece(offset, found[0] if len(found) == 1 else regions.FanOut(found))
+            writer.FilePiece(offset, found[0] if len(found) == 1 else regions.FanOut(found))
             for offset, found in sorted(self.targets.items())
         ]
 
@@ -175,8 +173,9 @@ def small_file(entry: Entry, name: str) -> bytes:
     file, function = entry.record.file(name), digest.named(entry.record.algorithm)
     if file is None:
         raise errors.CheckpointError(f"the record names no {name}")
-    if file.size > _LARGEST:  # before a byte of it is read: a huge sparse file costs an attacker nothing
-        raise errors.CheckpointError(f"{name} has {file.size} bytes, more than the {_LARGEST} that are read")
+    # before a byte of it is read: a huge sparse file costs an attacker nothing
+    if file.size > (most := records.LARGEST):
+        raise errors.CheckpointError(f"{name} has {file.size} bytes, more than the {most} that are read")
     data = records.read_regular(entry.path / name, file.size)
     if (
         tuple(function(data[begin : begin + file.chunk]) for begin in range(0, len(data), file.chunk))

@@ -1,10 +1,5 @@
 """From a capture to a committed checkpoint: files built in a staging folder, made durable, and published in
-one step.
-
-The order is what keeps the promise "never torn": the sentinel first, then the files, fsynced, then the
-record, fsynced, then the sentinel goes, then the folder's names are made durable, and only then does the
-folder get the name of a checkpoint.
-"""
+one step, in the order of `checkpoint.commit`."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ from pathlib import Path
 from lastcall import clock as clocks
 from lastcall import errors, memory
 from lastcall.core import timing
-from lastcall.core.checkpoint import filenames
+from lastcall.core.checkpoint import commit, filenames
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
@@ -36,7 +31,6 @@ from lastcall.types import Capture, Extent, FileLayout, FileRecord, Group, Kind
 
 log = logging.getLogger("lastcall")
 DOCUMENT = filenames.DOCUMENT
-_DIRECT_FROM = 1024 * 1024  # smaller files gain nothing from O_DIRECT
 ATTEMPTS = 3
 
 
@@ -226,8 +220,7 @@ class Saver:
             self._files.mkdir(self._catalog.staging)
         if folder.exists():
             storage.remove_tree(self._files, folder)
-        self._files.mkdir(folder)
-        storage.write_small(self._files, folder / records.SENTINEL, b"lastcall is writing this checkpoint\n")
+        commit.stage(self._files, folder)
         laid = self._lay(folder, capture, request, recycled=recycled)
         record = Record(
             sequence=self.next_sequence(),
@@ -246,9 +239,7 @@ class Saver:
             written=laid.written,
             metrics=capture.metrics,
         )
-        storage.write_small(self._files, folder / records.NAME, record.to_json())
-        self._files.unlink(folder / records.SENTINEL)
-        self._files.sync_directory(folder)
+        commit.seal(self._files, folder, record)
         return record
 
     def _lay(self, folder: Path, capture: Capture, request: Request, *, recycled: bool) -> StagedFiles:
@@ -322,21 +313,13 @@ class Saver:
         return done
 
     def _open(self, path: Path, layout: FileLayout, *, recycled: bool) -> writer.Output:
-        large = layout.size >= _DIRECT_FROM
+        large = writer.is_large(layout)
         spare = large and recycled and self._catalog.spares.take(layout.size, path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        if not large or self.method is not Method.DIRECT:
-            fd, direct = self._files.open(path, flags), False
-        else:
-            fd, direct = writer.open_direct(self._files, path, flags)
-        output = writer.Output(layout, fd, direct, self.method.flags if large and not direct else 0)
-        if large and not spare:
-            try:
-                self._files.allocate(fd, layout.size)
-            except OSError as error:
-                if error.errno not in (errno.ENOTSUP, errno.EINVAL):
-                    self._files.close(fd)
-                    raise
+        output = writer.opened(
+            self._files, path, layout, direct=self.method is Method.DIRECT, allocate=not spare
+        )
+        if large and not output.direct:
+            output.flags = self.method.flags
         return output
 
     def _layout(self, group: Group) -> FileLayout:
@@ -369,11 +352,7 @@ class Saver:
             ):
                 raise
             storage.copy_file(old, new)
-            fd = self._files.open(new, os.O_RDWR)
-            try:
-                self._files.fsync(fd)
-            finally:
-                self._files.close(fd)
+            storage.make_durable(self._files, new)
         return file
 
     def _learn(self, written: list[FileRecord]) -> None:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from lastcall import errors
 from lastcall.core.checkpoint import retention
+from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.context import RunContext
@@ -68,6 +69,14 @@ class Started:
     def had_finished(self) -> bool:
         """The run was at its end when it was saved, on all ranks."""
         return self.resumed is not None and self.resumed.record.kind is Kind.FINAL
+
+    def close(self, catalog: Catalog) -> None:
+        """No session came of it. The other ranks must not take this one's silence for an exit in order."""
+        if self.together is not None:
+            self.together.ranks.fail("its session could not begin")
+            self.together.save.close()
+        self.engine.close()
+        catalog.close()
 
 
 class Startup:

@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable
 
 from lastcall import clock as clocks
+from lastcall.core import timing
 from lastcall.core.checkpoint import departure
 from lastcall.core.checkpoint.catalog import Catalog
-from lastcall.core.checkpoint.departure import AFTERWARDS, Departure
+from lastcall.core.checkpoint.departure import Departure
 from lastcall.core.process.identity import Process
 
 log = logging.getLogger("lastcall")
@@ -68,19 +69,20 @@ class Takeover:
             if self._until_of(leaver) > self._clock.now():
                 there.append(self._until_of(leaver))
             else:
-                self._say(f"{leaver} should have ended {AFTERWARDS:.0f} s ago: no longer waiting for it")
+                ago = f"{timing.AFTERWARDS:.0f} s ago"
+                self._say(f"{leaver} should have ended {ago}: no longer waiting for it")
         return there
 
     def _until_of(self, leaver: Departure) -> float:
         """Computed once: our own clock counts from then on."""
         if leaver.process not in self._until:
             left = departure.left(self._catalog.private, leaver)
-            self._until[leaver.process] = self._clock.now() + left + AFTERWARDS
-            if left + AFTERWARDS > 0:
+            self._until[leaver.process] = self._clock.now() + left + timing.AFTERWARDS
+            if left + timing.AFTERWARDS > 0:
                 self._say(
                     f"Waiting for {leaver}, which was asked to stop ({leaver.reason}) and may still be "
                     "saving: "
-                    f"for at most {left + AFTERWARDS:.0f} s"
+                    f"for at most {left + timing.AFTERWARDS:.0f} s"
                 )
         return self._until[leaver.process]
 

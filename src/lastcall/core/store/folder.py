@@ -67,15 +67,9 @@ class FolderStore:
     def _path(self, key: str) -> Path:
         return self._folder / urllib.parse.quote(key, safe="")
 
-    def _under(self) -> Path:
-        """A name of its own for what is about to get its proper one."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return self._folder / f".{storage.own_name()}"
-
     def _set(self, key: str, value: bytes) -> None:
-        under = self._under()
-        under.write_bytes(value)
-        os.replace(under, self._path(key))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        storage.replace_small(self._path(key), value)
 
     def _read(self, key: str) -> bytes | None:
         try:
@@ -85,7 +79,8 @@ class FolderStore:
             return str(total).encode() if number else None
 
     def _claim(self, key: str, value: bytes) -> bytes:
-        under = self._under()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        under = self._folder / f".{storage.own_name()}"
         try:
             under.write_bytes(value)
             os.link(under, self._path(key))  # fails where the name is taken: also on network file systems

@@ -19,15 +19,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lastcall.core import timing
+from lastcall.core.checkpoint import record as records
 from lastcall.core.store import links
 from lastcall.types import FileRecord
 
 _LENGTH = struct.Struct(">Q")
-_LARGEST = 512 * 1024 * 1024  # of a message
 _SILENCE = 30.0  # seconds without a byte after which the other side counts as gone
 _CONNECT = 10.0
 _PIECE = 4 * 1024 * 1024
-_LOOK = 0.25  # seconds between two checks whether it is still wanted
 
 Check = Callable[[], None]  # raises if it is no longer wanted
 
@@ -59,7 +59,7 @@ class PeerConnection:
                 self._wait(select.POLLOUT)
 
     def receive(self) -> dict[str, Any]:
-        body = json.loads(self.receive_bytes(_LARGEST))
+        body = json.loads(self.receive_bytes(records.LARGEST))
         if not isinstance(body, dict):
             raise ValueError("not an object")
         return body
@@ -113,14 +113,14 @@ class PeerConnection:
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_WR)
             while time.monotonic() < until:
-                if self._ready(select.POLLIN, _LOOK) and not self._link.recv_into(scratch):
+                if self._ready(select.POLLIN, timing.LOOK) and not self._link.recv_into(scratch):
                     return
 
     # ---- waiting -------------------------------------------------------------------------------------------
 
     def _wait(self, events: int) -> None:
         until = time.monotonic() + _SILENCE
-        while not self._ready(events, _LOOK):
+        while not self._ready(events, timing.LOOK):
             self.check()
             if time.monotonic() >= until:
                 raise TimeoutError(f"no data for {_SILENCE:.0f} s")
@@ -156,7 +156,7 @@ def _connect(link: socket.socket, place: Sequence[Any], check: Check) -> None:
     if error == errno.EINPROGRESS:
         poll = select.poll()
         poll.register(link, select.POLLOUT)
-        while not poll.poll(int(_LOOK * 1000)):
+        while not poll.poll(int(timing.LOOK * 1000)):
             check()
             if time.monotonic() >= until:
                 raise TimeoutError(f"no answer for {_CONNECT:.0f} s")

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from lastcall import errors
-from lastcall.core.checkpoint import filenames
+from lastcall.core import timing
+from lastcall.core.checkpoint import commit, filenames
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.engine import digest
@@ -43,7 +44,6 @@ from lastcall.types import FileRecord
 log = logging.getLogger("lastcall")
 _WAITING = 128  # connections that wait to be accepted
 _ASK = 10.0  # seconds in which a rank has published its address
-_LOOK = 0.25
 _DRAIN = 5.0  # seconds in which a sender learns that its part is refused
 _REST = 0.5  # ... after a connection that could not be accepted
 _INTRODUCTION = 10.0  # seconds in which a new connection has to show the secret, however it dribbles
@@ -127,8 +127,7 @@ class PartTransfer:
                     throughput.amount(record.size),
                 )
                 self._take_in(wire, folder, record.files)
-                storage.write_small(self._files, folder / records.NAME, record.to_json())
-                self._files.sync_directory(folder)
+                commit.seal(self._files, folder, record)
                 self._catalog.publish(folder, record.step)
         except errors.CheckpointError:  # a ValueError, too
             raise
@@ -148,10 +147,10 @@ class PartTransfer:
         return self._known[rank]
 
     def _ask_for(self, rank: int, check: Check) -> tuple[str, int]:
-        for _ in range(int(_ASK / _LOOK)):
+        for _ in range(int(_ASK / timing.LOOK)):
             check()
             with self._asking:
-                told = self._store.get(f"part_transfer/{rank}", _LOOK)
+                told = self._store.get(f"part_transfer/{rank}", timing.LOOK)
             if told is not None:
                 host, port = json.loads(told)
                 return str(host), int(port)

@@ -159,7 +159,7 @@ def check_between(chain: Sequence[Ancestor], environ: Mapping[str, str]) -> Find
     not get it."""
     between = [item for item in chain if item.pid != 1]
     top = chain[-1] if chain else None
-    ways = " <- ".join(item.program for item in chain) or "nobody"
+    ways = " <- ".join(item.program for item in chain) or "an unknown process"
     if (top is not None and top.program in _MANAGERS) or environ.get("SLURM_JOB_ID"):
         return finding.ok(
             "shells",
@@ -197,7 +197,7 @@ def check_command(launch: Launch, environ: Mapping[str, str]) -> Iterator[Findin
         yield finding.ok("script", f"signals reach the training: {how}")
 
 
-def _in_the_way(name: str, script: scripts.Script, who: str, **facts: object) -> Finding:
+def _in_the_way(name: str, script: scripts.ShellScript, who: str, **facts: object) -> Finding:
     training = script.training
     assert training is not None
     line = shlex.join(training.words).replace("'$@'", '"$@"')

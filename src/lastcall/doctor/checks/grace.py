@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lastcall import clock as clocks
 from lastcall import settings
+from lastcall.core import timing
 from lastcall.core.process.throughput import amount
 from lastcall.core.save import budget
 from lastcall.doctor import finding
@@ -26,7 +27,6 @@ _DOCKER = 10.0  # docker stop, unless told otherwise
 # PContext.close, which most shutdown paths use whatever --shutdown-timeout says (torch 2.4 to 2.13)
 _TORCHRUN = 30.0
 _KILL_WAIT = 30.0  # Slurm's
-_MARGIN = 0.5  # what a session keeps back before the deadline
 _SAVES = 3  # how many of the newest checkpoints are considered
 
 
@@ -89,14 +89,14 @@ def check_grace(jit: settings.JITCheckpointConfig, expected: Expected, speed: Sp
         f"export LASTCALL_GRACE_SECONDS={enough}, and give the platform as much: "
         f"terminationGracePeriodSeconds: {enough + 10}"
     )
-    if expected.seconds + _MARGIN > jit.grace:
+    if expected.seconds + timing.MARGIN > jit.grace:
         return finding.risk(
             "grace",
             f"a save needs {needs} ({expected.because}), the grace is {grace}: the save will not complete",
             remedy,
             **facts,
         )
-    if expected.seconds + jit.kill_wait + _MARGIN > jit.grace:
+    if expected.seconds + jit.kill_wait + timing.MARGIN > jit.grace:
         return finding.warning(
             "grace",
             f"a save needs {needs} ({expected.because}), the kill wait is {wait}, the grace {grace}: the "

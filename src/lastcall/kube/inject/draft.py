@@ -18,7 +18,7 @@ class ShapeError(TypeError):
     is wrong."""
 
 
-class Draft:
+class ObjectDraft:
     def __init__(self, obj: Object) -> None:
         self.object: Object = copied(obj)
         self.operations: list[Object] = []
@@ -112,7 +112,7 @@ def pointer(path: Path) -> str:
 def replayed(obj: Object, operations: Sequence[Object]) -> list[Object]:
     """Some operations of one of our patches, as a patch of their own: mappings created by the omitted
     operations are created again."""
-    draft = Draft(obj)
+    draft = ObjectDraft(obj)
     for operation in operations:
         *above, last = _path(draft.object, operation["path"])
         if last == "-":

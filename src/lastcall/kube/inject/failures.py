@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from lastcall import settings
-from lastcall.kube.inject.draft import Draft, Path, at, items
+from lastcall.kube.inject.draft import ObjectDraft, Path, at, items
 from lastcall.kube.inject.kinds import Template
 
 _DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 _FATAL = ("FailJob", "FailIndex")
 
 
-def spare(draft: Draft, template: Template) -> str | None:
+def spare(draft: ObjectDraft, template: Template) -> str | None:
     """Adds a policy if the Job has none, which also makes the replacement wait until the pod is gone. Warns
     if the Job's own policy would end it.
 
@@ -59,7 +59,7 @@ def _matches(rule: Any, container: object, code: int) -> bool:
     return {"In": listed, "NotIn": not listed}.get(str(at(rule, ("onExitCodes", "operator"))), False)
 
 
-def _exit_code(draft: Draft, template: Template) -> int:
+def _exit_code(draft: ObjectDraft, template: Template) -> int:
     """The exit code of a saved run: the user's variable, else the default."""
     (setting,) = (setting for setting in settings.JIT if setting.field == "exit_code")
     env: Path = (*template.trainer, "env")

@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lastcall import settings
 from lastcall.kube.inject import annotations as noted
 from lastcall.kube.inject import exit_codes, failures, kinds, mounts, package_volume, trainjobs, variables
 from lastcall.kube.inject.annotations import Wishes
-from lastcall.kube.inject.draft import Draft, Object, Path, ShapeError, at, pointer
-from lastcall.kube.inject.kinds import Kind, Template
+from lastcall.kube.inject.draft import Object, ObjectDraft, Path, ShapeError, at, pointer
+from lastcall.kube.inject.kinds import ObjectKind, Template
 
 DEFAULT_GRACE = 120  # seconds, if none is given; Kubernetes' default of 30 is too short for most saves
 _KUBERNETES_GRACE = 30
@@ -26,7 +27,7 @@ _AFTER_WAIT = 60  # seconds that the default grace leaves after the kill wait
 
 
 @dataclass(frozen=True)
-class Options:
+class InjectOptions:
     """The settings of the webhook's administrator."""
 
     image: str | None = None
@@ -43,12 +44,12 @@ class Injection:
     left: bool = False  # of a supported kind, but not protected
 
 
-def patch(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> list[Object]:
+def patch(obj: Object, *, options: InjectOptions, namespace: Mapping[str, str] | None = None) -> list[Object]:
     """The operations of RFC 6902. AnnotationError names the annotation that is wrong."""
     return list(inject(obj, options=options, namespace=namespace).operations)
 
 
-def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None = None) -> Injection:
+def inject(obj: Object, *, options: InjectOptions, namespace: Mapping[str, str] | None = None) -> Injection:
     """The patch and the reason. `namespace`: the annotations of the object's namespace."""
     kind = kinds.of(obj)
     if kind is None:
@@ -59,7 +60,7 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     idle = tuple(_idle(name, kind) for name in wishes.idle) + tuple(_beaten(name) for name in wishes.beaten)
     if not wishes.enabled:
         return Injection((), "not enabled by an annotation", idle, left=True)
-    draft = Draft(obj)
+    draft = ObjectDraft(obj)
     try:
         warnings = _changed(draft, obj, kind, wishes, options)
     except ShapeError as error:
@@ -73,7 +74,7 @@ def inject(obj: Object, *, options: Options, namespace: Mapping[str, str] | None
     return Injection(tuple(draft.operations), because, idle + tuple(warnings))
 
 
-def asked(obj: Object, kind: Kind, namespace: Mapping[str, str] | None) -> Wishes:
+def asked(obj: Object, kind: ObjectKind, namespace: Mapping[str, str] | None) -> Wishes:
     """An object that a controller creates from an annotated one is not enabled again by the namespace."""
     default = None if kinds.owned(obj) else namespace
     return noted.wishes(at(obj, ("metadata", "annotations")), default, ray=kinds.runs_ray(obj, kind))
@@ -105,7 +106,9 @@ def annotated(obj: Object) -> list[Object]:
     return [noted.ours(at(obj, (*path, "metadata", "annotations"))) for path in paths]
 
 
-def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Options) -> list[str]:
+def _changed(
+    draft: ObjectDraft, obj: Object, kind: ObjectKind, wishes: Wishes, options: InjectOptions
+) -> list[str]:
     if kind.name == "TrainJob":
         return [*trainjobs.inject(draft, wishes), *filter(None, [exit_codes.lost(obj, trainjobs.TRAINER)])]
     templates = list(kind.find(obj))
@@ -121,14 +124,14 @@ def _changed(draft: Draft, obj: Object, kind: Kind, wishes: Wishes, options: Opt
     return list(dict.fromkeys(warning for warning in found if warning))
 
 
-def _comes_back(obj: Object, kind: Kind, template: Template) -> bool:
+def _comes_back(obj: Object, kind: ObjectKind, template: Template) -> bool:
     """Whether its pods are restarted whatever their exit code."""
     ends = template.job is not None or kind.name == "PyTorchJob"
     return not ends and at(obj, (*template.spec, "restartPolicy")) in (None, "Always")
 
 
 def _template(
-    draft: Draft, template: Template, ray: bool, wishes: Wishes, options: Options
+    draft: ObjectDraft, template: Template, ray: bool, wishes: Wishes, options: InjectOptions
 ) -> list[str | None]:
     env: Path = (*template.trainer, "env")
     facts = variables.Facts(wishes, ray, _raised(draft, template, wishes), template.exit_codes)
@@ -139,13 +142,19 @@ def _template(
         return [*warnings, warning]
     container = draft.get((*template.trainer, "name"))
     variables.add(draft, env, {"LASTCALL_STOP_FILE": package_volume.stop_file(container)})
+    message = draft.get((*template.trainer, "terminationMessagePath"))
+    if isinstance(message, str) and message not in (
+        "",
+        settings.TERMINATION_LOG,
+    ):  # the API server fills it in
+        variables.add(draft, env, {"LASTCALL_TERMINATION_LOG": message})
     warnings.append(mounts.hook(draft, template))
     if options.image is not None:
         warnings.append(variables.add_to_python_path(draft, env, container))
     return warnings
 
 
-def _raised(draft: Draft, template: Template, wishes: Wishes) -> int:
+def _raised(draft: ObjectDraft, template: Template, wishes: Wishes) -> int:
     """The seconds between SIGTERM and the kill that the pod gets: the time that the user's hook sleeps is
     added."""
     path = (*template.spec, "terminationGracePeriodSeconds")
@@ -164,7 +173,7 @@ def default_grace(wishes: Wishes) -> int:
     return max(DEFAULT_GRACE, math.ceil(wishes.kill_wait or 0) + _AFTER_WAIT)
 
 
-def _idle(name: str, kind: Kind) -> str:
+def _idle(name: str, kind: ObjectKind) -> str:
     if name.startswith(noted.RAY_PREFIX) and not kind.ray:
         return f'{name} only applies to kinds of ray.io. Use {noted.PREFIX}enabled: "true"'
     return f'{name} has no effect without {noted.PREFIX}enabled: "true"'

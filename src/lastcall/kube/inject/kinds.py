@@ -40,7 +40,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ObjectKind:
     group: str
     name: str
     plural: str
@@ -125,25 +125,25 @@ def _nothing(obj: Object) -> Iterator[Template]:
 
 
 KINDS = (
-    Kind("ray.io", "RayCluster", "rayclusters", _ray(("spec",)), "rolls", ray=True),
-    Kind("ray.io", "RayJob", "rayjobs", _ray(("spec", "rayClusterSpec")), "rolls", ray=True),
-    Kind("ray.io", "RayService", "rayservices", _ray(("spec", "rayClusterConfig")), "rolls", ray=True),
-    Kind("trainer.kubeflow.org", "TrainJob", "trainjobs", _nothing, "never"),
-    Kind("kubeflow.org", "PyTorchJob", "pytorchjobs", _replicas, "never"),
-    Kind("jobset.x-k8s.io", "JobSet", "jobsets", _replicated_jobs, "never"),
-    Kind("batch", "Job", "jobs", _one(("spec", "template"), ("spec",)), "never"),
-    Kind(
+    ObjectKind("ray.io", "RayCluster", "rayclusters", _ray(("spec",)), "rolls", ray=True),
+    ObjectKind("ray.io", "RayJob", "rayjobs", _ray(("spec", "rayClusterSpec")), "rolls", ray=True),
+    ObjectKind("ray.io", "RayService", "rayservices", _ray(("spec", "rayClusterConfig")), "rolls", ray=True),
+    ObjectKind("trainer.kubeflow.org", "TrainJob", "trainjobs", _nothing, "never"),
+    ObjectKind("kubeflow.org", "PyTorchJob", "pytorchjobs", _replicas, "never"),
+    ObjectKind("jobset.x-k8s.io", "JobSet", "jobsets", _replicated_jobs, "never"),
+    ObjectKind("batch", "Job", "jobs", _one(("spec", "template"), ("spec",)), "never"),
+    ObjectKind(
         "batch", "CronJob", "cronjobs",
         _one(("spec", "jobTemplate", "spec", "template"), ("spec", "jobTemplate", "spec")), "free",
     ),
-    Kind("apps", "StatefulSet", "statefulsets", _one(("spec", "template")), "rolls"),
-    Kind("apps", "Deployment", "deployments", _one(("spec", "template")), "rolls"),
-    Kind("", "Pod", "pods", _one(()), "never"),
+    ObjectKind("apps", "StatefulSet", "statefulsets", _one(("spec", "template")), "rolls"),
+    ObjectKind("apps", "Deployment", "deployments", _one(("spec", "template")), "rolls"),
+    ObjectKind("", "Pod", "pods", _one(()), "never"),
 )  # fmt: skip
 _OWNERS = {(kind.group, kind.name) for kind in KINDS} | {("apps", "ReplicaSet")}
 
 
-def of(obj: Any) -> Kind | None:
+def of(obj: Any) -> ObjectKind | None:
     """The kind of an object; None if it is not supported."""
     group, name = _group(at(obj, ("apiVersion",))), at(obj, ("kind",))
     return next((kind for kind in KINDS if (kind.group, kind.name) == (group, name)), None)
@@ -163,7 +163,7 @@ def made_by_controller(obj: Object) -> bool:
     return bool(_owners(obj))
 
 
-def runs_ray(obj: Object, kind: Kind) -> bool:
+def runs_ray(obj: Object, kind: ObjectKind) -> bool:
     """Whether Ray runs in its pods: a pod that KubeRay made of a template is one of Ray's, whatever its
     kind."""
     return kind.ray or ("ray.io", "RayCluster") in _owners(obj)

@@ -7,7 +7,7 @@ import re
 
 from lastcall.kube.inject import package_volume
 from lastcall.kube.inject.annotations import Wishes
-from lastcall.kube.inject.draft import Draft, Object, at, items
+from lastcall.kube.inject.draft import Object, ObjectDraft, at, items
 from lastcall.kube.inject.kinds import VOLUME, Template
 
 INSTALL = "lastcall-install"
@@ -18,7 +18,7 @@ _SLEEP = re.compile(r"(?:exec\s+)?(?:/bin/|/usr/bin/)?sleep\s+([0-9]{1,9})s?")
 _LONGEST_HOOK = 600  # seconds; a longer sleep expects to be cut short, and would block node drains
 
 
-def package(draft: Draft, template: Template, image: str | None, pull_policy: str) -> str | None:
+def package(draft: ObjectDraft, template: Template, image: str | None, pull_policy: str) -> str | None:
     """The volume at MOUNT, and the init container that copies the package there. A warning if that is
     impossible."""
     volumes, mounts = (*template.spec, "volumes"), (*template.trainer, "volumeMounts")
@@ -43,7 +43,7 @@ def package(draft: Draft, template: Template, image: str | None, pull_policy: st
     return None
 
 
-def hook(draft: Draft, template: Template) -> str | None:
+def hook(draft: ObjectDraft, template: Template) -> str | None:
     """The preStop hook reaches processes that signals do not, below a shell that is PID 1. A warning if the
     user has a hook."""
     present = draft.get((*template.trainer, "lifecycle", "preStop"))
@@ -59,7 +59,7 @@ def hook(draft: Draft, template: Template) -> str | None:
     return None
 
 
-def hook_seconds(draft: Draft, template: Template) -> int:
+def hook_seconds(draft: ObjectDraft, template: Template) -> int:
     """How long the user's preStop hook sleeps before SIGTERM is sent; 0 where it does not, or does something
     else."""
     present = draft.get((*template.trainer, "lifecycle", "preStop"))
@@ -82,7 +82,7 @@ def _meaning(present: object) -> str:
     )
 
 
-def storage(draft: Draft, template: Template, wishes: Wishes) -> str | None:
+def storage(draft: ObjectDraft, template: Template, wishes: Wishes) -> str | None:
     """The claim at the run's directory, unless the user mounts something there. A warning if the run saves
     elsewhere."""
     where = wishes.where()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from lastcall.kube.inject import mounts, variables
 from lastcall.kube.inject.annotations import Wishes
-from lastcall.kube.inject.draft import Draft, Object, Path, at, items
+from lastcall.kube.inject.draft import Object, ObjectDraft, Path, at, items
 
 MANAGER = "lastcall.dev/webhook"
 _NODE = "node"  # the trainer's names for the training job and its container
@@ -25,7 +25,7 @@ _ENV: Path = (*TRAINER, "env")
 _MOST_PATCHES, _MOST_VARIABLES = 16, 128
 
 
-def inject(draft: Draft, wishes: Wishes) -> list[str]:
+def inject(draft: ObjectDraft, wishes: Wishes) -> list[str]:
     """Returns a warning for what did not fit."""
     given = max(
         (seconds for pod in _pods(draft) if type(seconds := pod.get("terminationGracePeriodSeconds")) is int),
@@ -54,7 +54,7 @@ def inject(draft: Draft, wishes: Wishes) -> list[str]:
     return said
 
 
-def _storage(draft: Draft, wishes: Wishes) -> Object:
+def _storage(draft: ObjectDraft, wishes: Wishes) -> Object:
     if wishes.storage is None:
         return {}
     containers = [container for pod in _pods(draft) for container in items(pod, ("containers",))]
@@ -73,7 +73,7 @@ def _patch(wishes: Wishes, pod: Object) -> Object:
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": template}}
 
 
-def _pods(draft: Draft) -> Iterator[Object]:
+def _pods(draft: ObjectDraft) -> Iterator[Object]:
     """The settings of the training pods in the TrainJob's patches."""
     for entry in draft.items(_PATCHES):
         for job in items(entry, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")):

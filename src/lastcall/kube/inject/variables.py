@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lastcall import settings
 from lastcall.kube.inject.annotations import Wishes
-from lastcall.kube.inject.draft import Draft, Path, ShapeError, at
+from lastcall.kube.inject.draft import ObjectDraft, Path, ShapeError, at
 from lastcall.kube.inject.package_volume import SITE
 
 # the training operator's "retryable, defined by the user": with restartPolicy ExitCode it gives up below 128
@@ -54,13 +54,13 @@ def wanted(facts: Facts) -> dict[str, str]:
     return {name: value for name, value in made.items() if value is not None}
 
 
-def add(draft: Draft, env: Path, variables: dict[str, str]) -> None:
+def add(draft: ObjectDraft, env: Path, variables: dict[str, str]) -> None:
     """To the list of variables at `env`."""
     for name, value in missing(draft, env, variables).items():
         draft.append(env, {"name": name, "value": value})
 
 
-def missing(draft: Draft, env: Path, variables: dict[str, str]) -> dict[str, str]:
+def missing(draft: ObjectDraft, env: Path, variables: dict[str, str]) -> dict[str, str]:
     """The variables that are not in the list at `env`. A setting given by its other name counts as given."""
     there = [at(item, ("name",)) for item in draft.items(env)]  # of any type: they are not checked yet
     return {
@@ -70,7 +70,7 @@ def missing(draft: Draft, env: Path, variables: dict[str, str]) -> dict[str, str
     }
 
 
-def add_to_python_path(draft: Draft, env: Path, container: object) -> str | None:
+def add_to_python_path(draft: ObjectDraft, env: Path, container: object) -> str | None:
     """In front of the existing entries: our sitecustomize forwards to the user's, theirs not to ours. A
     warning if that is impossible."""
     index = draft.named(env, "PYTHONPATH")

@@ -34,7 +34,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-class _Loader(yaml.SafeLoader):
+class _KubeLoader(yaml.SafeLoader):
     """Without dates, times of day, and the `=` of YAML 1.1; with 1e3, 08 and y."""
 
 
@@ -52,21 +52,21 @@ _PLAIN = (
     ("merge", r"<<", ["<"]),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 )
-_Loader.yaml_implicit_resolvers = {}  # PyYAML's own
+_KubeLoader.yaml_implicit_resolvers = {}  # PyYAML's own
 for _kind, _all, _first in _PLAIN:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_all})$"), _first)
+    _KubeLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_all})$"), _first)
 
 
-def _bool(loader: _Loader, node: yaml.ScalarNode) -> bool:
+def _bool(loader: _KubeLoader, node: yaml.ScalarNode) -> bool:
     return node.value.lower() in ("y", "yes", "true", "on")
 
 
-_Loader.add_constructor("tag:yaml.org,2002:bool", _bool)
+_KubeLoader.add_constructor("tag:yaml.org,2002:bool", _bool)
 
 
 def load(content: str) -> Iterator[Any]:
     """The documents in it. yaml.YAMLError where it is none."""
-    return yaml.load_all(content, Loader=_Loader)
+    return yaml.load_all(content, Loader=_KubeLoader)
 
 
 def text(objects: Sequence[Object]) -> str:

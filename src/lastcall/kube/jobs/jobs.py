@@ -22,7 +22,7 @@ _EXEC_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Kind:
+class JobKind:
     name: str  # as a user writes it
     title: str  # as Kubernetes does
     resource: str
@@ -30,22 +30,22 @@ class Kind:
 
 
 KINDS = (
-    Kind("job", "Job", "jobs.batch", ("job", "jobs", "job.batch", "jobs.batch")),
-    Kind(
+    JobKind("job", "Job", "jobs.batch", ("job", "jobs", "job.batch", "jobs.batch")),
+    JobKind(
         "trainjob",
         "TrainJob",
         "trainjobs.trainer.kubeflow.org",
         ("trainjob", "trainjobs", "trainjobs.trainer.kubeflow.org"),
     ),
-    Kind("rayjob", "RayJob", "rayjobs.ray.io", ("rayjob", "rayjobs", "rayjobs.ray.io")),
+    JobKind("rayjob", "RayJob", "rayjobs.ray.io", ("rayjob", "rayjobs", "rayjobs.ray.io")),
 )
 
 
 @dataclass(frozen=True)
-class Target:
+class ClusterJob:
     """A job as the API server has it."""
 
-    kind: Kind
+    kind: JobKind
     name: str
     body: Mapping[str, Any]
     workload: Mapping[str, Any] | None = None  # Kueue's, which decides whether it runs
@@ -139,6 +139,8 @@ class Pod:
     leaving: bool = False
     node: str = ""
     restarts: int = 0
+    terminated: bool = False  # its container
+    message: str = ""  # ... and what that has left in its termination message
 
     @property
     def gone(self) -> bool:
@@ -150,13 +152,13 @@ class Pod:
 @dataclass(frozen=True)
 class PodStatus:
     pod: Pod
-    runs: Sequence[progress.Run] = ()
+    runs: Sequence[progress.PodRun] = ()
     because: str = ""  # why its runs are unknown
 
 
 @dataclass(frozen=True)
-class Status:
-    target: Target
+class JobStatus:
+    target: ClusterJob
     pods: Sequence[PodStatus] = field(default=())
 
     @property
@@ -175,7 +177,7 @@ class Status:
         return "starting" if there else "waiting"
 
 
-def find(kubectl: Kubectl, name: str) -> Target:
+def find(kubectl: Kubectl, name: str) -> ClusterJob:
     """The job that a user means by `job/x`, `trainjob/x`, `rayjob/x`, or by `x` alone."""
     word, _, rest = name.rpartition("/")
     kinds = [kind for kind in KINDS if not word or word.lower() in kind.words]
@@ -186,7 +188,7 @@ def find(kubectl: Kubectl, name: str) -> Target:
     found, refused = [], None
     for kind in kinds:
         try:
-            found.append(Target(kind, rest, kubectl.read("get", kind.resource, rest)))
+            found.append(ClusterJob(kind, rest, kubectl.read("get", kind.resource, rest)))
         except NotFound:
             continue
         except Forbidden as error:  # another kind may be meant; the user may not be aware of this one
@@ -208,34 +210,34 @@ def find(kubectl: Kubectl, name: str) -> Target:
     raise NotFound(f"there is no {', '.join(kind.title for kind in kinds)} called {rest} in {where}")
 
 
-def pods(kubectl: Kubectl, target: Target) -> list[Pod]:
+def pods(kubectl: Kubectl, target: ClusterJob) -> list[Pod]:
     """Those that the job has, in order of their names."""
-    found = {pod.name: pod for selector in target.selectors for pod in map(_pod, kubectl.pods(selector))}
+    found = {pod.name: pod for selector in target.selectors for pod in map(pod_of, kubectl.pods(selector))}
     return [found[name] for name in sorted(found)]
 
 
-def status(kubectl: Kubectl, name: str) -> Status:
+def status(kubectl: Kubectl, name: str) -> JobStatus:
     target = find(kubectl, name)
-    return Status(target, [_look(kubectl, pod) for pod in pods(kubectl, target)])
+    return JobStatus(target, [_look(kubectl, pod) for pod in pods(kubectl, target)])
 
 
-def suspend(kubectl: Kubectl, target: Target) -> Target:
+def suspend(kubectl: Kubectl, target: ClusterJob) -> ClusterJob:
     """Have its pods deleted, and none created, until resume(). Returns the updated job."""
     if target.workload is not None:
         return replace(target, workload=queues.activate(kubectl, target.workload, False))
     body = kubectl.patch(target.kind.resource, target.name, {"spec": {"suspend": True}})
     if _map(body, "spec").get("suspend") is True:
-        return Target(target.kind, target.name, body)
+        return ClusterJob(target.kind, target.name, body)
     if target.kind.title != "Job":
         raise KubectlError(
             f"{target} cannot be paused: this cluster's {target.kind.title} has no spec.suspend"
         )
     former = _map(body, "spec").get("parallelism", 1)
     change = {"metadata": {"annotations": {PARALLELISM: str(former)}}, "spec": {"parallelism": 0}}
-    return Target(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
+    return ClusterJob(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
 
 
-def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
+def resume(kubectl: Kubectl, name: str) -> tuple[ClusterJob, bool]:
     """Resume it. Returns the job, and whether it was paused."""
     target = find(kubectl, name)
     change: dict[str, Any] = {}
@@ -254,11 +256,13 @@ def resume(kubectl: Kubectl, name: str) -> tuple[Target, bool]:
         former = int(target.parallelism) if target.parallelism.isdecimal() else 1
         change = {"metadata": {"annotations": {PARALLELISM: None}}, "spec": {"parallelism": max(1, former)}}
     if change:
-        target = Target(target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change))
+        target = ClusterJob(
+            target.kind, target.name, kubectl.patch(target.kind.resource, target.name, change)
+        )
     return target, bool(change)
 
 
-def _queued(kubectl: Kubectl, target: Target) -> Target:
+def _queued(kubectl: Kubectl, target: ClusterJob) -> ClusterJob:
     """With its Kueue Workload."""
     try:
         return replace(target, workload=queues.workload(kubectl, target.body))
@@ -277,13 +281,14 @@ def _look(kubectl: Kubectl, pod: Pod) -> PodStatus:
     return PodStatus(pod, runs, "" if runs else "no lastcall run holds a directory in this pod (yet)")
 
 
-def _pod(body: Mapping[str, Any]) -> Pod:
+def pod_of(body: Mapping[str, Any]) -> Pod:
     metadata, spec, state = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
     containers = [item for item in spec.get("containers") or [] if isinstance(item, dict)]
     trains = next((item for item in containers if _switched_on(item)), containers[0] if containers else {})
-    counts = [
-        item.get("restartCount", 0) for item in state.get("containerStatuses") or [] if isinstance(item, dict)
-    ]
+    statuses = [item for item in state.get("containerStatuses") or [] if isinstance(item, dict)]
+    counts = [item.get("restartCount", 0) for item in statuses]
+    states = [_map(item, "state") for item in statuses if item.get("name") == trains.get("name")]
+    ended = [_map(item, "terminated") for item in states if "terminated" in item]
     return Pod(
         name=str(metadata.get("name", "")),
         phase=str(state.get("phase", "Unknown")),
@@ -291,6 +296,8 @@ def _pod(body: Mapping[str, Any]) -> Pod:
         leaving="deletionTimestamp" in metadata,
         node=str(spec.get("nodeName") or ""),
         restarts=sum(count for count in counts if isinstance(count, int)),
+        terminated=bool(ended),
+        message=str(ended[0].get("message") or "") if ended else "",
     )
 
 

@@ -1,48 +1,52 @@
 """`lastcall kube pause`: suspends a job, waits until its pods are gone, and reports what they saved.
 
-The logs are followed from before the pods get the signal: when they have exited, the pods are deleted, and
-their logs with them.
+The pods are watched from before they get the signal: when they have exited, they are deleted, and the
+termination messages of their containers with them. The last state of an object comes with its deletion.
+
+Discarded: asking every second (a pod may exit and be deleted in between); reading the logs (the words in them
+are for people, and the command may write its output elsewhere).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lastcall import clock as clocks
 from lastcall import errors
 from lastcall.kube.jobs import jobs, progress
-from lastcall.kube.jobs.jobs import Pod, Target
+from lastcall.kube.jobs.jobs import ClusterJob, Pod
 from lastcall.kube.jobs.kubectl import Kubectl
 
-_LISTENING = 3.0  # seconds until the logs must flow: a small run saves and exits right after the signal
-_LAST_WORDS = 5.0  # seconds for which a log may still flow after its pod is gone
-_LINES = "20"  # lines of the log's end to read, so that there is some output at once
+_LISTENING = 3.0  # seconds until the watches must show something: a small run exits right after the signal
+_LAST_NEWS = 5.0  # seconds for which a watch may lag behind the list that no longer has its pod
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How the run in a pod ended, according to its log."""
+class PodEnding:
+    """How the run in a pod ended, according to the termination message of its container."""
 
     pod: Pod
-    outcome: str | None = None  # "saved", "not saved", "finished"
+    outcome: str | None = None  # an Outcome: "saved", ...; None: unknown, since there was no message of ours
     words: str = ""
 
 
 @dataclass(frozen=True)
 class Paused:
-    target: Target
+    target: ClusterJob
     new: bool  # it was not paused before
     waited: bool
     gone: bool  # all of its pods
-    endings: Sequence[Ending] = ()
+    endings: Sequence[PodEnding] = ()
 
     @property
     def lost(self) -> bool:
-        """The pods are gone, and none of them logged that it saved."""
+        """The pods are gone, and none of them has said that it saved."""
         return (
             self.gone
             and bool(self.endings)
@@ -50,54 +54,67 @@ class Paused:
         )
 
 
-class LogFollower:
-    """Follows the log of a pod on a thread of its own."""
+class PodWatch:
+    """Watches a pod on a thread of its own, until its container has ended or the pod is deleted."""
 
     def __init__(self, kubectl: Kubectl, pod: Pod, tell: Callable[[str], None]) -> None:
         self._pod = pod
         self._tell = tell
-        self._told = False  # the pods got the signal: log lines from now on are the answer
-        self._outcome: str | None = None
-        self._words = ""
+        self._ending = PodEnding(pod)
         self.ready = threading.Event()
         self._process: subprocess.Popen[str] = kubectl.following(
-            "logs", pod.name, "-c", pod.container, "-f", f"--tail={_LINES}"
+            "get", "pods", pod.name, "--watch", "--output-watch-events", "-o", "json"
         )
-        self._thread = threading.Thread(target=self._listen, name=f"lastcall-log-{pod.name}", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name=f"lastcall-pod-{pod.name}", daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         with contextlib.suppress(ValueError, OSError):  # it was closed
-            for line in self._process.stdout:
+            for event in documents(self._process.stdout):
                 self.ready.set()
-                self._hear(line)
+                body = event.get("object")
+                pod = jobs.pod_of(body if isinstance(body, dict) else {})
+                if pod.terminated:
+                    self._note(pod)
+                if pod.terminated or event.get("type") == "DELETED":
+                    break
         self.ready.set()
 
-    def _hear(self, line: str) -> None:
-        found = progress.ending(line)
-        if found is None or not self._told:
-            return
-        if self._outcome in (None, found[0]) or found[0] == "saved":
-            self._outcome, self._words = found
-        self._tell(f"{self._pod.name}: {found[1]}")
+    def _note(self, pod: Pod) -> None:
+        found = progress.ending(pod.message)
+        if found is not None:
+            self._ending = PodEnding(self._pod, *found)
+            self._tell(f"{self._pod.name}: {found[1]}")
 
-    def told(self) -> None:
-        self._told = True
-
-    def ending(self) -> Ending:
-        """The ending, once the log is complete."""
-        self._thread.join(_LAST_WORDS)
+    def ending(self) -> PodEnding:
+        """The ending, once the pod is gone."""
+        self._thread.join(_LAST_NEWS)
         self.close()
-        return Ending(self._pod, self._outcome, self._words)
+        return self._ending
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
-        self._thread.join(_LAST_WORDS)
+        self._thread.join(_LAST_NEWS)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def documents(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects in kubectl's output, each as soon as it is complete: kubectl indents what is inside of
+    one."""
+    text = ""
+    for line in lines:
+        text += line
+        if not line.startswith("}") and not (text == line and line.rstrip().endswith("}")):
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            if isinstance(found, dict):
+                yield found
+        text = ""
 
 
 def pause(
@@ -123,13 +140,11 @@ def pause(
     if (why := target.unpausable) is not None and not target.paused:
         raise errors.LastcallError(f"{target} cannot be paused: {why}")
     running = [pod for pod in jobs.pods(kubectl, target) if not pod.gone]
-    followers = [LogFollower(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
+    watches = [PodWatch(kubectl, pod, tell) for pod in running if pod.phase == "Running"] if wait else []
     try:
         give_up = clock.now() + _LISTENING
-        for follower in followers:
-            follower.ready.wait(max(0.0, give_up - clock.now()))
-        for follower in followers:
-            follower.told()
+        for watch in watches:
+            watch.ready.wait(max(0.0, give_up - clock.now()))
         new = not target.paused
         tell(f"{'Pausing' if new else 'Paused already:'} {target}, which has {len(running)} pod(s)")
         after = jobs.suspend(kubectl, target) if new else target
@@ -141,16 +156,16 @@ def pause(
             new,
             waited=True,
             gone=gone,
-            endings=[follower.ending() for follower in followers] if gone else [],
+            endings=[watch.ending() for watch in watches] if gone else [],
         )
     finally:
-        for follower in followers:
-            follower.close()
+        for watch in watches:
+            watch.close()
 
 
 def _wait(
     kubectl: Kubectl,
-    target: Target,
+    target: ClusterJob,
     before: int,
     timeout: float | None,
     tell: Callable[[str], None],

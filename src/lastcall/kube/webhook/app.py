@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 from lastcall.kube.webhook import review
 from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.namespaces import Namespaces
@@ -26,12 +26,12 @@ READ_SECONDS = 5.0
 _LARGE_BYTES = 256 * 1024  # such a body is processed on a thread, so that probes are still answered
 
 
-class TooLarge(ValueError):
+class BodyTooLarge(ValueError):
     """The body is larger than any that the API server sends."""
 
 
 class Webhook:
-    def __init__(self, options: Options, namespaces: Namespaces, metrics: Metrics) -> None:
+    def __init__(self, options: InjectOptions, namespaces: Namespaces, metrics: Metrics) -> None:
         self.options = options
         self.namespaces = namespaces
         self.metrics = metrics
@@ -51,11 +51,11 @@ class Webhook:
         try:
             body = await asyncio.wait_for(_body(http), READ_SECONDS)
             request, answer = await self._answered(body)
-        except TooLarge as error:
+        except BodyTooLarge as error:
             return self._unreadable(413, str(error), began)
         except TimeoutError:
             return self._unreadable(408, f"the body did not come within {READ_SECONDS:g} s", began)
-        except (review.Unreadable, ClientDisconnect) as error:
+        except (review.UnreadableReview, ClientDisconnect) as error:
             return self._unreadable(400, str(error) or "the client has disconnected", began)
         seconds = time.perf_counter() - began
         self.metrics.count(answer.result, seconds)
@@ -86,7 +86,7 @@ class Webhook:
     async def page(self, http: Request) -> Response:
         return PlainTextResponse(self.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    async def _answered(self, body: bytes) -> tuple[review.Request, review.Answer]:
+    async def _answered(self, body: bytes) -> tuple[review.AdmissionRequest, review.AdmissionAnswer]:
         beside = len(body) > _LARGE_BYTES
         request = await asyncio.to_thread(review.parse, body) if beside else review.parse(body)
         namespace = await self._namespace(request.namespace)
@@ -94,7 +94,9 @@ class Webhook:
             return request, await asyncio.to_thread(self._answer, request, namespace)
         return request, self._answer(request, namespace)
 
-    def _answer(self, request: review.Request, namespace: Mapping[str, Any]) -> review.Answer:
+    def _answer(
+        self, request: review.AdmissionRequest, namespace: Mapping[str, Any]
+    ) -> review.AdmissionAnswer:
         return review.answer(request, options=self.options, namespace=namespace)
 
     async def _namespace(self, name: str) -> Mapping[str, Any]:
@@ -114,6 +116,6 @@ async def _body(http: Request) -> bytes:
     async for part in http.stream():
         size += len(part)
         if size > MOST_BYTES:
-            raise TooLarge(f"the body has more than {MOST_BYTES} bytes")
+            raise BodyTooLarge(f"the body has more than {MOST_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)

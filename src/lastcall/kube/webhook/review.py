@@ -17,7 +17,7 @@ from lastcall.kube.inject import annotations as noted
 from lastcall.kube.inject import inject, kinds
 from lastcall.kube.inject.annotations import AnnotationError
 from lastcall.kube.inject.draft import Object, at
-from lastcall.kube.inject.inject import Injection, Options
+from lastcall.kube.inject.inject import Injection, InjectOptions
 from lastcall.kube.webhook import updates
 
 VERSION = "admission.k8s.io/v1"
@@ -26,12 +26,12 @@ _MOST_WARNINGS = 8
 Result = Literal["patched", "unchanged", "refused", "failed"]
 
 
-class Unreadable(ValueError):
+class UnreadableReview(ValueError):
     """Not an AdmissionReview: there is no request to answer."""
 
 
 @dataclass(frozen=True)
-class Request:
+class AdmissionRequest:
     uid: str
     operation: str
     namespace: str
@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AdmissionAnswer:
     result: Result
     because: str
     document: Object = field(repr=False)
@@ -67,20 +67,20 @@ class Answer:
         return self.result == "unchanged" and "warnings" not in self.document["response"]
 
 
-def parse(body: bytes) -> Request:
+def parse(body: bytes) -> AdmissionRequest:
     try:
         review = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"not JSON: {type(error).__name__}") from None
+        raise UnreadableReview(f"not JSON: {type(error).__name__}") from None
     request, uid = at(review, ("request",)), at(review, ("request", "uid"))
     if (
         at(review, ("apiVersion",)) != VERSION
         or at(review, ("kind",)) != "AdmissionReview"
         or not isinstance(uid, str)
     ):
-        raise Unreadable(f"not an AdmissionReview of {VERSION} with a request")
+        raise UnreadableReview(f"not an AdmissionReview of {VERSION} with a request")
     operation, namespace = request.get("operation"), request.get("namespace")
-    return Request(
+    return AdmissionRequest(
         uid=uid,
         operation=operation if isinstance(operation, str) else "",
         namespace=namespace if isinstance(namespace, str) else "",
@@ -91,12 +91,12 @@ def parse(body: bytes) -> Request:
 
 
 def answer(
-    request: Request,
+    request: AdmissionRequest,
     *,
-    options: Options,
+    options: InjectOptions,
     namespace: Mapping[str, str] | None = None,
     warnings: tuple[str, ...] = (),
-) -> Answer:
+) -> AdmissionAnswer:
     """`namespace`: the annotations of the namespace; `warnings`: always part of the answer."""
     try:
         namespace, wrong = _checked(namespace)
@@ -105,15 +105,15 @@ def answer(
     except AnnotationError as error:
         if (why := _spared(request)) is not None:
             return _admitted(request, Injection((), f"{error} {why}"), (str(error),))
-        return Answer(
+        return AdmissionAnswer(
             "refused", str(error), _document(request, {"allowed": False, "status": _status(str(error))})
         )
     except Exception as error:
         because = f"{type(error).__name__}: {error}"
-        return Answer("failed", because, _document(request, {"allowed": True}), failure=error)
+        return AdmissionAnswer("failed", because, _document(request, {"allowed": True}), failure=error)
 
 
-def _spared(request: Request) -> str | None:
+def _spared(request: AdmissionRequest) -> str | None:
     """Why an object with a wrong annotation is admitted unchanged: refusing it would not help."""
     if request.operation == "UPDATE" and not updates.asks_anew(request.old, request.obj):
         return "It was wrong before this update"
@@ -132,7 +132,9 @@ def _checked(namespace: Mapping[str, str] | None) -> tuple[Mapping[str, str] | N
         return None, (f"ignoring the namespace's annotations: {error}",)
 
 
-def _injection(request: Request, options: Options, namespace: Mapping[str, str] | None) -> Injection:
+def _injection(
+    request: AdmissionRequest, options: InjectOptions, namespace: Mapping[str, str] | None
+) -> Injection:
     obj = request.obj
     if request.operation not in ("CREATE", "UPDATE") or request.subresource or not isinstance(obj, dict):
         return Injection((), "nothing is created or changed")
@@ -145,7 +147,7 @@ def _injection(request: Request, options: Options, namespace: Mapping[str, str] 
 
 
 def _updated(
-    new: Object, old: Any, made: Injection, options: Options, namespace: Mapping[str, str] | None
+    new: Object, old: Any, made: Injection, options: InjectOptions, namespace: Mapping[str, str] | None
 ) -> Injection:
     kind = kinds.of(new)
     if kind is None or not isinstance(old, dict):
@@ -165,7 +167,7 @@ def _updated(
     )
 
 
-def _admitted(request: Request, injection: Injection, warnings: tuple[str, ...]) -> Answer:
+def _admitted(request: AdmissionRequest, injection: Injection, warnings: tuple[str, ...]) -> AdmissionAnswer:
     response: Object = {"allowed": True}
     if warnings:
         response["warnings"] = [_short(warning) for warning in warnings[:_MOST_WARNINGS]]
@@ -173,10 +175,10 @@ def _admitted(request: Request, injection: Injection, warnings: tuple[str, ...])
         text = json.dumps(injection.operations, separators=(",", ":"))
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text.encode()).decode()}
     result: Result = "patched" if injection.operations else "unchanged"
-    return Answer(result, injection.because, _document(request, response), len(injection.operations))
+    return AdmissionAnswer(result, injection.because, _document(request, response), len(injection.operations))
 
 
-def _document(request: Request, response: Object) -> Object:
+def _document(request: AdmissionRequest, response: Object) -> Object:
     return {"apiVersion": VERSION, "kind": "AdmissionReview", "response": {"uid": request.uid, **response}}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 from lastcall.kube.webhook import app, namespaces
 from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.tls import LOOK_SECONDS, Serving
@@ -36,7 +36,7 @@ class Address:
         return bound
 
 
-def run(options: Options, serving: Serving, api: namespaces.Api | None, address: Address) -> None:
+def run(options: InjectOptions, serving: Serving, api: namespaces.Api | None, address: Address) -> None:
     """Serve until a signal ends it."""
     known = namespaces.Namespaces(api)
     metrics = Metrics()

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from lastcall.kube.inject import inject, kinds
 from lastcall.kube.inject.annotations import AnnotationError
 from lastcall.kube.inject.draft import Object, applied, at, replayed
-from lastcall.kube.inject.inject import Options
-from lastcall.kube.inject.kinds import Kind
+from lastcall.kube.inject.inject import InjectOptions
+from lastcall.kube.inject.kinds import ObjectKind
 
 
-def replaces_pods(kind: Kind, old: Object, new: Object, put_back: Sequence[Object]) -> bool:
+def replaces_pods(kind: ObjectKind, old: Object, new: Object, put_back: Sequence[Object]) -> bool:
     """Whether our change makes this update no worse. What the update removed is not a change by the user."""
     before, after = (
         [at(obj, template.path) for template in kind.find(obj)] for obj in (old, applied(new, put_back))
@@ -25,7 +25,7 @@ def replaces_pods(kind: Kind, old: Object, new: Object, put_back: Sequence[Objec
 
 
 def lost(
-    old: Object, new: Object, *, options: Options, namespace: Mapping[str, str] | None
+    old: Object, new: Object, *, options: InjectOptions, namespace: Mapping[str, str] | None
 ) -> tuple[Object, ...]:
     """The operations that restore what the update removed: those that the new object needs, as it was
     annotated, and the old one does not. A field that an older API server drops is missing in both, and is not

@@ -23,7 +23,9 @@ class Launch:
     words: tuple[str, ...] = ()  # the innermost program
     wrapped: bool = False  # `lastcall run` is its ancestor: in the command, or above the doctor
     options: Mapping[str, str] = field(default_factory=dict)  # the options of `lastcall run` in the command
-    shells: tuple[scripts.Script, ...] = ()  # the shells without a `lastcall run` above them, outermost first
+    shells: tuple[
+        scripts.ShellScript, ...
+    ] = ()  # the shells without a `lastcall run` above them, outermost first
 
     @property
     def torchrun(self) -> bool:
@@ -49,7 +51,7 @@ def understand(command: tuple[str, ...], environ: Mapping[str, str], *, files: b
     """`files`: scripts may be opened. Not those of a command that is meant for another machine."""
     wrapped = settings.registry_folder(environ) is not None
     options: dict[str, str] = {}
-    shells: list[scripts.Script] = []
+    shells: list[scripts.ShellScript] = []
     words = command
     for _ in range(_DEEPEST):
         words = _bare(words)

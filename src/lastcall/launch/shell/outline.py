@@ -21,7 +21,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Statement:
+class ShellCommand:
     """A command, without assignments and redirections."""
 
     words: tuple[str, ...]
@@ -40,7 +40,7 @@ class Statement:
         return TRAINS.fullmatch(name) is not None and (name != "lastcall" or words[1:2] == ("run",))
 
 
-def read(text: str) -> Iterator[Statement]:
+def read(text: str) -> Iterator[ShellCommand]:
     """The statements of a script, as far as it can be read."""
     for number, tokens in _lines(text):
         words: list[str] = []
@@ -57,14 +57,14 @@ def read(text: str) -> Iterator[Statement]:
             yield statement
 
 
-def _statement(words: list[str], line: int, joined: str) -> Statement | None:
+def _statement(words: list[str], line: int, joined: str) -> ShellCommand | None:
     conditional = False
     while words and (words[0] in _OPENERS or words[0] in _CONDITIONS or _ASSIGNMENT.fullmatch(words[0])):
         conditional = conditional or words[0] in _CONDITIONS
         words = words[1:]
     if words[:1] and words[0] in _CLOSERS:
         return None
-    return Statement(tuple(words), line, joined, conditional) if words else None
+    return ShellCommand(tuple(words), line, joined, conditional) if words else None
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

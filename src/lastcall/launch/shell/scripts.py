@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lastcall.launch.shell import outline
-from lastcall.launch.shell.outline import Statement
+from lastcall.launch.shell.outline import ShellCommand
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh"})
 _LARGEST = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Script:
+class ShellScript:
     name: str  # its file, or the shell with -c
     path: str | None  # None: given with -c
     shell: str
     options: str  # of the command line and the first line: "e" for set -e
-    statements: tuple[Statement, ...]
+    statements: tuple[ShellCommand, ...]
 
     @property
     def _place(self) -> int | None:
@@ -34,7 +34,7 @@ class Script:
         return max(trains or calls, default=None)
 
     @property
-    def training(self) -> Statement | None:
+    def training(self) -> ShellCommand | None:
         """The last command that may train: the ones before it prepare."""
         return None if self._place is None else self.statements[self._place]
 
@@ -97,7 +97,7 @@ class Script:
             f"the script continues afterwards and ends with the exit code of `{shlex.join(rest[-1].words)}`"
         )
 
-    def _lost_in_background(self, index: int, rest: Sequence[Statement]) -> str | None:
+    def _lost_in_background(self, index: int, rest: Sequence[ShellCommand]) -> str | None:
         for offset, other in enumerate(rest, index + 1):
             if other.words[0] == "wait":
                 if len(other.words) == 1:
@@ -106,7 +106,7 @@ class Script:
         return "it runs in the background, and nothing waits for it"
 
 
-def _calls(statement: Statement) -> bool:
+def _calls(statement: ShellCommand) -> bool:
     """Whether it runs another script, in which the training may be."""
     words = statement.program
     if not words:
@@ -114,7 +114,7 @@ def _calls(statement: Statement) -> bool:
     return words[0].endswith(".sh") or (os.path.basename(words[0]) in SHELLS and not is_interactive(words))
 
 
-def of_command(words: Sequence[str], *, files: bool = True) -> Script | None:
+def of_command(words: Sequence[str], *, files: bool = True) -> ShellScript | None:
     """The script that a command runs. None if it is none, an interactive shell, or a file that cannot be
     read, or must not be (`files`): one that is meant for another machine."""
     if not words:
@@ -133,7 +133,7 @@ def of_command(words: Sequence[str], *, files: bool = True) -> Script | None:
     if not interpreter or os.path.basename(interpreter[0]) not in SHELLS:
         return None
     options = "".join(word[1:] for word in interpreter[1:] if word.startswith("-"))
-    return Script(path, path, interpreter[0], options, tuple(outline.read(text)))
+    return ShellScript(path, path, interpreter[0], options, tuple(outline.read(text)))
 
 
 def is_interactive(words: Sequence[str]) -> bool:
@@ -161,15 +161,19 @@ def _arguments(words: Sequence[str]) -> tuple[str, list[str], bool]:
     return letters, left, "c" in letters
 
 
-def _of_shell(shell: str, words: Sequence[str], *, files: bool) -> Script | None:
+def _of_shell(shell: str, words: Sequence[str], *, files: bool) -> ShellScript | None:
     options, operands, inline = _arguments(words)
     if not operands:
         return None
     if inline:
-        return Script(f"{os.path.basename(shell)} -c", None, shell, options, tuple(outline.read(operands[0])))
+        return ShellScript(
+            f"{os.path.basename(shell)} -c", None, shell, options, tuple(outline.read(operands[0]))
+        )
     text = _read(operands[0]) if files else None
     return (
-        None if text is None else Script(operands[0], operands[0], shell, options, tuple(outline.read(text)))
+        None
+        if text is None
+        else ShellScript(operands[0], operands[0], shell, options, tuple(outline.read(text)))
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lastcall import clock as clocks
 from lastcall.notices import polling
-from lastcall.notices.cloud.client import Answer
+from lastcall.notices.cloud.client import HttpAnswer
 from lastcall.notices.cloud.metadata import PROBE_SECONDS, Metadata
 from lastcall.notices.polling import Trouble, log
 
@@ -95,7 +95,7 @@ class Aws(Metadata):
                 time,
             )
 
-    def _get(self, path: str) -> Answer | None:
+    def _get(self, path: str) -> HttpAnswer | None:
         """None if there is nothing of that name (404), which means no news."""
         if self._token is None:
             self._token = self._new_token()
@@ -106,7 +106,7 @@ class Aws(Metadata):
             answer = self._ask(path, self._token)
         return None if answer.status == 404 else answer.expect()
 
-    def _ask(self, path: str, token: str) -> Answer:
+    def _ask(self, path: str, token: str) -> HttpAnswer:
         return self.client.request("GET", path, {"X-aws-ec2-metadata-token": token})
 
     def _new_token(self, seconds: float | None = None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from lastcall import clock as clocks
 from lastcall.notices import polling
-from lastcall.notices.cloud.client import Answer
+from lastcall.notices.cloud.client import HttpAnswer
 from lastcall.notices.cloud.metadata import PROBE_SECONDS, Metadata
 from lastcall.notices.polling import Trouble, log
 
@@ -123,5 +123,5 @@ class Azure(Metadata):
             str(resource).lower() == self._machine.lower() for resource in resources
         )
 
-    def _get(self, path: str, seconds: float | None = None) -> Answer:
+    def _get(self, path: str, seconds: float | None = None) -> HttpAnswer:
         return self.client.request("GET", path, _HEADERS, seconds=seconds).expect()

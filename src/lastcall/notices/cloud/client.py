@@ -25,7 +25,7 @@ _MOST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     status: int
     headers: Mapping[str, str]  # names in lower case
     body: bytes
@@ -45,7 +45,7 @@ class Answer:
             raise Trouble("garbage", f"returned JSON that is not an object: {self.body[:60]!r}")
         return value
 
-    def expect(self) -> Answer:
+    def expect(self) -> HttpAnswer:
         """This answer, if it is one with status 200."""
         if self.status != 200:
             raise Trouble(f"status {self.status}", f"returned HTTP status {self.status}")
@@ -64,13 +64,13 @@ class Client:
 
     def request(
         self, method: str, path: str, headers: Mapping[str, str], *, seconds: float | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """An answer with any status, or Trouble."""
         seconds = self.seconds if seconds is None else seconds
         try:
             parts = urllib.parse.urlsplit(self.base)
             host, port = parts.hostname, parts.port or 80
-            connection = _Connection(self, host or "", port, time.monotonic() + seconds)
+            connection = _TimedConnection(self, host or "", port, time.monotonic() + seconds)
         except (ValueError, http.client.InvalidURL):
             host = None
         if not host or parts.scheme != "http":
@@ -117,14 +117,14 @@ class Client:
             self._socket = None
 
 
-def _answer(response: http.client.HTTPResponse) -> Answer:
+def _answer(response: http.client.HTTPResponse) -> HttpAnswer:
     body = response.read(_MOST_BYTES + 1)
     if len(body) > _MOST_BYTES:
         raise Trouble("huge", f"returned more than {_MOST_BYTES // 1024} KB")
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+    return HttpAnswer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
 
-class _Connection(http.client.HTTPConnection):
+class _TimedConnection(http.client.HTTPConnection):
     """A connection that ends at a fixed time, whatever it is doing."""
 
     def __init__(self, client: Client, host: str, port: int, deadline: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import urllib.parse
 
 from lastcall import clock as clocks
-from lastcall.notices.cloud.client import Answer
+from lastcall.notices.cloud.client import HttpAnswer
 from lastcall.notices.cloud.metadata import PROBE_SECONDS, Metadata
 from lastcall.notices.polling import Trouble, log
 
@@ -81,7 +81,7 @@ class Gcp(Metadata):
             else:
                 log.debug("Compute Engine live-migrates this machine (%s): nothing to do", event)
 
-    def _get(self, path: str, seconds: float | None = None) -> Answer:
+    def _get(self, path: str, seconds: float | None = None) -> HttpAnswer:
         answer = self.client.request("GET", path, _HEADERS, seconds=seconds)
         if answer.status == 200 and answer.headers.get("metadata-flavor") != "Google":
             raise Trouble("flavor", "returned no Metadata-Flavor: Google, so it is some other server")

@@ -31,7 +31,7 @@ def kept_from(point: Point, frame: FrameType | None) -> str:
         for part in _parts(need):
             fixed = (
                 conditions.force(part, need.want, need.scope) is None
-                and condition_kinds.of(part, need.scope) is condition_kinds.Kind.FIXED
+                and condition_kinds.of(part, need.scope) is condition_kinds.ConditionKind.FIXED
             )
             if fixed and _is_plain(part) and _fails(part, need, frame):
                 return ast.unparse(part)

@@ -16,10 +16,10 @@ from lastcall.script.source.scopes import Scope, below
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCall:
     """A function and the call that it was at. No variables: they would keep tensors alive."""
 
-    source: sources.Source
+    source: sources.SourceFile
     node: sources.Body
     code: CodeType
     space: Mapping[str, Any]
@@ -28,18 +28,18 @@ class Seen:
 
 class Learned:
     def __init__(self) -> None:
-        self._seen: list[Seen] = []  # from the save outward
+        self._seen: list[SeenCall] = []  # from the save outward
 
     def learn(self, frame: FrameType | None, saves: Saves) -> bool:
         """From the caller of what saves. False if that was not a save."""
-        seen: list[Seen] = []
+        seen: list[SeenCall] = []
         while frame is not None:
             scope = None if scopes.is_library(frame.f_globals) else scopes.of_frame(frame)
             call = _call(scope, frame) if scope is not None else None
             if scope is not None and call is not None:
                 if not seen and not saves.is_save(call, scope.value(call.func)):
                     return False
-                seen.append(Seen(scope.source, scope.node, scope.code, scope.space, call))
+                seen.append(SeenCall(scope.source, scope.node, scope.code, scope.space, call))
             frame = frame.f_back
         self._seen = seen
         return bool(seen)

@@ -6,14 +6,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lastcall.script.source import condition_kinds
 from lastcall.script.source.conditions import Need, to_reach
 from lastcall.script.source.scopes import Scope, below
-
-if TYPE_CHECKING:
-    from lastcall.script.find.points import Way
 
 
 @dataclass
@@ -75,14 +71,15 @@ class Fed:
         return new
 
 
-def of(way: Way, payload: ast.expr | None, needs: list[Need]) -> Fed:
+def of(call: ast.Call, scope: Scope, payload: ast.expr | None, needs: list[Need]) -> Fed:
+    """Of this call that saves."""
     fed = Fed()
     if payload is not None:
-        fed.value(payload, way.last.scope, way.last.call)
+        fed.value(payload, scope, call)
     for need in needs:  # `if checkpoint is not None: report(...)`
         if need.forced is None and condition_kinds.of(need.test, need.scope) in (
-            condition_kinds.Kind.FIXED,
-            condition_kinds.Kind.UNKNOWN,
+            condition_kinds.ConditionKind.FIXED,
+            condition_kinds.ConditionKind.UNKNOWN,
         ):
             fed.value(need.test, need.scope, need.statement)
     return fed

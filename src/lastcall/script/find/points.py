@@ -11,7 +11,7 @@ from typing import Protocol
 from lastcall.script.find import payload
 from lastcall.script.source.conditions import Need, to_reach
 from lastcall.script.source.scopes import Loop, Scope, below, spans
-from lastcall.script.source.sources import Source
+from lastcall.script.source.sources import SourceFile
 
 _DEPTH = 6  # calls from the loop to the save
 
@@ -111,7 +111,7 @@ def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:
     while further is not None:
         needs += to_reach(further.call, further.scope.node, further.scope)
         further = further.further
-    fed = payload.of(way, saves.payload(way.last.call), needs)
+    fed = payload.of(way.last.call, way.last.scope, saves.payload(way.last.call), needs)
     needs += fed.needs
     run = _run(
         around, holder, current if ahead else None, [*(need.statement for need in needs), *fed.statements]
@@ -119,7 +119,7 @@ def point(way: Way, saves: Saves, *, looped: bool, deep: bool) -> Point | None:
     return Point(way, around, run, current, tuple(_once(needs)), near)
 
 
-def _ancestors(node: ast.AST, source: Source) -> Iterator[ast.AST]:
+def _ancestors(node: ast.AST, source: SourceFile) -> Iterator[ast.AST]:
     while (parent := source.parents.get(node)) is not None and not isinstance(
         parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     ):

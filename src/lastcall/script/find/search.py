@@ -16,7 +16,7 @@ from lastcall.script.source.scopes import Scope, below, spans
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSaves:
     """`because`: why there are no points. `chain`: the script's frames, from the optimizer's step outward."""
 
     points: list[Point]
@@ -47,7 +47,7 @@ def stops(chain: list[Scope]) -> dict[CodeType, Stop]:
 
 def look(
     frame: FrameType | None, saves: Saves, learned: Learned, at: Mapping[CodeType, Stop] | None = None
-) -> Found:
+) -> FoundSaves:
     """From the caller of optimizer.step() outward, up to the first frame that has a save. `at`: from
     elsewhere, as though it were from there."""
     chain = _chain(frame)
@@ -68,10 +68,10 @@ def look(
             point for way in ways if (point := points.point(way, saves, looped=looped, deep=deep)) is not None
         ]
         if found:
-            return Found([point for point in found if not point.metric] or found, chain)
+            return FoundSaves([point for point in found if not point.metric] or found, chain)
         because = "it saves only when training is over" if ways else because
         deep = deep or _in_loop(scope)
-    return Found([], chain, because)
+    return FoundSaves([], chain, because)
 
 
 def _chain(frame: FrameType | None) -> list[Scope]:

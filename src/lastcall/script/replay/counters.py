@@ -77,7 +77,7 @@ def back(point: Point, chain: list[Scope], memory: Memory) -> Changes:
     anchor, inner = chain[at], chain[:at][::-1]
     past = Past()
     since = since_save.since(point, anchor)
-    if since.anew:
+    if since.called_again:
         _outside(chain[at + 1 :], past)
     past.step(anchor, since.loop, since.statements, memory.plain.get(anchor.code, {}))
     for scope in inner:  # what they have done before their loops
@@ -105,6 +105,6 @@ def _outside(chain: list[Scope], past: Past) -> None:
         return
     scope = chain[0]
     since = since_save.around_call(scope)
-    if since.anew:
+    if since.called_again:
         _outside(chain[1:], past)
     past.step(scope, since.loop, since.statements, {})

@@ -16,7 +16,7 @@ from typing import Any
 from lastcall.script.enter import jumps
 from lastcall.script.enter.jumps import Force
 from lastcall.script.find.points import Point, Saves
-from lastcall.script.find.search import Found
+from lastcall.script.find.search import FoundSaves
 from lastcall.script.replay import counters, metrics
 from lastcall.script.source import rewrite
 from lastcall.script.source.scopes import assignments, below
@@ -32,7 +32,7 @@ class Replay:
     def remember(self, frame: FrameType) -> None:
         self._memory.remember(frame)
 
-    def run(self, frame: FrameType | None, found: Found, saves: Saves) -> str:
+    def run(self, frame: FrameType | None, found: FoundSaves, saves: Saves) -> str:
         """Returns why nothing was saved. An exception of the script's own statements is a reason, too."""
         point = found.points[0]
         while frame is not None and frame.f_code != point.scope.code:

@@ -13,12 +13,12 @@ from lastcall.script.source.scopes import Loop, Scope, below, spans
 
 @dataclass(frozen=True)
 class Since:
-    """`loop`: the one that has advanced by a pass since then; `anew`: there is none, the function was called
-    again."""
+    """`loop`: the one that has advanced by a pass since then; `called_again`: there is none, and the
+    function was called again."""
 
     statements: list[ast.stmt]
     loop: Loop | None = None
-    anew: bool = False
+    called_again: bool = False
 
 
 def since(point: Point, scope: Scope) -> Since:
@@ -40,7 +40,7 @@ def around_call(scope: Scope) -> Since:
     if innermost:
         inner = next(each for each in innermost[-1].body if spans(each, scope.line or 0))
         return Since([each for each in innermost[-1].body if each is not inner], innermost[-1])
-    return Since(list(_before_line(_body(scope.node), scope)), anew=True)
+    return Since(list(_before_line(_body(scope.node), scope)), called_again=True)
 
 
 def before_loops(scope: Scope) -> list[ast.stmt]:
@@ -72,7 +72,7 @@ def _pass(holder: ast.stmt, statements: list[ast.stmt], scope: Scope) -> Since:
         if isinstance(parent, Loop):
             return Since(statements, parent)
         node = parent
-    return Since(statements, anew=True)
+    return Since(statements, called_again=True)
 
 
 def _before_line(body: list[ast.stmt], scope: Scope) -> Iterator[ast.stmt]:

@@ -27,7 +27,7 @@ _PLAIN = {"len", "int", "bool", "get", "isinstance"}
 _COUNTING = {"range", "trange", "enumerate", "count"}
 
 
-class Kind(enum.Flag):
+class ConditionKind(enum.Flag):
     FIXED = 0  # the same at every pass
     COUNT = enum.auto()  # steps or epochs
     TIME = enum.auto()
@@ -38,28 +38,34 @@ class Kind(enum.Flag):
 
 def is_period(test: ast.expr, scope: Scope) -> bool:
     kind = of(test, scope)
-    if Kind.RANK in kind:
+    if ConditionKind.RANK in kind:
         return False
-    return _has_modulo(test) or (bool(kind & (Kind.COUNT | Kind.TIME)) and Kind.METRIC not in kind)
+    return _has_modulo(test) or (
+        bool(kind & (ConditionKind.COUNT | ConditionKind.TIME)) and ConditionKind.METRIC not in kind
+    )
 
 
 def is_metric(test: ast.expr, scope: Scope) -> bool:
-    return Kind.METRIC in of(test, scope)
+    return ConditionKind.METRIC in of(test, scope)
 
 
-def of(node: ast.AST, scope: Scope, seen: frozenset[tuple[int, str]] = frozenset()) -> Kind:
+def of(node: ast.AST, scope: Scope, seen: frozenset[tuple[int, str]] = frozenset()) -> ConditionKind:
     """All that goes into a value."""
     if isinstance(node, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-        return Kind.FIXED  # `is not None`: whether there is something, which the script knows best
+        return ConditionKind.FIXED  # `is not None`: whether there is something, which the script knows best
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and _constant_path(node):
         return _place(node, scope, seen)
     if isinstance(node, ast.Call):
         return _call(node, scope, seen)
-    kind = Kind.COUNT if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else Kind.FIXED
+    kind = (
+        ConditionKind.COUNT
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+        else ConditionKind.FIXED
+    )
     for child in ast.iter_child_nodes(node):
         kind |= of(child, scope, seen)
     ordered = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-    return Kind.METRIC if ordered and kind == Kind.UNKNOWN else kind
+    return ConditionKind.METRIC if ordered and kind == ConditionKind.UNKNOWN else kind
 
 
 def _has_modulo(node: ast.AST) -> bool:
@@ -74,23 +80,23 @@ def _constant_path(node: ast.expr) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _call(node: ast.Call, scope: Scope, seen: frozenset[tuple[int, str]]) -> Kind:
+def _call(node: ast.Call, scope: Scope, seen: frozenset[tuple[int, str]]) -> ConditionKind:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in _CLOCKS:
-        return Kind.TIME
+        return ConditionKind.TIME
     if _RANK.search(name):
-        return Kind.RANK
+        return ConditionKind.RANK
     callee = scope.called(node)
     key = (0, f"{callee.code.co_filename}:{callee.code.co_firstlineno}") if callee is not None else (0, "")
-    kind = Kind.FIXED
+    kind = ConditionKind.FIXED
     if callee is not None and key not in seen:
         for value in _answers(callee):
             kind |= of(value, callee, seen | {key})
-        return kind or Kind.UNKNOWN
+        return kind or ConditionKind.UNKNOWN
     receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
     for part in [*node.args, *(word.value for word in node.keywords), *receiver]:
         kind |= of(part, scope, seen)
-    return kind or (Kind.FIXED if name in _PLAIN else Kind.UNKNOWN)
+    return kind or (ConditionKind.FIXED if name in _PLAIN else ConditionKind.UNKNOWN)
 
 
 def _answers(scope: Scope) -> Iterator[ast.expr]:
@@ -103,30 +109,30 @@ def _answers(scope: Scope) -> Iterator[ast.expr]:
         yield from (node.test for node in below(scope.node) if isinstance(node, ast.If))
 
 
-def _place(node: ast.expr, scope: Scope, seen: frozenset[tuple[int, str]]) -> Kind:
+def _place(node: ast.expr, scope: Scope, seen: frozenset[tuple[int, str]]) -> ConditionKind:
     """A name, or an attribute or an item of one."""
     text = ast.unparse(node)
     key = (id(scope), text)
     if key in seen:
-        return Kind.FIXED
+        return ConditionKind.FIXED
     seen |= {key}
     if _RANK.search(text.rpartition(".")[2]):
-        return Kind.RANK
+        return ConditionKind.RANK
     if isinstance(node, ast.Name) and node.id in scope.bound and node.id not in scope.assigned:
         caller, argument = scope.bound[node.id]
         return of(argument, caller, seen)
     given = _given(node, text, scope)
     if given is None:
-        return Kind.FIXED
+        return ConditionKind.FIXED
     value = scope.value(node)
     if type(value) is int:
-        return Kind.COUNT
-    kind = Kind.FIXED
+        return ConditionKind.COUNT
+    kind = ConditionKind.FIXED
     for each in given:
-        kind |= of(each, scope, seen) if each is not None else Kind.UNKNOWN
-    if Kind.TIME in kind:
-        return Kind.TIME
-    return Kind.METRIC if _is_measure(value) else kind
+        kind |= of(each, scope, seen) if each is not None else ConditionKind.UNKNOWN
+    if ConditionKind.TIME in kind:
+        return ConditionKind.TIME
+    return ConditionKind.METRIC if _is_measure(value) else kind
 
 
 def _given(node: ast.expr, text: str, scope: Scope) -> list[ast.expr | None] | None:

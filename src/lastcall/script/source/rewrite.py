@@ -14,7 +14,7 @@ from lastcall.script.source.scopes import Scope
 _LEFT = "__lastcall_left__"
 
 
-class Left(BaseException):
+class ReturnedEarly(BaseException):
     """A `return` of the script's, which has no function to leave here."""
 
 
@@ -53,10 +53,10 @@ def program(
 def run(code: CodeType, frame: FrameType, instead: dict[str, Any] | None = None) -> dict[str, Any]:
     """One namespace for globals and locals: a comprehension or a lambda looks for its names in the globals.
     Returns the variables."""
-    space = {**frame.f_globals, **frame.f_locals, **(instead or {}), _LEFT: Left}
+    space = {**frame.f_globals, **frame.f_locals, **(instead or {}), _LEFT: ReturnedEarly}
     try:
         exec(code, space)
-    except Left:
+    except ReturnedEarly:
         pass
     return space
 

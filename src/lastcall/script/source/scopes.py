@@ -95,7 +95,7 @@ class Scope:
 
     def __init__(
         self,
-        source: sources.Source,
+        source: sources.SourceFile,
         node: sources.Body,
         code: CodeType,
         space: Mapping[str, Any],

@@ -15,7 +15,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Body = Function | ast.Module
 
 
-class Source:
+class SourceFile:
     """A file: its tree, the parent of each node, and the code it compiles to."""
 
     def __init__(self, filename: str, text: str) -> None:
@@ -60,7 +60,7 @@ class Source:
         return at is not None and at.name in ("__init__", "__post_init__", "__new__")
 
 
-def of(code: CodeType, space: Mapping[str, Any]) -> Source | None:
+def of(code: CodeType, space: Mapping[str, Any]) -> SourceFile | None:
     lines = linecache.getlines(code.co_filename, dict(space) if "__loader__" in space else None)
     return _read(code.co_filename, "".join(lines)) if lines else None
 
@@ -85,9 +85,9 @@ def provide(texts: Mapping[str, str]) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _read(filename: str, text: str) -> Source | None:
+def _read(filename: str, text: str) -> SourceFile | None:
     try:
-        return Source(filename, text)
+        return SourceFile(filename, text)
     except (SyntaxError, ValueError, RecursionError):
         return None
 

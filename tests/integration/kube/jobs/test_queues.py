@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from helpers.kube.fake_kubectl import Cluster
+from helpers.kube.fake_kubectl import Cluster, message
 from lastcall import errors
 from lastcall.cli import main
 from lastcall.kube.jobs import jobs, queues, suspension
 from lastcall.kube.jobs.kubectl import Forbidden, Kubectl
 
-SAVED = "Notice answered: saved checkpoint-7"
+SAVED = message("saved", "checkpoint-7")
 
 
 def queue(

@@ -14,7 +14,7 @@ import lastcall
 from lastcall import errors
 from lastcall.adapters.torch.loop import endings
 from lastcall.core.checkpoint.catalog import Catalog
-from lastcall.core.progress.report import Report
+from lastcall.core.progress.report import ProgressReport
 from lastcall.storage.files import Files
 
 
@@ -209,7 +209,7 @@ def test_f22_epochs_report_a_total_and_a_percentage(tmp_path: Path) -> None:
     with lastcall.protect(tmp_path, model=model, optimizer=optimizer) as run:
         assert run._driver is not None
         context = run._driver.context
-        report = Report(context.progress, context.events, context.clock)
+        report = ProgressReport(context.progress, context.events, context.clock)
         for epoch in run.epochs(5, start=1):
             for _ in run.batches(data):
                 learn(model, optimizer)

@@ -59,7 +59,7 @@ def read(
 ) -> list[bytes]:
     targets, pieces, offset = [block(bytes(size)) for size in sizes], [], 0
     for target in targets:
-        pieces.append(writer.Piece(offset, target))
+        pieces.append(writer.FilePiece(offset, target))
         offset += target.nbytes
     fd, is_direct = (
         writer.open_direct(storage.Files(), path, os.O_RDONLY)
@@ -156,7 +156,9 @@ def test_an_empty_target_beside_a_large_one_takes_nothing_from_it(
     record = write(engine, tmp_path / "f", [data])
     target = block(bytes(len(data)))
     fd = os.open(tmp_path / "f", os.O_RDONLY)
-    engine.read([writer.Input(fd, record, [writer.Piece(0, target), writer.Piece(0, block(b""))], False)])
+    engine.read(
+        [writer.Input(fd, record, [writer.FilePiece(0, target), writer.FilePiece(0, block(b""))], False)]
+    )
     os.close(fd)
     assert content(target) == data
 
@@ -168,11 +170,11 @@ def test_only_the_wanted_bytes_are_handed_out_but_all_are_checked(
     record = write(engine, tmp_path / "f", [data])
     target = block(bytes(SMALL))
     fd = os.open(tmp_path / "f", os.O_RDONLY)
-    engine.read([writer.Input(fd, record, [writer.Piece(SMALL + 5, target)], False)])
+    engine.read([writer.Input(fd, record, [writer.FilePiece(SMALL + 5, target)], False)])
     assert content(target) == data[SMALL + 5 : 2 * SMALL + 5]
     flip(tmp_path / "f", -1)
     with pytest.raises(errors.CheckpointError):
-        engine.read([writer.Input(fd, record, [writer.Piece(SMALL + 5, target)], False)])
+        engine.read([writer.Input(fd, record, [writer.FilePiece(SMALL + 5, target)], False)])
     os.close(fd)
 
 
@@ -194,7 +196,7 @@ def test_bytes_that_do_not_match_reach_no_target(engine: writer.Engine, tmp_path
     target = block(b"\x11" * 100)
     fd = os.open(tmp_path / "f", os.O_RDONLY)
     with pytest.raises(errors.CheckpointError):
-        engine.read([writer.Input(fd, record, [writer.Piece(0, target)], False)])
+        engine.read([writer.Input(fd, record, [writer.FilePiece(0, target)], False)])
     os.close(fd)
     assert content(target) == b"\x11" * 100
 

@@ -23,7 +23,7 @@ from lastcall.core.checkpoint.catalog import Catalog
 from lastcall.core.checkpoint.ownership import Fence
 from lastcall.core.checkpoint.record import Entry
 from lastcall.core.engine.writer import Engine
-from lastcall.core.joint import joint_start
+from lastcall.core.joint import joint_start, load_vote
 from lastcall.core.joint.joint_start import Joined, JointStart
 from lastcall.core.ranks import rendezvous
 from lastcall.core.ranks.agreement import Agreement
@@ -338,7 +338,7 @@ def test_a_notice_after_the_vote_comes_too_late_for_a_veto(two: Start) -> None:
     assert names(two.load(lives(1))) == ["checkpoint-1"] * 2
     two.told[0].set()
     again = Agreement(two.store.clone(), 0, 2, CLOCK)
-    again.veto("load/0", joint_start.STOPPED)
+    again.veto("load/0", load_vote.STOPPED)
     assert again.vote("load/0", True, "", CLOCK.now()).ok
 
 

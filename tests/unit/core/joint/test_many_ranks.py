@@ -17,6 +17,7 @@ from lastcall.core.joint.many_ranks import ManyRanks
 from lastcall.core.notice.inbox import Inbox
 from lastcall.core.notice.phases import Phase
 from lastcall.core.ranks.election import Decision
+from lastcall.core.ranks.heartbeat import HANG, LOST
 from lastcall.types import Kind, Notice, Outcome
 
 P = Phase
@@ -112,6 +113,58 @@ def test_a_fault_of_the_agent_lets_go_of_the_training_thread_also_during_a_hang(
     rank.strategy.fault()
     assert rank.phases.phase is P.FAILED and rank.subject.stops == 1
     leaves(rank, 143)
+
+
+# ---- a save that raises ------------------------------------------------------------------------------------
+
+
+def of_no_kind() -> None:
+    raise ValueError("a state_dict() of the user's")
+
+
+@pytest.mark.parametrize("where", ["capture", "save"])
+def test_a_boundary_whose_save_raises_what_was_not_foreseen_is_left_to_the_side(
+    rank: Rank, where: str
+) -> None:
+    """Out of the training loop it would leave the other ranks waiting for this one's part."""
+    if where == "capture":
+        rank.subject.before_capture = of_no_kind
+    else:
+        rank.save_together = of_no_kind
+    rank.notify(P.BOUNDARY)
+    wait_while, aside = rank.phases.wait_while, []
+
+    def waits(phases: Any, timeout: float | None = None) -> Phase:
+        if rank.phases.phase is P.INSTANT:
+            aside.append(rank.phases.because)
+            rank.strategy.fault()
+        return wait_while(phases, timeout)
+
+    rank.phases.wait_while = waits  # type: ignore[method-assign]
+    leaves(rank, 143)
+    assert aside == ["the save at the agreed boundary failed (a state_dict() of the user's)"]
+    assert rank.said("not-saved")[0]["because"] == "a state_dict() of the user's"
+
+
+# ---- after a hang ------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_lost_in_the_last_instant_of_an_answered_hang_is_answered_next(rank: Rank) -> None:
+    inbox, lost = rank.strategy._inbox, Notice(LOST, "rank 1 is gone", NOW, NOW + 30.0)
+    inbox.lose_rank(hang := Notice(HANG, "rank 1 hangs", NOW, NOW + 30.0))
+    rank.answer.begin(hang, passing=True)
+    rank.enter(P.SAVING_ASIDE)
+    rank.answer.saved("saved checkpoint-3 together")
+    rank.strategy._ranks.next_round = lambda: None  # type: ignore[method-assign]
+    reset = rank.answer.reset
+
+    def at_last() -> None:
+        reset()
+        inbox.lose_rank(lost)
+
+    rank.answer.reset = at_last  # type: ignore[method-assign]
+    assert rank.strategy.continues() and rank.phases.phase is P.QUIET
+    assert inbox.rank_loss == lost and inbox.wait(0.0)
 
 
 # ---- two savers --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from helpers.core.mirrors import Failing, Life, Watched
 from lastcall import errors
 from lastcall.core.mirror.remote_departure import NAME as LEAVING
 from lastcall.storage import objects
-from lastcall.storage.objects import Folder
+from lastcall.storage.objects import FolderStore
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_place_that_cannot_be_reached_is_an_error_and_no_fresh_start(
 
 def test_a_file_where_the_folder_should_be_is_a_wrong_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with Life(tmp_path / "run", Folder(tmp_path / "file")) as life:
+    with Life(tmp_path / "run", FolderStore(tmp_path / "file")) as life:
         with pytest.raises(errors.ConfigError, match="LASTCALL_MIRROR: file://.*could not be"):
             life.start()
             life.mirror.note("r", 1)
@@ -77,7 +77,7 @@ def test_a_disk_that_is_gone_does_not_look_like_an_empty_one(
 
 @pytest.mark.parametrize("below", ["", "copies"])
 def test_a_place_in_the_directory_itself_is_refused(tmp_path: Path, below: str) -> None:
-    with Life(tmp_path / "run", Folder(tmp_path / "run" / below)) as life:
+    with Life(tmp_path / "run", FolderStore(tmp_path / "run" / below)) as life:
         with pytest.raises(errors.ConfigError, match="Name a folder elsewhere"):
             life.start()
 

@@ -110,7 +110,7 @@ def test_f20_a_disk_that_fstab_names_must_be_mounted(tmp_path: Path, monkeypatch
 
 
 def test_f20_a_disk_that_goes_while_the_run_is_at_work_is_not_replaced(tmp_path: Path) -> None:
-    place = objects.Folder(tmp_path / "place")
+    place = objects.FolderStore(tmp_path / "place")
     place.write("a", b"1")
     place._device = 12345  # as if a disk had been mounted there
     for ask in (lambda: place.write("b", b"2"), lambda: place.names(), lambda: place.read("a", 10)):
@@ -123,7 +123,7 @@ def test_f20_a_disk_that_goes_while_the_run_is_at_work_is_not_replaced(tmp_path:
 
 
 def test_f20_a_folder_that_was_removed_is_made_again_on_the_same_disk(tmp_path: Path) -> None:
-    place = objects.Folder(tmp_path / "place")
+    place = objects.FolderStore(tmp_path / "place")
     assert place.names() == {} and (tmp_path / "place").is_dir()
     (tmp_path / "place").rmdir()
     place.write("checkpoint-1/a", b"1")

@@ -129,6 +129,20 @@ def test_a_loss_that_was_answered_is_forgotten_and_the_next_one_is_news(box: Box
     assert box.inbox.rank_loss == loss(reason="rank 2 is gone")
 
 
+@pytest.mark.parametrize("source", [LOST, HANG])
+def test_after_an_answered_hang_a_rank_that_was_lost_meanwhile_is_answered_and_another_hang_is_not(
+    box: Box, source: str
+) -> None:
+    """The other ranks report the same hang; a rank that is gone does not come back."""
+    box.inbox.notify(loss(HANG))
+    box.inbox.phases.enter(Phase.HOLDING)
+    box.inbox.notify(loss(source, "rank 2 is gone"))
+    assert box.inbox.rank_loss == loss(HANG) and box.inbox.wait(0.0)
+    box.inbox.forget_rank_loss()
+    expected = loss(source, "rank 2 is gone") if source == LOST else None
+    assert box.inbox.rank_loss == expected and box.inbox.wait(0.0) is (source == LOST)
+
+
 @pytest.mark.parametrize("notified", [False, True])
 def test_a_notice_that_waited_for_a_hang_to_be_answered_is_answered_next(box: Box, notified: bool) -> None:
     box.inbox.lose_rank(loss(HANG))

@@ -254,7 +254,7 @@ def test_a_boundary_saves_and_leaves(
     assert solo.context.outcome.saved and solo.answer.arrived
     assert (
         "Saving step 3: full, needs about" in caplog.text
-        and "Notice answered: saved checkpoint-3" in caplog.text
+        and "Stopping after SIGTERM: saved checkpoint-3 (exact)" in caplog.text
     )
 
 

@@ -63,14 +63,6 @@ def case(tmp_path: Path) -> Iterator[Case]:
     case.page.close()
 
 
-@pytest.fixture(autouse=True)
-def termination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a pod's last words would go; not there unless a test makes it."""
-    monkeypatch.setattr(page, "TERMINATION_LOG", tmp_path / "termination-log")
-    monkeypatch.setattr(page, "_said", b"")
-    return tmp_path / "termination-log"
-
-
 def get(case: Case, path: str = "/metrics", method: str = "GET") -> tuple[int, bytes]:
     request = urllib.request.Request(f"http://127.0.0.1:{case.page.port}{path}", method=method)
     try:
@@ -320,45 +312,3 @@ def test_a_forked_child_does_not_keep_the_port(case: Case, tmp_path: Path) -> No
     finally:
         os.close(writing)
         os.waitpid(pid, 0)
-
-
-# ---- last words --------------------------------------------------------------------------------------------
-
-
-def test_the_last_words_go_to_the_termination_log_of_a_pod(case: Case, termination: Path) -> None:
-    termination.touch()
-    case.page.open()
-    case.start().at(28).event("stop", outcome="saved", step=28)
-    case.page.close()
-    assert json.loads(termination.read_bytes()) == case.said()
-
-
-def test_where_there_is_no_termination_log_none_is_made(case: Case, termination: Path) -> None:
-    case.page.open()
-    case.page.close()
-    assert not termination.exists()
-
-
-def test_what_somebody_else_has_said_there_stays_and_our_own_is_replaced(
-    case: Case, termination: Path, tmp_path: Path
-) -> None:
-    termination.write_text("out of memory")
-    case.page.open()
-    case.page.close()
-    assert termination.read_text() == "out of memory"
-    termination.write_text("")
-    for step in (1, 2):  # two sessions of one process
-        other = Case(tmp_path / str(step))
-        other.page.open()
-        other.start().at(step)
-        other.page.close()
-        assert json.loads(termination.read_bytes())["currentStep"] == step
-
-
-def test_a_message_that_would_be_cut_off_goes_without_its_metrics(case: Case, termination: Path) -> None:
-    termination.touch()
-    case.page.open()
-    case.start().at(28, None, {f"metric_{number}": number for number in range(1000)})
-    case.page.close()
-    said = json.loads(termination.read_bytes())
-    assert (said["currentStep"], said["trainMetrics"]) == (28, {})

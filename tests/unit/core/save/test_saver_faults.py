@@ -23,7 +23,7 @@ from lastcall.storage import files as storage
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CHUNK", 8192)
-    monkeypatch.setattr(saver, "_DIRECT_FROM", 4096)  # so that small files are written the way large ones are
+    monkeypatch.setattr(writer, "_DIRECT_FROM", 4096)  # small files are written as large ones are
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def operations(quick: Path) -> int:
     """How many file operations a save with the pruning after it makes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "CHUNK", 8192)
-        patch.setattr(saver, "_DIRECT_FROM", 4096)
+        patch.setattr(writer, "_DIRECT_FROM", 4096)
         saved, files, _ = attempt(quick / "count")
     assert saved
     return files.total

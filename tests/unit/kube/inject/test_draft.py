@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from lastcall.kube.inject.draft import Draft, ShapeError, applied, pointer
+from lastcall.kube.inject.draft import ObjectDraft, ShapeError, applied, pointer
 
 
 def test_the_recorded_operations_make_the_draft_from_the_object() -> None:
     obj = {"spec": {"env": None, "list": [{"name": "a"}]}}
-    draft = Draft(obj)
+    draft = ObjectDraft(obj)
     draft.append(("spec", "env"), {"name": "b"})
     draft.append(("spec", "env"), {"name": "c"})
     draft.put(("spec", "list", 0, "value"), "1")
@@ -20,7 +20,7 @@ def test_the_recorded_operations_make_the_draft_from_the_object() -> None:
 
 def test_a_value_that_is_put_in_twice_is_two_values() -> None:
     shared = {"list": []}
-    draft = Draft({})
+    draft = ObjectDraft({})
     draft.put(("a",), shared)
     draft.put(("b",), shared)
     draft.append(("a", "list"), 1)
@@ -32,7 +32,7 @@ def test_slashes_and_tildes_are_escaped() -> None:
 
 
 def test_what_has_another_shape_is_not_replaced() -> None:
-    draft = Draft({"env": "text", "spec": []})
+    draft = ObjectDraft({"env": "text", "spec": []})
     with pytest.raises(ShapeError, match="/env is not a list"):
         draft.append(("env",), {})
     with pytest.raises(ShapeError, match="/spec is not a mapping"):
@@ -45,6 +45,6 @@ def test_what_has_another_shape_is_not_replaced() -> None:
 def test_templates_that_are_one_object_are_changed_each_for_itself() -> None:
     shared: dict[str, object] = {"list": []}
     obj = {"a": shared, "b": shared}
-    draft = Draft(obj)
+    draft = ObjectDraft(obj)
     draft.append(("a", "list"), 1)
     assert draft.object == applied(obj, draft.operations) == {"a": {"list": [1]}, "b": {"list": []}}

@@ -8,7 +8,7 @@ from helpers.kube.objects import ON, every, job, made, pod, protected, trainer, 
 from lastcall.kube.inject import inject, kinds, package_volume
 from lastcall.kube.inject.annotations import AnnotationError
 from lastcall.kube.inject.draft import at
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 
 EVERY = every(ON)
 
@@ -21,7 +21,7 @@ def templates(obj: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("obj", [*every({}), *every({"app": "x"}), trainjob({})], ids=lambda obj: obj["kind"])
 def test_without_an_annotation_nothing_changes(obj: dict[str, Any]) -> None:
-    assert inject.patch(obj, options=Options(image="lastcall:1")) == []
+    assert inject.patch(obj, options=InjectOptions(image="lastcall:1")) == []
 
 
 @pytest.mark.parametrize("obj", [*EVERY, trainjob()], ids=lambda obj: obj["kind"])
@@ -29,7 +29,7 @@ def test_without_an_annotation_nothing_changes(obj: dict[str, Any]) -> None:
 def test_the_patch_of_a_patched_object_is_empty(obj: dict[str, Any], image: str | None) -> None:
     after = protected(obj, image=image)
     assert after != obj
-    assert inject.patch(after, options=Options(image=image)) == []
+    assert inject.patch(after, options=InjectOptions(image=image)) == []
 
 
 @pytest.mark.parametrize("obj", EVERY, ids=lambda obj: obj["kind"])
@@ -56,6 +56,15 @@ def test_a_job_gets_our_variables_and_torchruns() -> None:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
         "LASTCALL_STOP_FILE": "/opt/lastcall/stop-main",
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/tmp/bye", "/tmp/bye"), ("/dev/termination-log", None), ("", None)]
+)
+def test_a_message_elsewhere_than_usual_is_found(path: str, said: str | None) -> None:
+    obj = job()
+    trainer(obj)["terminationMessagePath"] = path
+    assert variables(trainer(protected(obj))).get("LASTCALL_TERMINATION_LOG") == said
 
 
 def test_a_ray_cluster_gets_the_variables_of_the_seed_and_a_drain_below_the_grace() -> None:
@@ -128,7 +137,7 @@ def test_a_python_path_from_elsewhere_is_left_alone_with_a_warning() -> None:
     obj = job()
     source = {"name": "PYTHONPATH", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}}
     trainer(obj)["env"] = [source]
-    made_of = inject.inject(obj, options=Options(image="lastcall:1"))
+    made_of = inject.inject(obj, options=InjectOptions(image="lastcall:1"))
     assert trainer(protected(obj))["env"][0] == source
     assert any("container main: PYTHONPATH has a valueFrom" in warning for warning in made_of.warnings)
 
@@ -137,7 +146,7 @@ def test_a_hook_of_the_user_stays_and_is_warned_of() -> None:
     obj = job()
     trainer(obj)["lifecycle"] = {"preStop": {"exec": {"command": ["flush"]}}}
     assert trainer(protected(obj))["lifecycle"] == {"preStop": {"exec": {"command": ["flush"]}}}
-    (warning,) = inject.inject(obj, options=Options()).warnings
+    (warning,) = inject.inject(obj, options=InjectOptions()).warnings
     assert "container main has a preStop hook" in warning
     trainer(obj)["lifecycle"] = {"postStart": {"exec": {"command": ["warm"]}}}
     assert set(trainer(protected(obj))["lifecycle"]) == {"postStart", "preStop"}
@@ -155,7 +164,7 @@ def test_a_volume_of_our_name_that_is_not_ours_is_not_written_to() -> None:
     )
     assert (
         "is in use: neither the package nor the stop file"
-        in inject.inject(obj, options=Options(image="lastcall:1")).warnings[0]
+        in inject.inject(obj, options=InjectOptions(image="lastcall:1")).warnings[0]
     )
 
 
@@ -186,14 +195,14 @@ def test_the_init_container_runs_as_the_training_does() -> None:
 def test_a_sidecar_that_another_webhook_puts_first_afterwards_is_left_alone() -> None:
     obj = protected(made("v1", "Pod", pod(), ON))
     obj["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy"})
-    assert inject.patch(obj, options=Options(image="lastcall:1")) == []
+    assert inject.patch(obj, options=InjectOptions(image="lastcall:1")) == []
 
 
 def test_a_wrong_annotation_in_a_template_is_refused_with_the_object() -> None:
     obj = job({})
     obj["spec"]["template"]["metadata"] = {"annotations": {"lastcall.dev/enabled": "sure"}}
     with pytest.raises(AnnotationError, match="lastcall.dev/enabled: 'sure'"):
-        inject.patch(obj, options=Options())
+        inject.patch(obj, options=InjectOptions())
 
 
 def test_storage_is_mounted_once_and_not_over_what_is_there() -> None:
@@ -248,21 +257,23 @@ def test_a_pytorchjob_that_decides_by_exit_code_gets_one_that_is_tried_again() -
 
 def test_what_a_controller_made_takes_nothing_from_the_namespace() -> None:
     owned = [{"apiVersion": "batch/v1", "kind": "CronJob", "controller": True}]
-    assert inject.patch(job({}), options=Options(), namespace=ON)
-    assert not inject.patch(job({}, metadata={"ownerReferences": owned}), options=Options(), namespace=ON)
-    assert inject.patch(job(ON, metadata={"ownerReferences": owned}), options=Options(), namespace=None)
+    assert inject.patch(job({}), options=InjectOptions(), namespace=ON)
+    assert not inject.patch(
+        job({}, metadata={"ownerReferences": owned}), options=InjectOptions(), namespace=ON
+    )
+    assert inject.patch(job(ON, metadata={"ownerReferences": owned}), options=InjectOptions(), namespace=None)
 
 
 def test_an_object_that_says_no_beats_its_namespace() -> None:
-    assert not inject.patch(job({"lastcall.dev/enabled": "false"}), options=Options(), namespace=ON)
+    assert not inject.patch(job({"lastcall.dev/enabled": "false"}), options=InjectOptions(), namespace=ON)
 
 
 def test_an_annotation_without_effect_is_warned_of() -> None:
-    assert inject.inject(job({"lastcall.dev/grace-seconds": "60"}), options=Options()).warnings == (
+    assert inject.inject(job({"lastcall.dev/grace-seconds": "60"}), options=InjectOptions()).warnings == (
         'lastcall.dev/grace-seconds has no effect without lastcall.dev/enabled: "true"',
     )
     (warning,) = inject.inject(
-        job({**ON, "ray.io/jit-checkpoint-enabled": "true"}), options=Options()
+        job({**ON, "ray.io/jit-checkpoint-enabled": "true"}), options=InjectOptions()
     ).warnings
     assert "only applies to kinds of ray.io" in warning
 
@@ -271,7 +282,7 @@ def test_an_annotation_without_effect_is_warned_of() -> None:
     "spec", [{"terminationGracePeriodSeconds": "5"}, {"volumes": "x"}, {"initContainers": {}}]
 )
 def test_an_object_of_another_shape_is_left_to_the_api_server(spec: dict[str, Any]) -> None:
-    found = inject.inject(job(**spec), options=Options(image="lastcall:1"))
+    found = inject.inject(job(**spec), options=InjectOptions(image="lastcall:1"))
     assert found.operations == () and found.because.startswith("left alone")
 
 
@@ -280,7 +291,9 @@ PIPED = ["bash", "-c", "set -e; python train.py 2>&1 | tee log.txt"]
 
 def said_of(obj: dict[str, Any]) -> list[str]:
     return [
-        warning for warning in inject.inject(obj, options=Options()).warnings if "looks finished" in warning
+        warning
+        for warning in inject.inject(obj, options=InjectOptions()).warnings
+        if "looks finished" in warning
     ]
 
 

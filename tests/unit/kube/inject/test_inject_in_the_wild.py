@@ -8,13 +8,13 @@ import pytest
 
 from helpers.kube.objects import ON, job, made, pod, protected, trainer, variables
 from lastcall.kube.inject import annotations, inject
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 
 SIZES = {"cpu": "8", "memory": "64Gi"}
 
 
 def warnings(obj: dict[str, Any]) -> str:
-    return " ".join(inject.inject(obj, options=Options(image="lastcall:1")).warnings)
+    return " ".join(inject.inject(obj, options=InjectOptions(image="lastcall:1")).warnings)
 
 
 def install(obj: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from helpers.kube.objects import ON, protected, trainjob
 from lastcall.kube.inject import inject
 from lastcall.kube.inject.draft import applied, at
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 
 POD = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs", 0, "template", "spec", "template", "spec")
 
@@ -82,20 +82,20 @@ def test_a_trainjob_that_is_full_is_not_made_one_that_the_api_server_refuses() -
     """Trainer takes 128 variables and 16 patches, and nothing of a job that has more."""
     full = [{"name": f"V{number}", "value": ""} for number in range(125)]
     asked = {**ON, "lastcall.dev/grace-seconds": "200"}
-    room = inject.inject(trainjob(asked, trainer={"env": full}), options=Options())
+    room = inject.inject(trainjob(asked, trainer={"env": full}), options=InjectOptions())
     assert room.warnings == ()
     assert (
         len(applied(trainjob(asked, trainer={"env": full}), room.operations)["spec"]["trainer"]["env"]) == 128
     )
     item = trainjob(asked, trainer={"env": [*full, {"name": "W", "value": ""}]})
-    made = inject.inject(item, options=Options())
+    made = inject.inject(item, options=InjectOptions())
     after = applied(item, made.operations)
     assert after["spec"]["trainer"] == item["spec"]["trainer"]
     assert at(patches(after)[0], POD) == {"terminationGracePeriodSeconds": 200}
     assert [warning for warning in made.warnings if "spec.trainer.env has 126" in warning]
 
     item = trainjob(runtimePatches=[{"manager": f"example.com/{number}"} for number in range(16)])
-    made = inject.inject(item, options=Options())
+    made = inject.inject(item, options=InjectOptions())
     assert patches(applied(item, made.operations)) == patches(item)
     assert [warning for warning in made.warnings if "spec.runtimePatches is full (16 entries)" in warning]
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.kube import objects
 from helpers.kube.objects import ON, job
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 from lastcall.kube.webhook import app, logs, review
 from lastcall.kube.webhook.metrics import Metrics
 from lastcall.kube.webhook.namespaces import Namespaces
@@ -19,7 +19,7 @@ def webhook(**known: dict[str, Any]) -> app.Webhook:
     followed = Namespaces(None)
     followed.start()
     followed._known.update(known)
-    return app.Webhook(Options(image="lastcall:1"), followed, Metrics())
+    return app.Webhook(InjectOptions(image="lastcall:1"), followed, Metrics())
 
 
 def called(hook: app.Webhook, method: str, path: str, parts: Iterable[bytes] = (b"",)) -> tuple[int, str]:
@@ -97,7 +97,7 @@ def test_an_error_of_our_own_is_logged_with_its_trace(
     monkeypatch.setattr(review.inject, "inject", broken)
     status, body = called(webhook(), "POST", "/mutate", [objects.review(job())])
     assert (status, json.loads(body)["response"]) == (200, {"uid": "abc", "allowed": True})
-    line = json.loads(logs.Lines().format(caplog.records[-1]))
+    line = json.loads(logs.JsonLines().format(caplog.records[-1]))
     assert (line["level"], line["kind"], line["result"]) == (
         "error",
         "Job",

@@ -9,13 +9,13 @@ import pytest
 from helpers.kube import objects
 from helpers.kube.objects import ON, every, job, made, operations, protected, trainer
 from lastcall.kube.inject import draft, inject
-from lastcall.kube.inject.inject import Options
+from lastcall.kube.inject.inject import InjectOptions
 from lastcall.kube.webhook import review
 
-OPTIONS = Options(image="lastcall:1")
+OPTIONS = InjectOptions(image="lastcall:1")
 
 
-def answered(body: bytes, **more: Any) -> review.Answer:
+def answered(body: bytes, **more: Any) -> review.AdmissionAnswer:
     return review.answer(review.parse(body), options=OPTIONS, **more)
 
 
@@ -96,7 +96,7 @@ def test_an_annotated_object_without_a_template_is_admitted_with_a_warning() -> 
      objects.review(job()).replace(b"k8s.io/v1", b"k8s.io/v1beta1", 1), objects.review(job(), uid=5)],
 )  # fmt: skip
 def test_what_is_not_a_review_is_told_to_be_unreadable(body: bytes) -> None:
-    with pytest.raises(review.Unreadable):
+    with pytest.raises(review.UnreadableReview):
         review.parse(body)
 
 
@@ -235,7 +235,7 @@ def test_an_update_that_renames_the_container_protects_it(kind: str) -> None:
 
 def test_a_part_of_a_patch_makes_what_the_rest_would_have_made() -> None:
     before = job()
-    whole = inject.patch(before, options=Options(image="lastcall:1"))
+    whole = inject.patch(before, options=InjectOptions(image="lastcall:1"))
     for number in range(len(whole)):
         left = [operation for place, operation in enumerate(whole) if place != number]
         made_anew = draft.applied(before, draft.replayed(before, left))

@@ -14,8 +14,8 @@ from helpers.processes.forkserver import until
 from lastcall.launch.shell import commandline, outline, scripts
 
 
-def of(text: str, shell: str = "bash", options: str = "") -> scripts.Script:
-    return scripts.Script("entry.sh", "entry.sh", shell, options, tuple(outline.read(text)))
+def of(text: str, shell: str = "bash", options: str = "") -> scripts.ShellScript:
+    return scripts.ShellScript("entry.sh", "entry.sh", shell, options, tuple(outline.read(text)))
 
 
 @pytest.mark.parametrize(

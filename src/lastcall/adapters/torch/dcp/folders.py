@@ -8,9 +8,7 @@ room: each tensor would be written twice.
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ from torch.distributed.checkpoint import filesystem
 from lastcall import errors
 from lastcall.core.checkpoint import catalog
 from lastcall.core.checkpoint import record as records
+from lastcall.core.process import patching
 
 _METADATA = (".metadata", "__0.metadata")  # the second where each rank has its own (use_collectives=False)
-_lock = threading.Lock()
 
 
 def check(path: Path) -> None:
@@ -50,22 +48,19 @@ def check(path: Path) -> None:
 def teach() -> None:
     """Let torch's FileSystemReader (`dcp.load(checkpoint_id=...)`, dcp_to_torch_save()) say which reader a
     folder of ours needs. Without it the error is that a file called `.metadata` is missing."""
-    with _lock:
-        original = filesystem.FileSystemReader.read_metadata
-        if getattr(original, "_lastcall", False):
-            return
+    patching.wrap(filesystem.FileSystemReader, "read_metadata", _explained)
 
-        @functools.wraps(original)  # DCP looks at the signature
-        def read_metadata(self: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(self, *args, **kwargs)
-            except FileNotFoundError as error:
-                if not os.path.lexists(os.path.join(self.path, records.NAME)):
-                    raise
-                raise errors.CheckpointError(_ours(str(self.path))) from error
 
-        read_metadata._lastcall = True  # type: ignore[attr-defined]
-        filesystem.FileSystemReader.read_metadata = read_metadata  # type: ignore[method-assign]
+def _explained(original: Any) -> Any:
+    def read_metadata(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except FileNotFoundError as error:
+            if not os.path.lexists(os.path.join(self.path, records.NAME)):
+                raise
+            raise errors.CheckpointError(_ours(str(self.path))) from error
+
+    return read_metadata
 
 
 def _ours(path: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastcall import errors, memory
-from lastcall.core.checkpoint import catalog, filenames
+from lastcall.core.checkpoint import catalog, commit, filenames
 from lastcall.core.checkpoint import record as records
 from lastcall.core.checkpoint.record import Record
 from lastcall.core.engine import writer
@@ -23,13 +23,12 @@ from lastcall.storage import files as storage
 from lastcall.types import Extent, FileLayout, FileRecord, Kind
 
 _files = storage.Files()
-_DIRECT_FROM = 1024 * 1024  # smaller files gain nothing from O_DIRECT
 _OF_A_RUN = re.compile(r"checkpoint-\d+")
 REASON = "torch.distributed.checkpoint"
 
 
 @dataclass(frozen=True)
-class Commit:
+class Completion:
     """What makes the files of all ranks a checkpoint."""
 
     files: Sequence[FileRecord]
@@ -74,8 +73,7 @@ def stage(path: Path) -> Path:
         with contextlib.suppress(OSError):
             storage.remove_tree(_files, leftover)
     folder = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}"
-    _files.mkdir(folder)
-    storage.write_small(_files, folder / records.SENTINEL, b"lastcall is writing this checkpoint\n")
+    commit.stage(_files, folder)
     return folder
 
 
@@ -114,7 +112,11 @@ def write(
     done = []
     try:
         with contextlib.ExitStack() as opened:
-            outputs = [_open(opened, folder / layout.name, layout) for layout in layouts]
+            outputs = []
+            for layout in layouts:
+                outputs.append(output := writer.opened(_files, folder / layout.name, layout))
+                assert output.fd is not None
+                opened.callback(_files.close, output.fd)
             engine.write(outputs)
             for output in outputs:
                 assert output.fd is not None and output.record is not None
@@ -140,21 +142,7 @@ def _explain(error: OSError, folder: Path, needed: int) -> None:
     raise errors.SaveError(what) from error
 
 
-def _open(opened: contextlib.ExitStack, path: Path, layout: FileLayout) -> writer.Output:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    large = layout.size >= _DIRECT_FROM
-    fd, direct = writer.open_direct(_files, path, flags) if large else (_files.open(path, flags), False)
-    opened.callback(_files.close, fd)
-    if large:
-        try:
-            _files.allocate(fd, layout.size)
-        except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.EINVAL):
-                raise
-    return writer.Output(layout, fd, direct)
-
-
-def commit(folder: Path, path: Path, made: Commit, *, sync: bool) -> None:
+def publish(folder: Path, path: Path, made: Completion, *, sync: bool) -> None:
     """Complete the folder and give it its name. Runs on the coordinator, after every rank has said that its
     file is there."""
     engine = writer.Engine(1)
@@ -178,30 +166,13 @@ def commit(folder: Path, path: Path, made: Commit, *, sync: bool) -> None:
         seconds=round(made.seconds, 4),
         written=sum(file.size for file in files),
     )
-    storage.write_small(_files, folder / records.NAME, record.to_json())
-    _files.unlink(folder / records.SENTINEL)
-    if sync:
-        _files.sync_directory(folder)
-    _publish(folder, path)
+    commit.seal(_files, folder, record, durable=sync)
+    there = os.path.lexists(path / records.NAME)
+    old = commit.publish(_files, folder, path, folder.with_name(f"{folder.name}.replaced") if there else None)
+    if old is not None:
+        with contextlib.suppress(OSError):
+            storage.remove_tree(_files, old)
 
 
 def _layout(name: str, data: bytes) -> FileLayout:
     return FileLayout(name, len(data), (Extent(0, memory.BytesSource(data)),))
-
-
-def _publish(folder: Path, path: Path) -> None:
-    old: Path | None = None
-    if os.path.lexists(path / records.NAME):
-        try:
-            _files.exchange(folder, path)
-            old = folder
-        except OSError:  # no atomic swap on this file system: for a moment there is none under this name
-            old = folder.with_name(f"{folder.name}.replaced")
-            _files.rename(path, old)
-            _files.rename(folder, path)
-    else:
-        _files.rename(folder, path)  # over an empty folder, too
-    _files.sync_directory(path.parent)
-    if old is not None:
-        with contextlib.suppress(OSError):
-            storage.remove_tree(_files, old)

@@ -167,10 +167,10 @@ class Writer(StorageWriter):
                 "paths": _paths(metadata.planner_data),
             },
         }
-        publishing.commit(
+        publishing.publish(
             self._staging,
             self.path,
-            publishing.Commit(
+            publishing.Completion(
                 files=[found for _, found in told if isinstance(found, types.FileRecord)],
                 manifest=manifest.merge(
                     _described(name, found) for name, found in told if isinstance(found, Box)

@@ -20,7 +20,7 @@ import torch
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.last_state import first_gradient, state_record
 from lastcall.adapters.torch.randomness.rng import Captured, Randomness
-from lastcall.adapters.torch.state import copies, modules, parts
+from lastcall.adapters.torch.state import copies, modules, parts, registry
 from lastcall.adapters.torch.state.entries import CARRIED
 from lastcall.adapters.torch.tensors import dtypes
 from lastcall.core.guard import mailbox
@@ -78,7 +78,7 @@ class Mail:
         self.cost = 0.0  # seconds that F records have taken since somebody set it back
         self._subject = subject
         self._values = values
-        self._known = parts.Parts(trackers)
+        self._known = registry.Parts(trackers)
         self._leaf = copies.copier(self._known)
         self._randomness = randomness
         self._positions = positions
@@ -183,7 +183,7 @@ class _Look:
     """What is in a value: modules, in the order of the document; whether there is an optimizer; whether
     something moves on with the forward (the position of a loader, a generator)."""
 
-    def __init__(self, value: object, known: parts.Parts) -> None:
+    def __init__(self, value: object, known: parts.PartLookup) -> None:
         self.modules: list[modules.ModulePart] = []
         self.heavy = False
         self.moving = False
@@ -194,7 +194,7 @@ class _Look:
             self.moving = self.moving or part.tag in ("loader", "generator")
 
 
-def _parts(value: Any, known: parts.Parts, depth: int = 0) -> Iterator[parts.Part]:
+def _parts(value: Any, known: parts.PartLookup, depth: int = 0) -> Iterator[parts.Part]:
     if type(value) in _SCALARS or depth > 20:
         return
     if isinstance(value, _CONTAINERS):

@@ -42,7 +42,7 @@ class Letter:
     """A record that is being written."""
 
     def __init__(
-        self, known: parts.Parts, place: tuple[int, bool, int], forms: dict[str, tuple[object, Row]]
+        self, known: parts.PartLookup, place: tuple[int, bool, int], forms: dict[str, tuple[object, Row]]
     ) -> None:
         """`forms` is kept between letters: how generators are written, of which only the bytes change."""
         self._known = known

@@ -49,7 +49,7 @@ def tensor(value: torch.Tensor) -> torch.Tensor:
     return value.detach().clone()
 
 
-def copier(known: parts.Parts, strange: Callable[[object], None] | None = None) -> Callable[[Any], Any]:
+def copier(known: parts.PartLookup, strange: Callable[[object], None] | None = None) -> Callable[[Any], Any]:
     """The `leaf` for tree.copy(). `strange` gets what cannot be saved."""
 
     def leaf(value: Any) -> Any:

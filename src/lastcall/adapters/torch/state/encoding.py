@@ -26,7 +26,7 @@ class Encoder:
 
     def __init__(
         self,
-        known: parts.Parts,
+        known: parts.PartLookup,
         shelf: Shelf,
         owned: frozenset[int],
         cached: dict[int, Any],

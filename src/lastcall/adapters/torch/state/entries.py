@@ -19,7 +19,16 @@ import torch
 
 from lastcall import errors, types
 from lastcall.adapters.torch.distributed import placement
-from lastcall.adapters.torch.state import copies, gradients, modules, objects, optimizers, parts, structure
+from lastcall.adapters.torch.state import (
+    copies,
+    gradients,
+    modules,
+    objects,
+    optimizers,
+    parts,
+    registry,
+    structure,
+)
 from lastcall.adapters.torch.state.encoding import Encoder, Stale
 from lastcall.adapters.torch.state.restore import Build, Restorer
 from lastcall.adapters.torch.tensors import cuda, tensors
@@ -48,7 +57,7 @@ class Carried(Protocol):
 class Index:
     """What modules and optimizers contribute to a capture, as long as it holds."""
 
-    def __init__(self, known: parts.Parts, seen: Seen, replicas: placement.Replicas) -> None:
+    def __init__(self, known: parts.PartLookup, seen: Seen, replicas: placement.Replicas) -> None:
         self.owned = frozenset(
             id(p)
             for part, _ in seen.values()
@@ -97,7 +106,7 @@ class StateSet:
         """With `check` False nothing is looked at: for a run that is switched off."""
         self.values: dict[str, object] = dict(state)
         self.carried: Carried | None = None
-        self._known = parts.Parts(trackers if trackers is not None else {})
+        self._known = registry.Parts(trackers if trackers is not None else {})
         self.unsaved: dict[str, str] = {}  # what could not be saved since protect(), by path, and why
         # somebody will ask once more, where the loop begins, for what the script adds on its way there
         self.patient = False

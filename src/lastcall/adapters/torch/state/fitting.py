@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lastcall import errors
+from lastcall.adapters.torch.state.parts import Build, Restoration
 from lastcall.adapters.torch.state.structure import Structure
 from lastcall.adapters.torch.tensors import nodes, tensors
-
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.state.restore import Build, Restorer
 
 _REMEDY = "Build it as it was when it was saved, or start in another directory."
 
 
 def match_module(
-    module: torch.nn.Module, found: Structure, restorer: Restorer, document: dict[str, object], path: str
+    module: torch.nn.Module, found: Structure, restorer: Restoration, document: dict[str, object], path: str
 ) -> None:
     """Parameters and buffers are read in place. load_state_dict() is called only where it would do more than
     copy."""
@@ -108,7 +106,7 @@ def _load(
 def match_optimizer(
     optimizer: torch.optim.Optimizer,
     parameters: list[torch.Tensor],
-    restorer: Restorer,
+    restorer: Restoration,
     document: dict[str, object],
     path: str,
 ) -> None:
@@ -153,7 +151,7 @@ def match_optimizer(
     restorer.later(0, path, lambda: _load_optimizer(optimizer, parameters, sizes, groups, state))
 
 
-def _with_added(optimizer: Any, restorer: Restorer, document: dict[str, Any], path: str) -> dict[str, Any]:
+def _with_added(optimizer: Any, restorer: Restoration, document: dict[str, Any], path: str) -> dict[str, Any]:
     """The document for the groups that are there now, where the script had added others inside its loop. A
     resumed script may come to that again, on its way to the loop: until the loop begins they are left out,
     and then added if they are still missing."""

@@ -4,17 +4,14 @@ RandomState."""
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from lastcall import errors
+from lastcall.adapters.torch.state.parts import Encoding, Restoration
 from lastcall.formats import tree
-
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.state.encoding import Encoder
-    from lastcall.adapters.torch.state.restore import Restorer
 
 
 class GeneratorPart:
@@ -36,7 +33,7 @@ class GeneratorPart:
             return value.get_state(legacy=False)
         return (value.bit_generator if isinstance(value, np.random.Generator) else value).state
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         if isinstance(self.value, random.SystemRandom):
             raise errors.StateError(
                 f"{path}: a random.SystemRandom has no state and cannot be saved. Use random.Random(seed)."
@@ -44,7 +41,7 @@ class GeneratorPart:
         state = self.copy() if copied is None else copied
         return {tree.TAG: self.tag, "kind": self._kind(), "v": encoder.value(state, path)}
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         if document.get("kind") != self._kind():
             raise errors.MismatchError(
                 f"{path}: the checkpoint holds the state of a {document.get('kind')!r:.60} generator, and it "

@@ -8,7 +8,7 @@ changes what its state is (a state_dict of its own, hooks) is asked through stat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,13 +16,10 @@ from lastcall import errors
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state import copies, fitting, structure
 from lastcall.adapters.torch.state.encoding import Stale
+from lastcall.adapters.torch.state.parts import Encoding, Restoration
 from lastcall.adapters.torch.tensors import tensors
 from lastcall.adapters.torch.tensors.table import place_of
 from lastcall.formats import tree
-
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.state.encoding import Encoder
-    from lastcall.adapters.torch.state.restore import Restorer
 
 COPY_LIMIT = 16 << 20  # of the buffers of a module, at most so much is copied at a boundary
 
@@ -117,7 +114,7 @@ class ModulePart:
                 live.append(value)
         return Copy(names, copies.Lease([copies.tensor(value) for value in live], []), others)
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         mine = copied if isinstance(copied, Copy) else None
         fragment = encoder.cached.get(id(self.value))
         if fragment is None:
@@ -137,13 +134,13 @@ class ModulePart:
             "versions": self.structure.versions,
         }
 
-    def fragment(self, encoder: Encoder, path: str) -> list[list[object]] | None:
+    def fragment(self, encoder: Encoding, path: str) -> list[list[object]] | None:
         """What may be cached: the references of all tensors, or None for a module that must be asked each
         time."""
         return self._fragment(encoder, path, None)[0] if self.refresh().plain else None
 
     def _fragment(
-        self, encoder: Encoder, path: str, mine: Copy | None
+        self, encoder: Encoding, path: str, mine: Copy | None
     ) -> tuple[list[list[object]], dict[str, Any]]:
         found = self.refresh()
         copied = mine.tensors() if mine is not None else {}
@@ -162,7 +159,7 @@ class ModulePart:
             pairs.append([name, encoder.put(copied.get(name, tensor), place, mine, same.get(name))])
         return pairs, others if mine is None else mine.others
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         fitting.match_module(self.module, self.refresh(), restorer, document, path)
 
 
@@ -177,7 +174,7 @@ def _refuse_first_fsdp(module: torch.nn.Module, path: str) -> None:
         )
 
 
-def _exchange(encoder: Encoder, fragment: list[list[Any]], mine: Copy) -> None:
+def _exchange(encoder: Encoding, fragment: list[list[Any]], mine: Copy) -> None:
     """Read the copied buffers from their copies."""
     if mine.lease is None:
         return

@@ -3,18 +3,15 @@ loaders."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lastcall import errors
 from lastcall.adapters.torch.state import copies, parts
+from lastcall.adapters.torch.state.parts import Encoding, Restoration
 from lastcall.adapters.torch.tensors import tensors
 from lastcall.formats import tree
-
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.state.encoding import Encoder
-    from lastcall.adapters.torch.state.restore import Restorer
 
 
 class ObjectPart:
@@ -22,7 +19,7 @@ class ObjectPart:
 
     tag = "object"
 
-    def __init__(self, value: Any, known: parts.Parts, rank: int = 1) -> None:
+    def __init__(self, value: Any, known: parts.PartLookup, rank: int = 1) -> None:
         self.value = value
         self.rank = rank
         self._leaf = copies.copier(known)
@@ -30,7 +27,7 @@ class ObjectPart:
     def copy(self) -> object:
         return tree.copy(self.value.state_dict(), self._leaf)
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         if not callable(getattr(self.value, "load_state_dict", None)):
             raise errors.StateError(
                 f"{path}: a {type(self.value).__qualname__} has state_dict() but no load_state_dict(), so it "
@@ -48,7 +45,7 @@ class ObjectPart:
         """The state_dict of what copy() returned."""
         return copied
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         strict = isinstance(self.value, torch.optim.lr_scheduler.LRScheduler | torch.optim.Optimizer)
         if strict:
             restorer.same_class(self.value, document, path)
@@ -62,10 +59,10 @@ class SourcePart(ObjectPart):
     asked for its state it may begin a pass, and use up its sampler's generator: so it is not asked before it
     was loaded."""
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         return super().encode(encoder, path, {} if encoder.checking else copied)
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         if restorer.again:
             return
         build = restorer.fill(None, restorer.decode(document.get("v")), f"{path}.state_dict()", fresh=True)
@@ -113,11 +110,11 @@ class LoaderPart:
     def copy(self) -> object:
         return self._tracker.state()
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         state = self._tracker.state() if copied is None else copied
         return {tree.TAG: self.tag, "v": encoder.value(state, f"{path}.state")}
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         if restorer.again:
             return
         saved = restorer.decode(document.get("v"))

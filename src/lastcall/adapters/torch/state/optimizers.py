@@ -7,19 +7,16 @@ boundaries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state import copies, fitting
+from lastcall.adapters.torch.state.parts import Encoding, Restoration
 from lastcall.adapters.torch.tensors import tensors
 from lastcall.adapters.torch.tensors.table import place_of
 from lastcall.formats import tree
-
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.state.encoding import Encoder
-    from lastcall.adapters.torch.state.restore import Restorer
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, str, complex})
 
@@ -60,7 +57,7 @@ class OptimizerPart:
             groups.append(copied)
         return groups
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         groups = copied if isinstance(copied, list) else self.copy()
         rows = encoder.cached.get(id(self.value))
         if rows is None:
@@ -80,7 +77,7 @@ class OptimizerPart:
             ]
         return document
 
-    def fragment(self, encoder: Encoder, path: str) -> list[object] | None:
+    def fragment(self, encoder: Encoding, path: str) -> list[object] | None:
         """What may be cached: the state, if it is made of nothing but tensors."""
         self._watch = Watch(self.value)
         return self._rows(encoder, path) if self._watch.only_tensors else None
@@ -88,7 +85,7 @@ class OptimizerPart:
     def holds(self) -> bool:
         return self._watch is not None and self._watch.holds()
 
-    def _rows(self, encoder: Encoder, path: str) -> list[object]:
+    def _rows(self, encoder: Encoding, path: str) -> list[object]:
         group, prefix = place_of(path, whole="")
         prefix = f"{prefix}." if prefix else ""
         state: Any = self.value.state
@@ -115,7 +112,7 @@ class OptimizerPart:
                 rows.append([index, row])
         return rows
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         fitting.match_optimizer(self.value, self.parameters(), restorer, document, path)
 
 

@@ -1,24 +1,22 @@
 """The things in a state that are more than values: modules, optimizers, schedulers, generators, loaders.
 
 Each is looked after by a Part, which knows how to copy what is small in it at a boundary, how to write it
-into the document, and how to bring it back. A registry keeps one Part for each live object, since some cache
-what they found.
+into the document, and how to bring it back. `registry` keeps one for each live object.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from lastcall.adapters.torch.state.encoding import Encoder
-    from lastcall.adapters.torch.state.restore import Restorer
+from lastcall import types
+from lastcall.adapters.torch.distributed import placement
+from lastcall.adapters.torch.tensors import nodes
+from lastcall.adapters.torch.tensors.table import Place
 
-_MANY = 4096
+Build = Callable[[], Any]  # makes a value, after the bytes have arrived
 
 
 class Tracker(Protocol):
@@ -27,6 +25,49 @@ class Tracker(Protocol):
     def state(self) -> dict[str, object]: ...
 
     def load(self, state: dict[str, object]) -> None: ...
+
+
+class Encoding(Protocol):
+    """What a part needs of the encoder."""
+
+    owned: frozenset[int]
+    cached: dict[int, Any]
+    replicas: placement.Replicas
+    parameters: Callable[[], dict[str, torch.Tensor]]
+    checking: bool
+
+    def value(self, value: object, path: str) -> object: ...
+
+    def put(
+        self,
+        tensor: torch.Tensor,
+        place: Place,
+        keep: object = None,
+        holders: placement.Holders | None = None,
+    ) -> dict[str, object]: ...
+
+    def replace(self, place: Place, source: types.Source) -> None: ...
+
+
+class Restoration(Protocol):
+    """What a part needs of the restorer."""
+
+    again: bool
+    patient: bool
+    owed: set[str]
+    parameters: Callable[[], dict[str, torch.Tensor]]
+
+    def decode(self, document: object) -> object: ...
+
+    def later(self, order: int, path: str, action: Callable[[], object]) -> None: ...
+
+    def same_class(self, value: object, document: dict[str, object], path: str) -> None: ...
+
+    def fill(
+        self, live: Any, saved: Any, path: str, fresh: bool = False, like: torch.Tensor | None = None
+    ) -> Build: ...
+
+    def tensor(self, ref: nodes.Ref, live: object, like: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 class Part(Protocol):
@@ -44,10 +85,10 @@ class Part(Protocol):
     def copy(self) -> object:
         """What of it must be copied at a boundary; handed to encode() later, perhaps on another thread."""
 
-    def encode(self, encoder: Encoder, path: str, copied: object) -> dict[str, object]:
+    def encode(self, encoder: Encoding, path: str, copied: object) -> dict[str, object]:
         """Its place in the document. `copied` is None when everything is to be read from the live object."""
 
-    def match(self, restorer: Restorer, document: dict[str, object], path: str) -> None:
+    def match(self, restorer: Restoration, document: dict[str, object], path: str) -> None:
         """Check that the saved one fits, name the targets of its tensors, and say what is left for the
         end."""
 
@@ -59,46 +100,6 @@ class Held(NamedTuple):
     copied: object
 
 
-class Parts:
-    """One Part for each live object that needs one."""
-
-    def __init__(self, trackers: Mapping[int, Tracker]) -> None:
-        self._trackers = trackers
-        self._known: dict[int, Part] = {}
-
+class PartLookup(Protocol):
     def of(self, value: object) -> Part | None:
         """The part of a live object, or None when it is a plain value (or something that cannot be saved)."""
-        known = self._known.get(id(value))
-        if known is None or known.value is not value:
-            made = self._make(value)
-            if made is None:
-                return None
-            # a state_dict() that makes new objects at each call must not fill the memory
-            if len(self._known) >= _MANY:
-                self._known.clear()
-            known = self._known[id(value)] = made
-        return known
-
-    def _make(self, value: object) -> Part | None:
-        from lastcall.adapters.torch.state import generators, modules, objects, optimizers
-
-        tracker = self._trackers.get(id(value))
-        if tracker is not None:
-            return objects.LoaderPart(value, tracker)
-        if isinstance(value, type | torch.Tensor):
-            return None
-        if isinstance(value, torch.nn.Module):
-            return modules.ModulePart(value)
-        if isinstance(value, torch.optim.Optimizer):
-            plain = optimizers.is_plain(value)
-            return optimizers.OptimizerPart(value) if plain else objects.ObjectPart(value, self, rank=2)
-        if isinstance(value, torch.amp.grad_scaler.GradScaler):
-            return objects.ScalerPart(value, self)
-        numpy_kinds = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-        if isinstance(value, (torch.Generator, random.Random, *numpy_kinds)):
-            return generators.GeneratorPart(value)
-        if callable(getattr(value, "state_dict", None)):
-            return (objects.SourcePart if hasattr(type(value), "__iter__") else objects.ObjectPart)(
-                value, self
-            )
-        return None

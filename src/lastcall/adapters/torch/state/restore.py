@@ -19,6 +19,7 @@ import torch
 from lastcall import errors, types
 from lastcall.adapters.torch.distributed import placement
 from lastcall.adapters.torch.state import parts
+from lastcall.adapters.torch.state.parts import Build
 from lastcall.adapters.torch.tensors import arrays, dtypes, nodes, tensors
 from lastcall.adapters.torch.tensors.table import Place, stored_share
 from lastcall.formats import tree
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 log = logging.getLogger("lastcall")
-Build = Callable[[], Any]  # makes a value, after the bytes have arrived
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 
 
@@ -37,7 +37,7 @@ class Restorer:
 
     def __init__(
         self,
-        known: parts.Parts,
+        known: parts.PartLookup,
         stored: Mapping[str, Mapping[str, Stored]],
         *,
         lenient: bool = False,

@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -271,19 +270,6 @@ def test_a_wrong_periodic_value_is_refused(field: str, value: object) -> None:
         periodic(**{field: value})
 
 
-def test_every_example_of_the_table_is_itself_accepted() -> None:
-    for setting in settings.JIT + settings.PERIODIC:
-        value = setting.parse(setting.example)
-        assert setting.parse(value) == value
-        if setting.default is not None:
-            assert setting.parse(setting.default) == setting.default
-
-
-def test_the_table_and_the_fields_are_the_same() -> None:
-    for table, config in ((settings.JIT, jit()), (settings.PERIODIC, periodic())):
-        assert [setting.field for setting in table] == [f.name for f in dataclasses.fields(config)][:-1]
-
-
 def test_a_kill_wait_beyond_the_grace_is_refused_where_both_were_given() -> None:
     with pytest.raises(errors.ConfigError) as caught:
         jit({"LASTCALL_GRACE_SECONDS": "10"}, kill_wait=11)
@@ -368,22 +354,6 @@ def test_a_configuration_is_a_value() -> None:
     assert config.origins()["kill_wait"] == "argument"
 
 
-def test_an_unknown_variable_is_answered_with_the_nearest_known_name() -> None:
-    environ = {
-        "LASTCALL_KILL_WAIT": "secret",
-        "LASTCALL_GRACE_SECONDS": "3",
-        "PATH": "/bin",
-        "LASTCALL_SIGNAL": "x",
-    }
-    first, second = settings.unknown_variables(environ)
-    assert first.startswith("LASTCALL_KILL_WAIT is not a setting") and first.endswith(
-        "LASTCALL_KILL_WAIT_SECONDS?"
-    )
-    assert second.endswith("LASTCALL_SIGNALS?")
-    assert "secret" not in first
-    assert settings.unknown_variables({RAY_WAIT: "1", "LASTCALL_RUN_ID": "exp1"}) == []
-
-
 def test_an_uncaught_wrong_value_leaves_with_78_and_says_why_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import lastcall.settings as s; s.JITCheckpointConfig()"],
@@ -409,28 +379,3 @@ def test_a_changed_configuration_keeps_the_rest_and_names_the_argument() -> None
     assert config.origins()["guard"] == "default"
     with pytest.raises(errors.ConfigError):
         settings.changed(config, guard="perhaps")
-
-
-def test_the_registry_is_where_the_launcher_says_if_it_is_there(tmp_path: Path) -> None:
-    assert settings.registry_folder({}) is None
-    assert settings.registry_folder({"LASTCALL_REGISTRY": str(tmp_path / "gone")}) is None
-    assert settings.registry_folder({"LASTCALL_REGISTRY": str(tmp_path)}) == tmp_path
-    assert settings.unknown_variables({"LASTCALL_REGISTRY": "x"}) == []
-
-
-def test_kubeflow_says_where_it_wants_to_be_told_of_the_progress() -> None:
-    url, token = (
-        {"KUBEFLOW_TRAINER_SERVER_URL": "https://trainer:8082/x"},
-        {"KUBEFLOW_TRAINER_SERVER_TOKEN": "/var/token"},
-    )
-    assert settings.status_server({}) is settings.status_server(url) is settings.status_server(token) is None
-    assert settings.status_server({**url, **token}) == settings.StatusServer(
-        "https://trainer:8082/x", None, "/var/token"
-    )
-    whole = settings.status_server({**url, **token, "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/var/ca.crt"})
-    assert whole is not None and whole.ca_file == "/var/ca.crt"
-
-
-def test_a_variable_without_its_unit_is_told_the_one_that_was_meant() -> None:
-    (told,) = settings.unknown_variables({"LASTCALL_GRACE": "30"})
-    assert told.endswith("Did you mean LASTCALL_GRACE_SECONDS?")
