@@ -177,8 +177,8 @@ def _is_newer(body: dict[str, Any]) -> bool:
 def _remedy(body: dict[str, Any], found: int) -> str:
     if version := _version(body):
         return (
-            f"It was written by lastcall {version}, which reads it: {installing.wheel(version)} (or a newer "
-            "one)"
+            f"It was written by lastcall {version}, which reads it: {installing.wheel(version)} "
+            "(or a newer lastcall)"
         )
     if found < FORMAT:
         return "It was written by an older lastcall: install the version that the run began with"
