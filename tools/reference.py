@@ -70,12 +70,12 @@ def api() -> Iterator[str]:
     yield "The public names of lastcall, with their docstrings. `import lastcall` imports no framework."
     for title, module, name in API:
         shown = members(module, name) if title in WITH_MEMBERS else []
-        directive = [f"::: {module}.{name}", "    options:", "      show_root_toc_entry: false"]
+        directive = [f"::: {module}.{name}", "    options:", f"      heading: {title}"]
+        directive += [f"      toc_label: {title}", "      heading_level: 2"]
         if shown:
             directive += ["      members:", *(f"        - {each}" for each in shown)]
         else:
             directive += ["      members: false"]
-        yield f"## {title}"
         yield "\n".join(directive)
     yield "## Errors"
     yield "`lastcall.errors` has them all; the first ones are in `lastcall`, too."
@@ -130,7 +130,9 @@ def emitted() -> dict[str, list[str]]:
                     func=ast.Name(id="_line"),
                     args=[_, ast.Constant(value=str(kind)), ast.Dict(keys=keys)],
                 ):
-                    found[kind].update((each.value, None) for each in keys if isinstance(each, ast.Constant))
+                    found[kind].update(
+                        (str(each.value), None) for each in keys if isinstance(each, ast.Constant)
+                    )
     return {kind: list(fields) for kind, fields in found.items()}
 
 
